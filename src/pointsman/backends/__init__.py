@@ -1,0 +1,1 @@
+"""Compilers from plans to kernel state, one package per proxy mode."""

@@ -1,0 +1,1 @@
+"""iptables mode: the chains and rules kube-proxy programs, name for name."""

@@ -1,0 +1,1 @@
+"""ipvs mode: virtual servers, ipsets and the rules around them."""

@@ -1,0 +1,1 @@
+"""nftables mode: one table, shared chains, elements over netlink."""

@@ -1,0 +1,1 @@
+"""KubeProxyConfiguration: types, defaults, flags, validation, loading."""

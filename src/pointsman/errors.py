@@ -1,0 +1,86 @@
+"""Every error Pointsman raises on purpose.
+
+PointsmanError
+├── ConfigError        a list of problems, each naming a field or flag and its rule
+├── KubeError          the API server or the credentials for it
+│   ├── Unauthorized   401/403: names what was refused
+│   ├── Gone           410: the resourceVersion is too old, list again
+│   └── Throttled      429: wait, carries retry-after
+├── ObjectError        one object cannot be used; the rest goes on
+└── KernelError        the kernel or a tool refused
+    ├── NotSupported   a feature is missing; names the kernel option or package
+    ├── Busy           a lock is held by somebody else; try again
+    └── Rejected       a batch was refused; names the object at fault where known
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class PointsmanError(Exception):
+    """Root of all errors raised on purpose; the message says what to do."""
+
+
+class ConfigError(PointsmanError):
+    """The configuration is unusable; `problems` lists every reason at once."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class KubeError(PointsmanError):
+    """Talking to the API server failed; `status` is the HTTP status, 0 when there was no answer."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Unauthorized(KubeError):
+    """The credentials were refused."""
+
+
+class Gone(KubeError):
+    """The resourceVersion to resume from is no longer kept by the server."""
+
+
+class Throttled(KubeError):
+    """The server asks to wait `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message, 429)
+        self.retry_after = retry_after
+
+
+class ObjectError(PointsmanError):
+    """One object cannot be used; `reason` is a short CamelCase word for metrics and events."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class KernelError(PointsmanError):
+    """The kernel, or a tool that programs it, refused; `errno` where one is known."""
+
+    def __init__(self, message: str, errno: int = 0) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+class NotSupported(KernelError):
+    """The running kernel or an installed tool lacks something we need."""
+
+
+class Busy(KernelError):
+    """A lock is held by another process."""
+
+
+class Rejected(KernelError):
+    """A batch was refused as a whole; `objects` names what is at fault where that is known."""
+
+    def __init__(self, message: str, errno: int = 0, objects: Sequence[str] = ()) -> None:
+        super().__init__(message, errno)
+        self.objects = tuple(objects)

@@ -1,0 +1,1 @@
+"""Edges to the Linux kernel: netlink, sysctls, commands."""

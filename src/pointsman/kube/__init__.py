@@ -1,0 +1,1 @@
+"""The Kubernetes API as seen by a proxy: credentials, list and watch, the few objects needed."""

@@ -1,0 +1,155 @@
+"""IP addresses and ranges as packed bytes, read the way Kubernetes reads them.
+
+An address is `bytes`: 4 for IPv4, 16 for IPv6. Packed bytes hash fast, compare in network order and go to
+netlink as they are. Old objects may hold sloppy text ("010.0.0.1", accepted before validation was tightened):
+leading zeros are read as decimal, never as octal, and an IPv4-mapped IPv6 address is IPv4.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+
+import msgspec
+
+
+class Family(enum.Enum):
+    """An IP family, spelled as in Kubernetes objects and metric labels."""
+
+    IPV4 = "IPv4"
+    IPV6 = "IPv6"
+
+    @property
+    def address_length(self) -> int:
+        return 4 if self is Family.IPV4 else 16
+
+    @property
+    def any_address(self) -> bytes:
+        return bytes(self.address_length)
+
+
+_MAPPED_PREFIX = bytes(10) + b"\xff\xff"
+
+
+def family_of(address: bytes) -> Family:
+    return Family.IPV4 if len(address) == 4 else Family.IPV6
+
+
+def address_from_text(text: str) -> bytes | None:
+    """The packed address, or None when the text is not one."""
+    if ":" not in text:
+        return _ipv4_from_text(text)
+    if "%" in text:
+        return None
+    head, _, tail = text.rpartition(":")
+    if "." in tail:
+        v4 = _ipv4_from_text(tail)
+        if v4 is None:
+            return None
+        text = f"{head}:{v4[0]:02x}{v4[1]:02x}:{v4[2]:02x}{v4[3]:02x}"
+    try:
+        packed = ipaddress.IPv6Address(text).packed
+    except ValueError:
+        return None
+    return packed[12:] if packed.startswith(_MAPPED_PREFIX) else packed
+
+
+def _ipv4_from_text(text: str) -> bytes | None:
+    parts = text.split(".")
+    if len(parts) != 4:
+        return None
+    for part in parts:
+        if not part or not part.isascii() or not part.isdigit():
+            return None
+    numbers = [int(part) for part in parts]
+    return bytes(numbers) if max(numbers) <= 255 else None
+
+
+def address_text(address: bytes) -> str:
+    """Canonical text of a packed address."""
+    if len(address) == 4:
+        return "%d.%d.%d.%d" % tuple(address)
+    return str(ipaddress.IPv6Address(address))
+
+
+def host_port_text(address: bytes, port: int) -> str:
+    """`ip:port`, with brackets around IPv6, as kube-proxy orders and hashes endpoints."""
+    return f"{address_text(address)}:{port}" if len(address) == 4 else f"[{address_text(address)}]:{port}"
+
+
+class Cidr(msgspec.Struct, frozen=True, gc=False, order=True):
+    """An address range; `network` has its host bits cleared."""
+
+    network: bytes
+    prefix: int
+
+    @property
+    def family(self) -> Family:
+        return family_of(self.network)
+
+    @property
+    def is_everything(self) -> bool:
+        return self.prefix == 0
+
+    @property
+    def first(self) -> int:
+        return int.from_bytes(self.network, "big")
+
+    @property
+    def last(self) -> int:
+        return self.first | ((1 << (len(self.network) * 8 - self.prefix)) - 1)
+
+    def contains(self, address: bytes) -> bool:
+        if len(address) != len(self.network):
+            return False
+        shift = len(address) * 8 - self.prefix
+        return int.from_bytes(address, "big") >> shift == self.first >> shift
+
+    def __str__(self) -> str:
+        return f"{address_text(self.network)}/{self.prefix}"
+
+
+def cidr_from_text(text: str) -> Cidr | None:
+    """The range, host bits cleared, or None; white space around it is tolerated as kube-proxy does."""
+    address_part, slash, prefix_part = text.strip().partition("/")
+    if not slash or not prefix_part.isascii() or not prefix_part.isdigit():
+        return None
+    address = address_from_text(address_part)
+    if address is None:
+        return None
+    prefix, bits = int(prefix_part), len(address) * 8
+    if ":" in address_part and bits == 32:
+        prefix -= 96
+    if not 0 <= prefix <= bits:
+        return None
+    shift = bits - prefix
+    network = (int.from_bytes(address, "big") >> shift) << shift
+    return Cidr(network.to_bytes(len(address), "big"), prefix)
+
+
+def unusable_endpoint_reason(address: bytes) -> str | None:
+    """Why an endpoint may never have this address (CVE-2021-25737), or None when it may."""
+    return _special_purpose(address)
+
+
+def unusable_frontend_reason(address: bytes) -> str | None:
+    """Why a Service may never claim this address (CVE-2020-8554, CVE-2021-25736), or None when it may."""
+    return _special_purpose(address)
+
+
+def _special_purpose(address: bytes) -> str | None:
+    if not any(address):
+        return "unspecified"
+    if len(address) == 4:
+        if address[0] == 127:
+            return "loopback"
+        if address[0] == 169 and address[1] == 254:
+            return "link-local"
+        if 224 <= address[0] <= 239:
+            return "multicast"
+        return "broadcast" if address == b"\xff\xff\xff\xff" else None
+    if address == bytes(15) + b"\x01":
+        return "loopback"
+    if address[0] == 0xFE and address[1] & 0xC0 == 0x80:
+        return "link-local"
+    return "multicast" if address[0] == 0xFF else None

@@ -1,0 +1,100 @@
+"""The plan: for one service port, which frontends exist, what each does, and with which endpoints.
+
+Backend-neutral. Every backend compiles it, `explain` prints it.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from pointsman.model.addresses import Cidr
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.service import Problem, ServicePort, ServicePortName
+
+
+class FrontendKind(enum.Enum):
+    """The kinds of addresses at which a Service answers."""
+
+    CLUSTER_IP = "ClusterIP"
+    EXTERNAL_IP = "ExternalIP"
+    LOAD_BALANCER_IP = "LoadBalancerIP"
+    NODE_PORT = "NodePort"
+
+
+class Outcome(enum.Enum):
+    """What a packet to a frontend meets."""
+
+    BALANCE = "balance"
+    REJECT = "reject"
+    """No usable endpoint anywhere: refused, so that clients fail fast."""
+    DROP = "drop"
+    """Policy Local and none here: silence, so that balancers look elsewhere."""
+
+
+class TopologyMode(enum.Enum):
+    """Which hints narrowed the cluster-wide endpoints."""
+
+    NONE = ""
+    ZONE = "PreferSameZone"
+    NODE = "PreferSameNode"
+
+
+class Frontend(msgspec.Struct, frozen=True, gc=False):
+    """One address (or the node port) at which the service port answers."""
+
+    kind: FrontendKind
+    address: bytes
+    """Empty for a node port: it answers at the node's own addresses."""
+    port: int
+    local_policy: bool
+    outcome: Outcome
+    source_ranges: tuple[Cidr, ...] = ()
+
+
+class ServicePlan(msgspec.Struct, frozen=True, gc=False):
+    """Everything a backend needs to program one service port; endpoints are sorted by their text."""
+
+    port: ServicePort
+    frontends: tuple[Frontend, ...]
+    cluster_endpoints: tuple[Endpoint, ...]
+    """Usable where the policy is Cluster (hints and terminating fallback applied)."""
+    local_endpoints: tuple[Endpoint, ...]
+    """Usable where the policy is Local (terminating fallback applied)."""
+    reachable_endpoints: tuple[Endpoint, ...]
+    """Union of the two, in order: every endpoint that packets can reach from this node."""
+    has_any: bool
+    """Some endpoint exists somewhere: decides between reject and drop."""
+    all_endpoints: tuple[Endpoint, ...]
+    topology: TopologyMode = TopologyMode.NONE
+    topology_note: str = ""
+    """Why hints were ignored although some endpoint carries them; empty otherwise."""
+    refused: tuple[Problem, ...] = ()
+    """Frontends that this service port asked for and did not get (contested or forbidden addresses)."""
+
+    @property
+    def name(self) -> ServicePortName:
+        return self.port.name
+
+    @property
+    def internal_endpoints(self) -> tuple[Endpoint, ...]:
+        return self.local_endpoints if self.port.internal_local else self.cluster_endpoints
+
+    @property
+    def external_endpoints(self) -> tuple[Endpoint, ...]:
+        return self.local_endpoints if self.port.external_local else self.cluster_endpoints
+
+    @property
+    def internal_outcome(self) -> Outcome:
+        return _outcome(self.has_any, self.internal_endpoints)
+
+    @property
+    def external_outcome(self) -> Outcome:
+        return _outcome(self.has_any, self.external_endpoints)
+
+
+def _outcome(has_any: bool, endpoints: tuple[Endpoint, ...]) -> Outcome:
+    if not has_any:
+        return Outcome.REJECT
+    return Outcome.BALANCE if endpoints else Outcome.DROP

@@ -1,0 +1,223 @@
+"""Service ports: one value per (Service, port, IP family), with every field a backend needs."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+import msgspec
+
+from pointsman.model.addresses import (
+    Cidr,
+    Family,
+    address_from_text,
+    cidr_from_text,
+    family_of,
+    unusable_frontend_reason,
+)
+from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Service, ServicePortSpec
+
+DEFAULT_AFFINITY_SECONDS = 10800
+IPVS_SCHEDULER_ANNOTATION = "pointsman.dev/ipvs-scheduler"
+
+
+class Protocol(enum.Enum):
+    """A transport protocol; the value is its IP protocol number."""
+
+    TCP = 6
+    UDP = 17
+    SCTP = 132
+
+    @property
+    def lower(self) -> str:
+        return self.name.lower()
+
+
+class ServicePortName(msgspec.Struct, frozen=True, gc=False, order=True, cache_hash=True):
+    """Identity of a service port; prints as kube-proxy does in chain hashes and comments."""
+
+    namespace: str
+    service: str
+    port: str
+    protocol: Protocol
+
+    def __str__(self) -> str:
+        return f"{self.key}:{self.port}" if self.port else self.key
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.service}"
+
+
+class ServicePort(msgspec.Struct, frozen=True, gc=False):
+    """A service port in one IP family. Addresses are packed and all of that family."""
+
+    name: ServicePortName
+    family: Family
+    cluster_ip: bytes
+    port: int
+    node_port: int = 0
+    external_ips: tuple[bytes, ...] = ()
+    load_balancer_ips: tuple[bytes, ...] = ()
+    source_ranges: tuple[Cidr, ...] = ()
+    """loadBalancerSourceRanges of this family; empty means unrestricted."""
+    internal_local: bool = False
+    external_local: bool = False
+    affinity_seconds: int = 0
+    """Session affinity timeout; 0 means no affinity."""
+    health_check_node_port: int = 0
+    created: str = ""
+    """creationTimestamp: the older Service wins a contested address."""
+    ipvs_scheduler: str = ""
+
+    @property
+    def protocol(self) -> Protocol:
+        return self.name.protocol
+
+    @property
+    def externally_accessible(self) -> bool:
+        return bool(self.node_port or self.load_balancer_ips or self.external_ips)
+
+    @property
+    def uses_cluster_endpoints(self) -> bool:
+        """Also with a Local external policy: pods and the node itself are short-circuited to all endpoints."""
+        return not self.internal_local or self.externally_accessible
+
+    @property
+    def uses_local_endpoints(self) -> bool:
+        return self.internal_local or (self.external_local and self.externally_accessible)
+
+
+class Problem(msgspec.Struct, frozen=True, gc=False):
+    """Something in an object that was left out, and why; the rest of the object is used."""
+
+    reason: str
+    """Short CamelCase word for metrics and events."""
+    message: str
+
+
+def should_skip(service: Service) -> str | None:
+    """Why a Service is none of our business, or None when it is."""
+    if service.metadata.label(SERVICE_PROXY_NAME_LABEL) is not None:
+        return "another service proxy is named by its label"
+    if service.spec.type == "ExternalName":
+        return "type is ExternalName"
+    if service.spec.cluster_ip == "None":
+        return "headless (clusterIP None)"
+    if not service.spec.cluster_ip:
+        return "no clusterIP yet"
+    return None
+
+
+def service_ports_from_service(
+    service: Service, family: Family, *, allow_external_ips: bool = True
+) -> tuple[dict[ServicePortName, ServicePort], list[Problem]]:
+    """The service ports of one family, and what had to be left out. Never raises on bad content."""
+    problems: list[Problem] = []
+    if should_skip(service) is not None:
+        return {}, problems
+    spec = service.spec
+    cluster_ip = _cluster_ip(service, family, problems)
+    if cluster_ip is None:
+        return {}, problems
+    external_ips: tuple[bytes, ...] = ()
+    if spec.external_ips and allow_external_ips:
+        external_ips = _frontend_addresses(spec.external_ips, family, "externalIPs", problems)
+    ports: dict[ServicePortName, ServicePort] = {}
+    for entry in spec.ports or ():
+        name = _port_name(service, entry, problems)
+        if name is None:
+            continue
+        ports[name] = ServicePort(
+            name=name,
+            family=family,
+            cluster_ip=cluster_ip,
+            port=entry.port,
+            node_port=entry.node_port,
+            external_ips=external_ips,
+            load_balancer_ips=_load_balancer_ips(service, family, problems),
+            source_ranges=_source_ranges(spec.load_balancer_source_ranges, family, problems),
+            internal_local=spec.internal_traffic_policy == "Local",
+            external_local=spec.external_traffic_policy == "Local",
+            affinity_seconds=_affinity_seconds(service),
+            health_check_node_port=spec.health_check_node_port,
+            created=service.metadata.creation_timestamp or "",
+            ipvs_scheduler=service.metadata.annotation(IPVS_SCHEDULER_ANNOTATION) or "",
+        )
+    return ports, list(dict.fromkeys(problems))
+
+
+def _cluster_ip(service: Service, family: Family, problems: list[Problem]) -> bytes | None:
+    texts = service.spec.cluster_ips or [service.spec.cluster_ip]
+    for text in texts:
+        address = address_from_text(text)
+        if address is None:
+            problems.append(Problem("BadClusterIP", f"clusterIP {text!r} is not an IP address"))
+        elif family_of(address) is family:
+            reason = unusable_frontend_reason(address)
+            if reason is None:
+                return address
+            problems.append(Problem("ForbiddenClusterIP", f"clusterIP {text!r} is a {reason} address"))
+    return None
+
+
+def _port_name(service: Service, entry: ServicePortSpec, problems: list[Problem]) -> ServicePortName | None:
+    try:
+        protocol = Protocol[entry.protocol or "TCP"]
+    except KeyError:
+        problems.append(
+            Problem("BadProtocol", f"ports[{entry.name!r}].protocol {entry.protocol!r}: use TCP, UDP or SCTP")
+        )
+        return None
+    if not 1 <= entry.port <= 65535 or not 0 <= entry.node_port <= 65535:
+        problems.append(Problem("BadPort", f"ports[{entry.name!r}]: port numbers must be within 1..65535"))
+        return None
+    return ServicePortName(service.metadata.namespace, service.metadata.name, entry.name, protocol)
+
+
+def _frontend_addresses(
+    texts: Iterable[str], family: Family, field: str, problems: list[Problem]
+) -> tuple[bytes, ...]:
+    found: dict[bytes, None] = {}
+    for text in texts:
+        address = address_from_text(text)
+        if address is None:
+            problems.append(Problem("BadAddress", f"{field}: {text!r} is not an IP address"))
+        elif family_of(address) is family:
+            reason = unusable_frontend_reason(address)
+            if reason is None:
+                found[address] = None
+            else:
+                problems.append(Problem("ForbiddenAddress", f"{field}: {text!r} is a {reason} address"))
+    return tuple(found)
+
+
+def _load_balancer_ips(service: Service, family: Family, problems: list[Problem]) -> tuple[bytes, ...]:
+    """Addresses of the status that are to be served here: ipMode Proxy ones belong to the balancer itself."""
+    status = service.status.load_balancer
+    if service.spec.type != "LoadBalancer" or status is None or not status.ingress:
+        return ()
+    texts = [entry.ip for entry in status.ingress if entry.ip and entry.ip_mode in (None, "VIP")]
+    return _frontend_addresses(texts, family, "status.loadBalancer.ingress", problems)
+
+
+def _source_ranges(texts: list[str] | None, family: Family, problems: list[Problem]) -> tuple[Cidr, ...]:
+    ranges: dict[Cidr, None] = {}
+    for text in texts or ():
+        cidr = cidr_from_text(text)
+        if cidr is None:
+            problems.append(Problem("BadSourceRange", f"loadBalancerSourceRanges: {text!r} is not a CIDR"))
+        elif cidr.is_everything and cidr.family is family:
+            return ()
+        elif cidr.family is family:
+            ranges[cidr] = None
+    return tuple(ranges)
+
+
+def _affinity_seconds(service: Service) -> int:
+    if service.spec.session_affinity != "ClientIP":
+        return 0
+    config = service.spec.session_affinity_config
+    if config is not None and config.client_ip is not None and config.client_ip.timeout_seconds is not None:
+        return max(1, config.client_ip.timeout_seconds)
+    return DEFAULT_AFFINITY_SECONDS

@@ -1,0 +1,1 @@
+"""HTTP endpoints: health, metrics, status, service health checks."""

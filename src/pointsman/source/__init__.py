@@ -1,0 +1,1 @@
+"""Where objects come from: an API server or a directory of manifests."""

@@ -1,0 +1,1 @@
+"""The sync loop: when to sync, what to sync, what to keep when it fails."""
