@@ -56,6 +56,8 @@ class NodeContext(msgspec.Struct, frozen=True, gc=False):
     service_cidrs: tuple[Cidr, ...] = ()
     masquerade_all: bool = False
     masquerade_bit: int = 14
+    external_allow: tuple[Cidr, ...] = ()
+    """When not empty, external and load-balancer IPs outside these ranges are refused."""
     local_addresses: tuple[bytes, ...] = ()
     """Every address on this node's interfaces, except those of kube-ipvs0."""
 

@@ -1,0 +1,55 @@
+"""Where node ports answer: `nodePortAddresses` and the node's addresses into one resolved value per family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pointsman.model.addresses import Cidr, Family, cidr_from_text
+from pointsman.model.context import NodePortAddresses
+
+_LOOPBACK = {
+    Family.IPV4: Cidr(b"\x7f\0\0\0", 8),
+    Family.IPV6: Cidr(bytes(15) + b"\x01", 128),
+}
+
+
+def node_port_addresses(
+    configured: Sequence[str],
+    family: Family,
+    *,
+    primary_by_default: bool,
+    node_ips: Sequence[bytes],
+    local_addresses: Sequence[bytes],
+) -> NodePortAddresses:
+    """Resolve ranges and keywords against the addresses the node has now.
+
+    A list without any entry for this family means every address, as in kube-proxy; an empty list means the
+    primary address in nftables mode (`primary_by_default`) and every address in the others.
+    """
+    entries = list(configured) or (["primary"] if primary_by_default else ["all"])
+    localhost = "localhost" in entries
+    ranges: list[Cidr] = []
+    for entry in entries:
+        if entry == "all":
+            ranges.append(Cidr(family.any_address, 0))
+        elif entry == "localhost":
+            ranges.append(_LOOPBACK[family])
+        elif entry == "primary":
+            ranges += [Cidr(ip, len(ip) * 8) for ip in node_ips if len(ip) == family.address_length][:1]
+        else:
+            cidr = cidr_from_text(entry)
+            if cidr is not None and cidr.family is family:
+                ranges.append(cidr)
+    if not ranges or any(cidr.is_everything for cidr in ranges):
+        return NodePortAddresses(localhost_keyword=localhost)
+    loopback = _LOOPBACK[family]
+    covers_loopback = any(
+        cidr.contains(loopback.network) or loopback.contains(cidr.network) for cidr in ranges
+    )
+    found = dict.fromkeys(address for address in local_addresses for cidr in ranges if cidr.contains(address))
+    return NodePortAddresses(
+        match_all=False,
+        addresses=tuple(sorted(found)),
+        loopback=covers_loopback,
+        localhost_keyword=localhost,
+    )

@@ -1,0 +1,121 @@
+"""From a service port and its endpoints to its plan. Pure: the same inputs always give the same plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from pointsman.model.addresses import address_text
+from pointsman.model.claims import Claim
+from pointsman.model.context import NodeContext
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
+from pointsman.model.service import Problem, ServicePort, ServicePortName
+from pointsman.model.topology import select_endpoints
+
+_NOTHING_LOST: Mapping[Claim, ServicePortName] = {}
+
+
+def plan_service_port(
+    port: ServicePort,
+    endpoints: tuple[Endpoint, ...],
+    context: NodeContext,
+    lost: Mapping[Claim, ServicePortName] = _NOTHING_LOST,
+) -> ServicePlan | None:
+    """The plan, or None when not even its cluster IP may be served; `lost` are claims others have won."""
+    refused: list[Problem] = []
+    if lost or port.external_ips or port.load_balancer_ips:
+        granted = _granted_port(port, context, lost, refused)
+        if granted is None:
+            return None
+        port = granted
+    chosen = select_endpoints(port, endpoints, context.node_name, context.zone)
+    plan = ServicePlan(
+        port=port,
+        frontends=(),
+        cluster_endpoints=chosen.cluster,
+        local_endpoints=chosen.local,
+        reachable_endpoints=chosen.reachable,
+        has_any=chosen.has_any,
+        all_endpoints=endpoints,
+        topology=chosen.topology,
+        topology_note=chosen.note,
+        refused=tuple(refused),
+    )
+    frontends = tuple(_frontends(port, plan.internal_outcome, plan.external_outcome))
+    return msgspec.structs.replace(plan, frontends=frontends)
+
+
+def _frontends(port: ServicePort, internal: Outcome, external: Outcome) -> Iterator[Frontend]:
+    yield Frontend(FrontendKind.CLUSTER_IP, port.cluster_ip, port.port, port.internal_local, internal)
+    for address in port.external_ips:
+        yield Frontend(FrontendKind.EXTERNAL_IP, address, port.port, port.external_local, external)
+    for address in port.load_balancer_ips:
+        yield Frontend(
+            FrontendKind.LOAD_BALANCER_IP,
+            address,
+            port.port,
+            port.external_local,
+            external,
+            port.source_ranges,
+        )
+    if port.node_port:
+        yield Frontend(FrontendKind.NODE_PORT, b"", port.node_port, port.external_local, external)
+
+
+def _granted_port(
+    port: ServicePort,
+    context: NodeContext,
+    lost: Mapping[Claim, ServicePortName],
+    refused: list[Problem],
+) -> ServicePort | None:
+    """The service port without the addresses it may not have; None when that includes its cluster IP."""
+    if (port.cluster_ip, port.protocol, port.port) in lost:
+        return None
+    node_port = port.node_port
+    winner = lost.get((b"", port.protocol, node_port)) if node_port else None
+    if winner is not None:
+        refused.append(Problem("ContestedNodePort", f"node port {node_port} is served by {winner}"))
+        node_port = 0
+    external = tuple(a for a in port.external_ips if _may_have(a, port, context, lost, refused))
+    balancer = tuple(a for a in port.load_balancer_ips if _may_have(a, port, context, lost, refused))
+    if not refused:
+        return port
+    return msgspec.structs.replace(
+        port, node_port=node_port, external_ips=external, load_balancer_ips=balancer
+    )
+
+
+def _may_have(
+    address: bytes,
+    port: ServicePort,
+    context: NodeContext,
+    lost: Mapping[Claim, ServicePortName],
+    refused: list[Problem],
+) -> bool:
+    winner = lost.get((address, port.protocol, port.port))
+    text = address_text(address)
+    if winner is not None:
+        refused.append(Problem("ContestedAddress", f"{text}:{port.port} is served by {winner}"))
+        return False
+    if any(cidr.contains(address) for cidr in context.service_cidrs):
+        refused.append(
+            Problem(
+                "ForbiddenAddress", f"{text} lies in the service range; only cluster IPs may come from it"
+            )
+        )
+        return False
+    allowed = context.external_allow
+    if allowed and not any(cidr.contains(address) for cidr in allowed):
+        refused.append(Problem("AddressNotAllowed", f"{text} is outside --external-ip-allow-cidrs"))
+        return False
+    return True
+
+
+def clash_report(port: ServicePort, lost: Mapping[Claim, ServicePortName]) -> Problem | None:
+    """Why a service port has no plan at all: its cluster IP belongs to another one."""
+    winner = lost.get((port.cluster_ip, port.protocol, port.port))
+    if winner is None:
+        return None
+    return Problem("ContestedClusterIP", f"{address_text(port.cluster_ip)}:{port.port} is served by {winner}")

@@ -1,0 +1,119 @@
+"""EndpointSlices into endpoints per service port: decode once, merge cheaply.
+
+A Service may have many slices, and the same address may stand in two of them with different conditions while a
+controller moves it. The better state wins, so the result does not depend on the order of events.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from pointsman.model.addresses import Family, address_from_text, family_of, unusable_endpoint_reason
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.objects import EndpointSlice, Hint, SliceEndpoint, SlicePort
+from pointsman.model.service import Problem, Protocol
+
+PortKey = tuple[str, Protocol]
+"""Port name and protocol: what connects a slice's port with a Service's."""
+
+SliceEndpoints = dict[PortKey, tuple[Endpoint, ...]]
+
+
+def endpoints_from_slice(
+    endpoint_slice: EndpointSlice, family: Family, node_name: str
+) -> tuple[SliceEndpoints, list[Problem]]:
+    """Sorted endpoints of this family by port, and what had to be left out. Never raises on bad content."""
+    problems: list[Problem] = []
+    if endpoint_slice.address_type != family.value:
+        return {}, problems
+    usable = [
+        (address, endpoint)
+        for endpoint in endpoint_slice.endpoints or ()
+        if (address := _usable_address(endpoint, family, problems)) is not None
+    ]
+    found: SliceEndpoints = {}
+    for port in endpoint_slice.ports or ():
+        key = _port_key(port, problems)
+        if key is None or port.port is None:
+            continue
+        entries = tuple(_endpoint(address, port.port, item, node_name) for address, item in usable)
+        found[key] = merged([found[key], entries]) if key in found else merged([entries])
+    return found, problems
+
+
+def merged(lists: Iterable[tuple[Endpoint, ...]]) -> tuple[Endpoint, ...]:
+    """One entry per address and port, the better state winning, ordered by the text `ip:port` as kube-proxy."""
+    best: dict[tuple[bytes, int], Endpoint] = {}
+    for endpoints in lists:
+        for endpoint in endpoints:
+            key = (endpoint.address, endpoint.port)
+            known = best.get(key)
+            if known is None or _rank(endpoint) > _rank(known):
+                best[key] = endpoint
+    return tuple(sorted(best.values(), key=str))
+
+
+def _rank(endpoint: Endpoint) -> tuple[bool, bool, bool, bool, tuple[str, ...], tuple[str, ...], str, str]:
+    return (
+        endpoint.ready,
+        not endpoint.terminating,
+        endpoint.serving,
+        endpoint.local,
+        endpoint.zone_hints,
+        endpoint.node_hints,
+        endpoint.node,
+        endpoint.zone,
+    )
+
+
+def _usable_address(endpoint: SliceEndpoint, family: Family, problems: list[Problem]) -> bytes | None:
+    if not endpoint.addresses:
+        problems.append(Problem("EndpointWithoutAddress", "an endpoint has no address"))
+        return None
+    text = endpoint.addresses[0]
+    address = address_from_text(text)
+    if address is None:
+        problems.append(Problem("BadEndpointAddress", f"endpoint address {text!r} is not an IP address"))
+        return None
+    if family_of(address) is not family:
+        problems.append(Problem("WrongFamilyEndpoint", f"endpoint address {text!r} is not {family.value}"))
+        return None
+    reason = unusable_endpoint_reason(address)
+    if reason is not None:
+        problems.append(Problem("ForbiddenEndpointAddress", f"endpoint address {text!r} is {reason}"))
+        return None
+    return address
+
+
+def _port_key(port: SlicePort, problems: list[Problem]) -> PortKey | None:
+    name = port.name or ""
+    if port.port is None or not 1 <= port.port <= 65535:
+        problems.append(Problem("BadEndpointPort", f"port {name!r}: number {port.port!r} cannot be used"))
+        return None
+    try:
+        return sys.intern(name), Protocol[port.protocol or "TCP"]
+    except KeyError:
+        problems.append(Problem("BadEndpointPort", f"port {name!r}: protocol {port.protocol!r} is not known"))
+        return None
+
+
+def _endpoint(address: bytes, port: int, item: SliceEndpoint, node_name: str) -> Endpoint:
+    conditions, hints = item.conditions, item.hints
+    node = sys.intern(item.node_name or "")
+    return Endpoint(
+        address=address,
+        port=port,
+        ready=conditions is None or conditions.ready is not False,
+        serving=conditions is None or conditions.serving is not False,
+        terminating=conditions is not None and conditions.terminating is True,
+        local=bool(node) and node == node_name,
+        node=node,
+        zone=sys.intern(item.zone or ""),
+        zone_hints=_names(hints.for_zones) if hints else (),
+        node_hints=_names(hints.for_nodes) if hints else (),
+    )
+
+
+def _names(hints: list[Hint] | None) -> tuple[str, ...]:
+    return tuple(sys.intern(hint.name) for hint in hints) if hints else ()

@@ -1,0 +1,117 @@
+"""Which endpoints serve cluster-wide and local traffic, and why each one is in or out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.plan import ServicePlan, TopologyMode
+from pointsman.model.service import ServicePort
+
+
+class Selection(msgspec.Struct, frozen=True, gc=False):
+    """The endpoints of a service port by use; see ServicePlan for the fields."""
+
+    cluster: tuple[Endpoint, ...] = ()
+    local: tuple[Endpoint, ...] = ()
+    reachable: tuple[Endpoint, ...] = ()
+    has_any: bool = False
+    topology: TopologyMode = TopologyMode.NONE
+    note: str = ""
+
+
+def select_endpoints(
+    port: ServicePort, endpoints: tuple[Endpoint, ...], node_name: str, zone: str
+) -> Selection:
+    """Endpoints for policy Cluster and policy Local, hints and terminating fallback applied."""
+    if not endpoints:
+        return Selection()
+    cluster: tuple[Endpoint, ...] = ()
+    mode, note = TopologyMode.NONE, ""
+    if port.uses_cluster_endpoints:
+        mode, note = topology_mode(endpoints, node_name, zone)
+        cluster = _ready_or_draining(endpoints, mode, node_name, zone)
+        if not port.uses_local_endpoints:
+            return Selection(cluster, (), cluster, bool(cluster), mode, note)
+    local_candidates = tuple(endpoint for endpoint in endpoints if endpoint.local)
+    local = _ready_or_draining(local_candidates, TopologyMode.NONE, node_name, zone)
+    if not port.uses_cluster_endpoints:
+        anywhere = any(e.ready or (e.serving and e.terminating) for e in endpoints)
+        return Selection((), local, local, anywhere)
+    wanted = {*cluster, *local}
+    reachable = cluster if len(wanted) == len(cluster) else tuple(e for e in endpoints if e in wanted)
+    return Selection(cluster, local, reachable, bool(reachable), mode, note)
+
+
+def _ready_or_draining(
+    endpoints: tuple[Endpoint, ...], mode: TopologyMode, node_name: str, zone: str
+) -> tuple[Endpoint, ...]:
+    """Ready endpoints that the hints allow; when none is ready, terminating ones that still serve."""
+    if mode is TopologyMode.NODE:
+        chosen = tuple(e for e in endpoints if e.ready and node_name in e.node_hints)
+    elif mode is TopologyMode.ZONE:
+        chosen = tuple(e for e in endpoints if e.ready and zone in e.zone_hints)
+    else:
+        chosen = tuple(e for e in endpoints if e.ready)
+        if len(chosen) == len(endpoints):
+            return endpoints
+    return chosen or tuple(e for e in endpoints if e.serving and e.terminating)
+
+
+def topology_mode(endpoints: Sequence[Endpoint], node_name: str, zone: str) -> tuple[TopologyMode, str]:
+    """Hints count only when every ready endpoint has them and at least one names this node or zone."""
+    hinted = False
+    for endpoint in endpoints:
+        if endpoint.zone_hints or endpoint.node_hints:
+            hinted = True
+            break
+    if not hinted:
+        return TopologyMode.NONE, ""
+    ready = [endpoint for endpoint in endpoints if endpoint.ready]
+    if ready and all(e.node_hints for e in ready) and any(node_name in e.node_hints for e in ready):
+        return TopologyMode.NODE, ""
+    if not ready:
+        return TopologyMode.NONE, "hints ignored: no endpoint is ready"
+    if not all(e.zone_hints for e in ready):
+        return TopologyMode.NONE, "hints ignored: a ready endpoint has no zone hint"
+    if not zone:
+        return TopologyMode.NONE, "hints ignored: this node has no zone label"
+    if not any(zone in e.zone_hints for e in ready):
+        return TopologyMode.NONE, f"hints ignored: no ready endpoint is hinted for zone {zone}"
+    return TopologyMode.ZONE, ""
+
+
+def endpoint_reason(
+    plan: ServicePlan, endpoint: Endpoint, *, local_policy: bool, node_name: str, zone: str
+) -> tuple[bool, str]:
+    """Whether a frontend with this policy uses the endpoint, and the reason in words."""
+    used = endpoint in (plan.local_endpoints if local_policy else plan.cluster_endpoints)
+    if local_policy and not endpoint.local:
+        where = f"runs on node {endpoint.node}" if endpoint.node else "has no nodeName"
+        return False, f"policy Local: it {where}, this node is {node_name}"
+    if used:
+        if endpoint.ready:
+            return True, _used_reason(plan, endpoint, local_policy=local_policy)
+        return True, "terminating but still serving, and no endpoint is ready"
+    if not endpoint.ready:
+        if endpoint.terminating and endpoint.serving:
+            return False, "terminating; ready endpoints exist"
+        return False, "terminating and no longer serving" if endpoint.terminating else "not ready"
+    if plan.topology is TopologyMode.NODE:
+        return False, f"hinted for node {', '.join(endpoint.node_hints)}, this node is {node_name}"
+    if plan.topology is TopologyMode.ZONE:
+        return False, f"hinted for zone {', '.join(endpoint.zone_hints)}, this node is in {zone}"
+    return False, "no frontend with this policy"
+
+
+def _used_reason(plan: ServicePlan, endpoint: Endpoint, *, local_policy: bool) -> str:
+    state = "ready (and terminating)" if endpoint.terminating else "ready"
+    if local_policy:
+        return f"{state}, on this node"
+    if plan.topology is TopologyMode.NODE:
+        return f"{state}, hinted for this node"
+    if plan.topology is TopologyMode.ZONE:
+        return f"{state}, hinted for this zone"
+    return state
