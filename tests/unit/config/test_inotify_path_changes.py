@@ -1,0 +1,163 @@
+"""A change is noticed however it is made, and nothing is reported when nothing changed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from pointsman.kernel import inotify
+from pointsman.kernel.inotify import path_changes
+
+
+def _noticed(path: Path, change: Callable[[], object], *, poll: float = 60.0, within: float = 10.0) -> bool:
+    async def scenario() -> bool:
+        changes = path_changes(path, debounce=0.01, poll=poll)
+        first: asyncio.Future[None] = asyncio.ensure_future(_next(changes.__anext__()))
+        await asyncio.sleep(0.02)
+        change()
+        done, _ = await asyncio.wait([first], timeout=within)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await changes.aclose()
+        return bool(done)
+
+    return asyncio.run(scenario())
+
+
+async def _next(step: Awaitable[None]) -> None:
+    await step
+
+
+def test_write_in_place_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("a")
+    assert _noticed(file, lambda: file.write_text("b"))
+
+
+def test_atomic_rename_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("a")
+    other = tmp_path / "other"
+    other.write_text("b")
+    assert _noticed(file, lambda: other.rename(file))
+
+
+def test_creation_after_absence_is_noticed_even_of_the_directory(tmp_path: Path) -> None:
+    file = tmp_path / "sub" / "config.yaml"
+
+    def create() -> None:
+        file.parent.mkdir()
+        file.write_text("a")
+
+    assert _noticed(file, create)
+
+
+def test_deletion_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("a")
+    assert _noticed(file, file.unlink)
+
+
+def test_configmap_symlink_swap_is_noticed(tmp_path: Path) -> None:
+    for version in ("..1", "..2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "config.yaml").write_text(version)
+    (tmp_path / "..data").symlink_to("..1")
+    file = tmp_path / "config.yaml"
+    file.symlink_to("..data/config.yaml")
+
+    def swap() -> None:
+        (tmp_path / "..data_tmp").symlink_to("..2")
+        (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+
+    assert _noticed(file, swap)
+    assert file.read_text() == "..2"
+
+
+def test_write_to_the_target_of_a_symlink_elsewhere_is_noticed(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere" / "real.yaml"
+    target.parent.mkdir()
+    target.write_text("a")
+    link = tmp_path / "config.yaml"
+    link.symlink_to(target)
+    assert _noticed(link, lambda: target.write_text("b"))
+
+
+def test_new_file_in_a_watched_directory_is_noticed(tmp_path: Path) -> None:
+    assert _noticed(tmp_path, lambda: (tmp_path / "service.yaml").write_text("a"))
+
+
+def test_sibling_files_are_not_reported(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("a")
+    assert not _noticed(file, lambda: (tmp_path / "sibling").write_text("b"), within=0.2)
+
+
+def test_change_between_the_call_and_the_first_iteration_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("a")
+
+    async def scenario() -> None:
+        changes = path_changes(file, debounce=0.01, poll=60.0)
+        file.write_text("longer")
+        async with asyncio.timeout(10):
+            await changes.__anext__()
+        await changes.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_second_change_through_a_new_symlink_target_is_noticed_too(tmp_path: Path) -> None:
+    for version in ("..1", "..2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "config.yaml").write_text(version)
+    (tmp_path / "..data").symlink_to("..1")
+    file = tmp_path / "config.yaml"
+    file.symlink_to("..data/config.yaml")
+
+    async def scenario() -> None:
+        changes = path_changes(file, debounce=0.01, poll=60.0)
+        (tmp_path / "..data").unlink()
+        (tmp_path / "..data").symlink_to("..2")
+        async with asyncio.timeout(10):
+            await changes.__anext__()
+            (tmp_path / "..2" / "config.yaml").write_text("changed")
+            await changes.__anext__()
+        await changes.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_without_inotify_polling_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: inotify.Inotify) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(inotify.Inotify, "__init__", refuse)
+    file = tmp_path / "config.yaml"
+    file.write_text("a")
+    assert _noticed(file, lambda: file.write_text("bb"), poll=0.05)
+
+
+def test_closing_releases_the_descriptor(tmp_path: Path) -> None:
+    def descriptors() -> int:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+    async def scenario() -> tuple[int, int]:
+        before = descriptors()
+        changes = path_changes(tmp_path, debounce=0.01, poll=0.05)
+        (tmp_path / "x").write_text("x")
+        await changes.__anext__()
+        await changes.aclose()
+        return before, descriptors()
+
+    before, after = asyncio.run(scenario())
+    assert after == before
+
+
+def test_link_loop_and_relative_links_end(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    entries = inotify.entries_resolving(tmp_path / "a")
+    assert entries[str(tmp_path)] == {"a", "b"}
+    assert inotify.fingerprint(tmp_path / "a") is None
