@@ -29,6 +29,7 @@ class Family(enum.Enum):
 
 
 _MAPPED_PREFIX = bytes(10) + b"\xff\xff"
+_OCTETS = {str(number): number for number in range(256)}
 
 
 def family_of(address: bytes) -> Family:
@@ -58,10 +59,17 @@ def _ipv4_from_text(text: str) -> bytes | None:
     parts = text.split(".")
     if len(parts) != 4:
         return None
+    try:
+        return bytes([_OCTETS[part] for part in parts])
+    except KeyError:
+        return _sloppy_ipv4(parts)
+
+
+def _sloppy_ipv4(parts: list[str]) -> bytes | None:
     for part in parts:
         if not part or not part.isascii() or not part.isdigit():
             return None
-    numbers = [int(part) for part in parts]
+    numbers = [int(part.lstrip("0")[:4] or "0") for part in parts]
     return bytes(numbers) if max(numbers) <= 255 else None
 
 
@@ -138,6 +146,8 @@ def unusable_frontend_reason(address: bytes) -> str | None:
 
 
 def _special_purpose(address: bytes) -> str | None:
+    if len(address) == 4 and 0 < address[0] < 127:
+        return None
     if not any(address):
         return "unspecified"
     if len(address) == 4:

@@ -7,9 +7,16 @@ controller moves it. The better state wins, so the result does not depend on the
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
+from typing import NamedTuple
 
-from pointsman.model.addresses import Family, address_from_text, family_of, unusable_endpoint_reason
+from pointsman.model.addresses import (
+    Family,
+    address_from_text,
+    host_port_text,
+    unusable_endpoint_reason,
+)
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.objects import EndpointSlice, Hint, SliceEndpoint, SlicePort
 from pointsman.model.service import Problem, Protocol
@@ -27,18 +34,18 @@ def endpoints_from_slice(
     problems: list[Problem] = []
     if endpoint_slice.address_type != family.value:
         return {}, problems
-    usable = [
-        (address, endpoint)
-        for endpoint in endpoint_slice.endpoints or ()
-        if (address := _usable_address(endpoint, family, problems)) is not None
-    ]
+    usable = sorted(_usable_endpoints(endpoint_slice, family, problems), key=itemgetter(0))
+    unique = len({address for _, address, _ in usable}) == len(usable)
     found: SliceEndpoints = {}
     for port in endpoint_slice.ports or ():
         key = _port_key(port, problems)
         if key is None or port.port is None:
             continue
-        entries = tuple(_endpoint(address, port.port, item, node_name) for address, item in usable)
-        found[key] = merged([found[key], entries]) if key in found else merged([entries])
+        entries = tuple(_endpoint(address, port.port, item, node_name) for _, address, item in usable)
+        if key in found:
+            found[key] = merged([found[key], entries])
+        else:
+            found[key] = entries if unique else merged([entries])
     return found, problems
 
 
@@ -67,23 +74,34 @@ def _rank(endpoint: Endpoint) -> tuple[bool, bool, bool, bool, tuple[str, ...], 
     )
 
 
-def _usable_address(endpoint: SliceEndpoint, family: Family, problems: list[Problem]) -> bytes | None:
-    if not endpoint.addresses:
-        problems.append(Problem("EndpointWithoutAddress", "an endpoint has no address"))
-        return None
-    text = endpoint.addresses[0]
-    address = address_from_text(text)
-    if address is None:
-        problems.append(Problem("BadEndpointAddress", f"endpoint address {text!r} is not an IP address"))
-        return None
-    if family_of(address) is not family:
-        problems.append(Problem("WrongFamilyEndpoint", f"endpoint address {text!r} is not {family.value}"))
-        return None
-    reason = unusable_endpoint_reason(address)
-    if reason is not None:
-        problems.append(Problem("ForbiddenEndpointAddress", f"endpoint address {text!r} is {reason}"))
-        return None
-    return address
+class _Located(NamedTuple):
+    """A usable endpoint; `order` makes slices sort as `merged` does, once for all their ports."""
+
+    order: str
+    address: bytes
+    endpoint: SliceEndpoint
+
+
+def _usable_endpoints(
+    endpoint_slice: EndpointSlice, family: Family, problems: list[Problem]
+) -> Iterator[_Located]:
+    length = family.address_length
+    for endpoint in endpoint_slice.endpoints or ():
+        if not endpoint.addresses:
+            problems.append(Problem("EndpointWithoutAddress", "an endpoint has no address"))
+            continue
+        text = endpoint.addresses[0]
+        address = address_from_text(text)
+        if address is None:
+            problems.append(Problem("BadEndpointAddress", f"endpoint address {text!r} is not an IP address"))
+        elif len(address) != length:
+            problems.append(
+                Problem("WrongFamilyEndpoint", f"endpoint address {text!r} is not {family.value}")
+            )
+        elif (reason := unusable_endpoint_reason(address)) is not None:
+            problems.append(Problem("ForbiddenEndpointAddress", f"endpoint address {text!r} is {reason}"))
+        else:
+            yield _Located(host_port_text(address, 0)[:-1], address, endpoint)
 
 
 def _port_key(port: SlicePort, problems: list[Problem]) -> PortKey | None:

@@ -1,0 +1,219 @@
+"""Objects of one IP family in, dirty service ports out.
+
+The tracker holds the current state of every service port and remembers, for those that differ from what the last
+`take` handed out, what it was then: an add followed by a delete is nothing, an update without effect costs
+nothing. It knows no kernel and no clock and lives on one thread; what it hands out is immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+
+import msgspec
+
+from pointsman.model.addresses import Family
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.objects import (
+    SERVICE_NAME_LABEL,
+    SERVICE_PROXY_NAME_LABEL,
+    TRIGGER_TIME_ANNOTATION,
+    EndpointSlice,
+    Meta,
+    Service,
+)
+from pointsman.model.service import Problem, ServicePort, ServicePortName, service_ports_from_service
+from pointsman.model.slices import SliceEndpoints, endpoints_from_slice, merged
+
+OnProblem = Callable[[str, Meta, Problem], None]
+"""Called with kind, metadata and what was left out of an object."""
+
+
+class PortState(msgspec.Struct, frozen=True, gc=False):
+    """A service port and all its endpoints, sorted and without duplicates."""
+
+    port: ServicePort
+    endpoints: tuple[Endpoint, ...]
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What differs since the last `take`; None stands for a service port that is gone."""
+
+    states: Mapping[ServicePortName, PortState | None]
+    trigger_times: Mapping[str, tuple[float, ...]] = {}
+    """Per Service key, when (Unix seconds) the endpoint changes in here happened in the cluster."""
+
+
+class Tracker:
+    """Current service ports and endpoints of one IP family."""
+
+    def __init__(
+        self,
+        family: Family,
+        node_name: str,
+        *,
+        allow_external_ips: bool = True,
+        started_at: float = 0.0,
+        on_problem: OnProblem | None = None,
+    ) -> None:
+        self.family = family
+        self.node_name = node_name
+        self.service_changes_total = 0
+        self.endpoint_changes_total = 0
+        self._allow_external_ips = allow_external_ips
+        self._started_at = started_at
+        self._on_problem = on_problem
+        self._services: dict[str, dict[ServicePortName, ServicePort]] = {}
+        self._slices: dict[str, dict[str, SliceEndpoints]] = {}
+        self._slice_service: dict[str, str] = {}
+        self._states: dict[ServicePortName, PortState] = {}
+        self._before: dict[ServicePortName, PortState | None] = {}
+        self._changed_services: set[str] = set()
+        self._changed_endpoints: set[str] = set()
+        self._trigger_times: dict[str, list[float]] = {}
+
+    @property
+    def states(self) -> Mapping[ServicePortName, PortState]:
+        return self._states
+
+    @property
+    def pending(self) -> int:
+        """Service ports that changed since the last `take`."""
+        return len(self._before)
+
+    @property
+    def pending_services(self) -> int:
+        return len(self._changed_services)
+
+    @property
+    def pending_endpoints(self) -> int:
+        return len(self._changed_endpoints)
+
+    def service_upserted(self, service: Service) -> bool:
+        """Take note of a Service; True when something a proxy cares about changed."""
+        ports, problems = service_ports_from_service(
+            service, self.family, allow_external_ips=self._allow_external_ips
+        )
+        self._report("Service", service.metadata, problems)
+        return self._replace_service(service.metadata.key, ports)
+
+    def service_deleted(self, key: str) -> bool:
+        return self._replace_service(key, {})
+
+    def slice_upserted(self, endpoint_slice: EndpointSlice) -> bool:
+        """Take note of an EndpointSlice; True when the endpoints of some service port changed."""
+        meta = endpoint_slice.metadata
+        service_name = meta.label(SERVICE_NAME_LABEL)
+        if not service_name or meta.label(SERVICE_PROXY_NAME_LABEL) is not None:
+            return self.slice_deleted(meta.key)
+        if endpoint_slice.address_type != self.family.value:
+            return self.slice_deleted(meta.key)
+        service_key = f"{meta.namespace}/{service_name}"
+        moved = False
+        if self._slice_service.get(meta.key, service_key) != service_key:
+            moved = self.slice_deleted(meta.key)
+        endpoints, problems = endpoints_from_slice(endpoint_slice, self.family, self.node_name)
+        self._report("EndpointSlice", meta, problems)
+        slices = self._slices.setdefault(service_key, {})
+        if slices.get(meta.key) == endpoints:
+            return moved
+        slices[meta.key] = endpoints
+        self._slice_service[meta.key] = service_key
+        self._note_trigger_time(service_key, meta)
+        return self._endpoints_changed(service_key) or moved
+
+    def slice_deleted(self, key: str) -> bool:
+        service_key = self._slice_service.pop(key, None)
+        if service_key is None:
+            return False
+        slices = self._slices[service_key]
+        del slices[key]
+        if not slices:
+            del self._slices[service_key]
+        return self._endpoints_changed(service_key)
+
+    def take(self) -> Changes:
+        """Hand out what changed and start anew; the caller keeps it until the kernel accepted it."""
+        states: dict[ServicePortName, PortState | None] = {}
+        for name, before in self._before.items():
+            now = self._states.get(name)
+            if now != before:
+                states[name] = now
+        changes = Changes(states, {key: tuple(times) for key, times in self._trigger_times.items()})
+        self._before = {}
+        self._changed_services = set()
+        self._changed_endpoints = set()
+        self._trigger_times = {}
+        return changes
+
+    def local_ready_counts(self) -> Iterator[tuple[ServicePort, int]]:
+        """Service ports with a health check node port, and how many ready endpoints run here."""
+        for state in self._states.values():
+            if state.port.health_check_node_port:
+                yield state.port, sum(e.local and e.ready and not e.terminating for e in state.endpoints)
+
+    def _replace_service(self, key: str, ports: dict[ServicePortName, ServicePort]) -> bool:
+        known = self._services.get(key, {})
+        if ports == known:
+            return False
+        if ports:
+            self._services[key] = ports
+        else:
+            self._services.pop(key, None)
+        changed = False
+        for name in known.keys() | ports.keys():
+            changed |= self._refresh(name)
+        self.service_changes_total += 1
+        self._changed_services.add(key)
+        return changed
+
+    def _endpoints_changed(self, service_key: str) -> bool:
+        self.endpoint_changes_total += 1
+        self._changed_endpoints.add(service_key)
+        changed = False
+        for name in self._services.get(service_key, ()):
+            changed |= self._refresh(name)
+        return changed
+
+    def _refresh(self, name: ServicePortName) -> bool:
+        port = self._services.get(name.key, {}).get(name)
+        before = self._states.get(name)
+        now = PortState(port, self._endpoints(name)) if port is not None else None
+        if now == before:
+            return False
+        self._before.setdefault(name, before)
+        if now is None:
+            del self._states[name]
+        else:
+            self._states[name] = now
+        return True
+
+    def _endpoints(self, name: ServicePortName) -> tuple[Endpoint, ...]:
+        key = (name.port, name.protocol)
+        lists = [
+            endpoints[key] for endpoints in self._slices.get(name.key, {}).values() if endpoints.get(key)
+        ]
+        if not lists:
+            return ()
+        return lists[0] if len(lists) == 1 else merged(lists)
+
+    def _note_trigger_time(self, service_key: str, meta: Meta) -> None:
+        text = meta.annotation(TRIGGER_TIME_ANNOTATION)
+        if not text:
+            return
+        try:
+            when = datetime.fromisoformat(text).timestamp()
+        except (ValueError, OverflowError, OSError):
+            self._report(
+                "EndpointSlice",
+                meta,
+                [Problem("BadTriggerTime", f"annotation {TRIGGER_TIME_ANNOTATION} is not a time: {text!r}")],
+            )
+            return
+        if when >= self._started_at:
+            self._trigger_times.setdefault(service_key, []).append(when)
+
+    def _report(self, kind: str, meta: Meta, problems: list[Problem]) -> None:
+        if self._on_problem is not None:
+            for problem in problems:
+                self._on_problem(kind, meta, problem)
