@@ -42,6 +42,8 @@ class Changes(msgspec.Struct, frozen=True):
     states: Mapping[ServicePortName, PortState | None]
     trigger_times: Mapping[str, tuple[float, ...]] = {}
     """Per Service key, when (Unix seconds) the endpoint changes in here happened in the cluster."""
+    complete: bool = False
+    """`states` is all there is: a service port not in it is gone."""
 
 
 class Tracker:
@@ -145,6 +147,11 @@ class Tracker:
         self._changed_endpoints = set()
         self._trigger_times = {}
         return changes
+
+    def take_all(self) -> Changes:
+        """Everything there is now, for a receiver that cannot trust what it got before."""
+        changes = self.take()
+        return Changes(dict(self._states), changes.trigger_times, complete=True)
 
     def local_ready_counts(self) -> Iterator[tuple[ServicePort, int]]:
         """Service ports with a health check node port, and how many ready endpoints run here."""
