@@ -1,0 +1,71 @@
+"""What the proxy takes from its Node object: addresses, zone, pod ranges. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pointsman.model.addresses import Family, address_from_text, family_of
+from pointsman.model.objects import ZONE_LABEL, Node
+
+_LOCALHOST = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: bytes(15) + b"\x01"}
+
+
+class NodeFacts(msgspec.Struct, frozen=True, gc=False):
+    """The node as far as rules depend on it."""
+
+    name: str
+    primary_family: Family = Family.IPV4
+    ips: tuple[bytes, ...] = ()
+    """One address per family the node has, primary first."""
+    zone: str = ""
+    pod_cidrs: tuple[str, ...] = ()
+
+    def ips_of(self, family: Family) -> tuple[bytes, ...]:
+        return tuple(ip for ip in self.ips if family_of(ip) is family)
+
+
+def host_ips(node: Node) -> tuple[bytes, ...]:
+    """The node's first address and the first one of the other family: InternalIPs before ExternalIPs."""
+    found: list[bytes] = []
+    for wanted in ("InternalIP", "ExternalIP"):
+        for entry in node.status.addresses or ():
+            address = address_from_text(entry.address) if entry.type == wanted else None
+            if address is not None:
+                found.append(address)
+    if not found:
+        return ()
+    other = [ip for ip in found if len(ip) != len(found[0])]
+    return (found[0], *other[:1])
+
+
+def node_facts(
+    name: str, node: Node | None, bind_address: str, fallback_ips: Sequence[bytes] = ()
+) -> NodeFacts:
+    """Addresses as kube-proxy picks them: from the Node, `bind_address` overriding its own family.
+
+    Without a Node (manifests, or one that never showed up) `fallback_ips` stand in, and localhost as the last
+    resort.
+    """
+    ips = list((host_ips(node) if node is not None else ()) or fallback_ips)
+    bound = address_from_text(bind_address)
+    if bound is not None and any(bound):
+        ips = [bound, *(ip for ip in ips if len(ip) != len(bound))]
+    if not ips:
+        ips = [_LOCALHOST[Family.IPV4]]
+    return NodeFacts(
+        name=name,
+        primary_family=family_of(ips[0]),
+        ips=tuple(ips),
+        zone=(node.metadata.label(ZONE_LABEL) or "") if node is not None else "",
+        pod_cidrs=_pod_cidrs(node),
+    )
+
+
+def _pod_cidrs(node: Node | None) -> tuple[str, ...]:
+    if node is None:
+        return ()
+    if node.spec.pod_cidrs:
+        return tuple(node.spec.pod_cidrs)
+    return (node.spec.pod_cidr,) if node.spec.pod_cidr else ()
