@@ -1,0 +1,164 @@
+"""Links and addresses over rtnetlink: what this node's own addresses are, and the dummy device of ipvs mode.
+
+Reading works on every kernel and needs no privileges; `AddressMonitor` tells when to read again.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from pointsman.errors import KernelError
+from pointsman.kernel import netlink
+from pointsman.kernel.netlink import Message, NetlinkSocket, Reply
+from pointsman.model.addresses import Family
+
+RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
+RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
+RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR = 0x10, 0x100
+IFLA_IFNAME, IFLA_LINKINFO, IFLA_INFO_KIND = 3, 18, 1
+IFA_ADDRESS, IFA_LOCAL = 1, 2
+
+_LINK = struct.Struct("=BxHiII")
+_ADDRESS = struct.Struct("=BBBBI")
+_AF = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+_FAMILY = {socket.AF_INET: Family.IPV4, socket.AF_INET6: Family.IPV6}
+
+
+class InterfaceAddress(NamedTuple):
+    """An address and the index of the interface that has it."""
+
+    address: bytes
+    interface: int
+    prefix: int
+
+
+class RouteSocket:
+    """Links and addresses of the network namespace it was opened in."""
+
+    def __init__(self) -> None:
+        self._netlink = NetlinkSocket(netlink.NETLINK_ROUTE)
+        self._netlink.strict_dump_checks()
+
+    def close(self) -> None:
+        self._netlink.close()
+
+    def links(self) -> dict[str, int]:
+        """Index of every interface by name."""
+        request = Message(RTM_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0))
+        found: dict[str, int] = {}
+        for answer in self._netlink.dump(request, "list network interfaces"):
+            name = netlink.attributes(answer.payload, _LINK.size).get(IFLA_IFNAME)
+            if name is not None:
+                found[netlink.text_of(name)] = _LINK.unpack_from(answer.payload)[2]
+        return found
+
+    def addresses(self, family: Family, interface: int = 0) -> list[InterfaceAddress]:
+        """Every address of the family, or only those of one interface."""
+        request = Message(RTM_GETADDR, 0, _ADDRESS.pack(_AF[family], 0, 0, 0, interface))
+        found: list[InterfaceAddress] = []
+        for answer in self._netlink.dump(request, f"list {family.value} addresses"):
+            if answer.kind != RTM_NEWADDR:
+                continue
+            number, prefix, _, _, index = _ADDRESS.unpack_from(answer.payload)
+            if _FAMILY.get(number) is not family or (interface and index != interface):
+                continue
+            fields = netlink.attributes(answer.payload, _ADDRESS.size)
+            address = fields.get(IFA_LOCAL, fields.get(IFA_ADDRESS))
+            if address is not None:
+                found.append(InterfaceAddress(address, index, prefix))
+        return found
+
+    def ensure_dummy(self, name: str) -> int:
+        """The index of the dummy device, which is created (down, as it only carries addresses) when missing."""
+        index = self.links().get(name)
+        if index is not None:
+            return index
+        payload = (
+            _LINK.pack(0, 0, 0, 0, 0)
+            + netlink.text(IFLA_IFNAME, name)
+            + netlink.nested(IFLA_LINKINFO, netlink.text(IFLA_INFO_KIND, "dummy"))
+        )
+        flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
+        reply = self._netlink.request((Message(RTM_NEWLINK, flags, payload),))[0]
+        if reply.errno not in (0, errno.EEXIST):
+            raise netlink.kernel_error(
+                reply.errno, f"create dummy device {name}", reply.text, needs="CONFIG_DUMMY (module dummy)"
+            )
+        index = self.links().get(name)
+        if index is None:
+            raise KernelError(f"dummy device {name} vanished while it was created", errno.ENODEV)
+        return index
+
+    def delete_link(self, name: str) -> bool:
+        """Remove an interface; False when there was none."""
+        index = self.links().get(name)
+        if index is None:
+            return False
+        self._netlink.request_one(
+            Message(RTM_DELLINK, 0, _LINK.pack(0, 0, index, 0, 0)), f"delete network interface {name}"
+        )
+        return True
+
+    def add_addresses(self, interface: int, addresses: Iterable[bytes]) -> list[Reply]:
+        """Bind host addresses (/32, /128); EEXIST in a reply means the interface has it already."""
+        flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
+        return self._netlink.request([Message(RTM_NEWADDR, flags, _host(interface, a)) for a in addresses])
+
+    def delete_addresses(self, interface: int, addresses: Iterable[bytes]) -> list[Reply]:
+        """Unbind host addresses; EADDRNOTAVAIL in a reply means it was gone already."""
+        return self._netlink.request([Message(RTM_DELADDR, 0, _host(interface, a)) for a in addresses])
+
+
+def _host(interface: int, address: bytes) -> bytes:
+    family = socket.AF_INET if len(address) == 4 else socket.AF_INET6
+    return (
+        _ADDRESS.pack(family, len(address) * 8, 0, 0, interface)
+        + netlink.attribute(IFA_LOCAL, address)
+        + netlink.attribute(IFA_ADDRESS, address)
+    )
+
+
+def local_addresses(family: Family, *, exclude: Collection[str] = ()) -> tuple[bytes, ...]:
+    """Every address on this node's interfaces, sorted, loopback included; `exclude` names interfaces to skip.
+
+    An address that an excluded and another interface share counts (k8s 114815).
+    """
+    route = RouteSocket()
+    try:
+        skipped = {index for name, index in route.links().items() if name in exclude} if exclude else set()
+        found = {item.address for item in route.addresses(family) if item.interface not in skipped}
+        return tuple(sorted(found))
+    finally:
+        route.close()
+
+
+class AddressMonitor:
+    """Becomes readable when an address appears or goes on any interface of this network namespace."""
+
+    def __init__(self) -> None:
+        self._netlink = NetlinkSocket(netlink.NETLINK_ROUTE, groups=RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR)
+
+    def fileno(self) -> int:
+        return self._netlink.fileno()
+
+    def drain(self) -> bool:
+        """Take everything that is waiting; True when addresses may have changed."""
+        changed = False
+        while True:
+            try:
+                answers = self._netlink.receive(wait=False)
+            except KernelError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                changed = True
+                continue
+            if not answers:
+                return changed
+            changed = changed or any(answer.kind in (RTM_NEWADDR, RTM_DELADDR) for answer in answers)
+
+    def close(self) -> None:
+        self._netlink.close()
