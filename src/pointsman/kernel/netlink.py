@@ -20,6 +20,68 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from pointsman.errors import Busy, KernelError, NotSupported, Rejected
+from pointsman.kernel.attributes import (
+    MAX_ATTRIBUTE,
+    NLA_F_NESTED,
+    attribute,
+    attributes,
+    iter_attributes,
+    nested,
+    text,
+    text_of,
+    u8,
+    u16,
+    u16be,
+    u32,
+    u32be,
+    u64be,
+)
+
+__all__ = [
+    "HEADER_LENGTH",
+    "MAX_ATTRIBUTE",
+    "NETLINK_GENERIC",
+    "NETLINK_NETFILTER",
+    "NETLINK_ROUTE",
+    "NLA_F_NESTED",
+    "NLMSG_DONE",
+    "NLMSG_ERROR",
+    "NLMSG_NOOP",
+    "NLMSG_OVERRUN",
+    "NLM_F_ACK",
+    "NLM_F_ACK_TLVS",
+    "NLM_F_APPEND",
+    "NLM_F_CAPPED",
+    "NLM_F_CREATE",
+    "NLM_F_DUMP",
+    "NLM_F_DUMP_INTR",
+    "NLM_F_EXCL",
+    "NLM_F_MATCH",
+    "NLM_F_MULTI",
+    "NLM_F_REPLACE",
+    "NLM_F_REQUEST",
+    "NLM_F_ROOT",
+    "Answer",
+    "Message",
+    "NetlinkSocket",
+    "Reply",
+    "attribute",
+    "attributes",
+    "frame",
+    "iter_attributes",
+    "kernel_error",
+    "nested",
+    "reply_of",
+    "split",
+    "text",
+    "text_of",
+    "u8",
+    "u16",
+    "u16be",
+    "u32",
+    "u32be",
+    "u64be",
+]
 
 NLM_F_REQUEST = 0x01
 NLM_F_MULTI = 0x02
@@ -40,9 +102,6 @@ NLMSG_ERROR = 2
 NLMSG_DONE = 3
 NLMSG_OVERRUN = 4
 
-NLA_F_NESTED = 0x8000
-NLA_TYPE_MASK = 0x3FFF
-
 NETLINK_ROUTE = 0
 NETLINK_NETFILTER = 12
 NETLINK_GENERIC = 16
@@ -57,13 +116,10 @@ _NLMSGERR_ATTR_MSG = 1
 _NLMSGERR_ATTR_OFFS = 2
 
 _HEADER = struct.Struct("=IHHII")
-_ATTRIBUTE = struct.Struct("=HH")
 _ERRNO = struct.Struct("=i")
 _U32 = struct.Struct("=I")
 
 HEADER_LENGTH = _HEADER.size
-MAX_ATTRIBUTE = 0xFFFF
-"""An attribute's length field has 16 bits: longer lists must be split over messages."""
 
 _RECEIVE_SIZE = 256 * 1024
 _MESSAGES_PER_SEND = 500
@@ -81,71 +137,6 @@ _UNSUPPORTED = frozenset(
         errno.ENOPROTOOPT,
     )
 )
-
-
-# --- attributes ---------------------------------------------------------------------------------------------
-
-
-def attribute(kind: int, data: bytes) -> bytes:
-    """One attribute, padded to four bytes."""
-    length = len(data) + 4
-    return _ATTRIBUTE.pack(length, kind) + data + b"\0" * (-length & 3)
-
-
-def nested(kind: int, *children: bytes) -> bytes:
-    """An attribute made of attributes."""
-    return attribute(kind | NLA_F_NESTED, b"".join(children))
-
-
-def u8(kind: int, value: int) -> bytes:
-    return attribute(kind, bytes((value,)))
-
-
-def u16(kind: int, value: int) -> bytes:
-    """Host byte order."""
-    return attribute(kind, struct.pack("=H", value))
-
-
-def u32(kind: int, value: int) -> bytes:
-    """Host byte order."""
-    return attribute(kind, _U32.pack(value))
-
-
-def u16be(kind: int, value: int) -> bytes:
-    return attribute(kind, struct.pack(">H", value))
-
-
-def u32be(kind: int, value: int) -> bytes:
-    return attribute(kind, struct.pack(">I", value))
-
-
-def u64be(kind: int, value: int) -> bytes:
-    return attribute(kind, struct.pack(">Q", value))
-
-
-def text(kind: int, value: str) -> bytes:
-    """A zero-terminated string."""
-    return attribute(kind, value.encode() + b"\0")
-
-
-def iter_attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Every attribute in order, flags stripped from its type; stops at the first malformed one."""
-    end = len(data)
-    while offset + 4 <= end:
-        length, kind = _ATTRIBUTE.unpack_from(data, offset)
-        if length < 4 or offset + length > end:
-            return
-        yield kind & NLA_TYPE_MASK, data[offset + 4 : offset + length]
-        offset += (length + 3) & ~3
-
-
-def attributes(data: bytes, offset: int = 0) -> dict[int, bytes]:
-    """Attributes by type; of a repeated type the last one."""
-    return dict(iter_attributes(data, offset))
-
-
-def text_of(data: bytes) -> str:
-    return data.rstrip(b"\0").decode(errors="replace")
 
 
 # --- messages -----------------------------------------------------------------------------------------------

@@ -1,0 +1,76 @@
+"""Netlink attributes: packing and unpacking, without any I/O so that pure code may use it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+NLA_F_NESTED = 0x8000
+NLA_TYPE_MASK = 0x3FFF
+MAX_ATTRIBUTE = 0xFFFF
+"""An attribute's length field has 16 bits: longer lists must be split over messages."""
+
+_ATTRIBUTE = struct.Struct("=HH")
+_U32 = struct.Struct("=I")
+
+
+def attribute(kind: int, data: bytes) -> bytes:
+    """One attribute, padded to four bytes."""
+    length = len(data) + 4
+    return _ATTRIBUTE.pack(length, kind) + data + b"\0" * (-length & 3)
+
+
+def nested(kind: int, *children: bytes) -> bytes:
+    """An attribute made of attributes."""
+    return attribute(kind | NLA_F_NESTED, b"".join(children))
+
+
+def u8(kind: int, value: int) -> bytes:
+    return attribute(kind, bytes((value,)))
+
+
+def u16(kind: int, value: int) -> bytes:
+    """Host byte order."""
+    return attribute(kind, struct.pack("=H", value))
+
+
+def u32(kind: int, value: int) -> bytes:
+    """Host byte order."""
+    return attribute(kind, _U32.pack(value))
+
+
+def u16be(kind: int, value: int) -> bytes:
+    return attribute(kind, struct.pack(">H", value))
+
+
+def u32be(kind: int, value: int) -> bytes:
+    return attribute(kind, struct.pack(">I", value))
+
+
+def u64be(kind: int, value: int) -> bytes:
+    return attribute(kind, struct.pack(">Q", value))
+
+
+def text(kind: int, value: str) -> bytes:
+    """A zero-terminated string."""
+    return attribute(kind, value.encode() + b"\0")
+
+
+def iter_attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Every attribute in order, flags stripped from its type; stops at the first malformed one."""
+    end = len(data)
+    while offset + 4 <= end:
+        length, kind = _ATTRIBUTE.unpack_from(data, offset)
+        if length < 4 or offset + length > end:
+            return
+        yield kind & NLA_TYPE_MASK, data[offset + 4 : offset + length]
+        offset += (length + 3) & ~3
+
+
+def attributes(data: bytes, offset: int = 0) -> dict[int, bytes]:
+    """Attributes by type; of a repeated type the last one."""
+    return dict(iter_attributes(data, offset))
+
+
+def text_of(data: bytes) -> str:
+    return data.rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,137 @@
+"""nfnetlink batches: many nftables messages as one transaction, and who is to blame when it is refused.
+
+The kernel runs a batch inside send() and applies all of it or nothing. Kernels before 6.10 send no
+acknowledgement for a batch, so after sending, the socket is read without waiting: no error means committed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pointsman.errors import KernelError, Rejected
+from pointsman.kernel import netlink
+from pointsman.kernel.netlink import Answer, Message, NetlinkSocket
+
+NFPROTO_IPV4 = 2
+NFPROTO_IPV6 = 10
+
+SUBSYS_NFTABLES = 10
+_BATCH_BEGIN = 0x10
+_BATCH_END = 0x11
+_ANY_GENERATION = 16
+_GENERATION_ID = 1
+
+NEED_NFTABLES = "CONFIG_NF_TABLES (module nf_tables)"
+
+
+def header(family: int, resource: int = 0) -> bytes:
+    """The nfgenmsg that starts every nfnetlink payload."""
+    return struct.pack(">BBH", family, 0, resource)
+
+
+def nftables_message(kind: int, family: int, flags: int, body: bytes) -> Message:
+    return Message((SUBSYS_NFTABLES << 8) | kind, flags, header(family) + body)
+
+
+class Fault(NamedTuple):
+    """Why one message of a batch was refused."""
+
+    position: int
+    """Position in the batch, -1 when the batch as a whole was refused."""
+    errno: int
+    text: str
+    offset: int
+    """Byte offset of the attribute at fault inside the message, header included; 0 when unknown."""
+
+    def __str__(self) -> str:
+        reason = os.strerror(self.errno)
+        return f"{reason} ({self.text})" if self.text else reason
+
+
+class BatchRefused(Rejected):
+    """Nothing of the batch was applied; `faults` says which messages the kernel complained about."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("; ".join(f"message {fault.position}: {fault}" for fault in faults), faults[0].errno)
+        self.faults = tuple(faults)
+
+
+class NftablesSocket:
+    """Transactions and queries against nf_tables of the network namespace it was opened in."""
+
+    def __init__(self) -> None:
+        self._netlink = NetlinkSocket(netlink.NETLINK_NETFILTER)
+
+    def close(self) -> None:
+        self._netlink.close()
+
+    def commit(self, messages: Sequence[Message]) -> int:
+        """Apply all messages or raise BatchRefused; returns the number of bytes sent."""
+        first = self._netlink.next_sequence(len(messages) + 2)
+        request = netlink.NLM_F_REQUEST
+        frames = [netlink.frame(_BATCH_BEGIN, request, first, header(0, SUBSYS_NFTABLES))]
+        frames += [
+            netlink.frame(message.kind, message.flags | request, first + index, message.payload)
+            for index, message in enumerate(messages, 1)
+        ]
+        last = first + len(messages) + 1
+        frames.append(netlink.frame(_BATCH_END, request, last, header(0, SUBSYS_NFTABLES)))
+        data = b"".join(frames)
+        self._netlink.send(data)
+        faults = self._faults(first, len(messages))
+        if not faults:
+            return len(data)
+        if faults[0].errno in (errno.EPERM, errno.EOPNOTSUPP):
+            raise netlink.kernel_error(
+                faults[0].errno, "nftables transaction", faults[0].text, needs=NEED_NFTABLES
+            )
+        raise BatchRefused(faults)
+
+    def _faults(self, first: int, count: int) -> list[Fault]:
+        faults: list[Fault] = []
+        while True:
+            try:
+                answers = self._netlink.receive(wait=False)
+            except KernelError as error:
+                if error.errno == errno.ENOBUFS:
+                    # Only error messages can fill the buffer: the batch failed, some of the reasons are lost.
+                    faults.append(Fault(-1, errno.ENOBUFS, "too many errors to report", 0))
+                    continue
+                raise
+            if not answers:
+                return faults
+            for answer in answers:
+                if answer.kind != netlink.NLMSG_ERROR:
+                    continue
+                reply = netlink.reply_of(answer)
+                if reply.errno:
+                    index = answer.sequence - first - 1
+                    known = 0 <= index < count
+                    faults.append(Fault(index if known else -1, reply.errno, reply.text, reply.offset))
+
+    def generation(self) -> int:
+        """The ruleset generation: moves by one with every transaction of anybody in this namespace."""
+        answers = self._netlink.request_one(
+            nftables_message(_ANY_GENERATION, 0, 0, b""), "read nftables generation", needs=NEED_NFTABLES
+        )
+        for answer in answers:
+            found = netlink.attributes(answer.payload, 4)
+            if _GENERATION_ID in found:
+                return int.from_bytes(found[_GENERATION_ID], "big")
+        raise KernelError("the kernel did not report an nftables generation")
+
+    def dump(self, kind: int, family: int, body: bytes, what: str) -> list[Answer]:
+        return self._netlink.dump(nftables_message(kind, family, 0, body), what, needs=NEED_NFTABLES)
+
+    def get(self, kind: int, family: int, body: bytes, what: str) -> Answer | None:
+        """One object, or None when it does not exist."""
+        reply = self._netlink.request((nftables_message(kind, family, 0, body),))[0]
+        if reply.errno == errno.ENOENT:
+            return None
+        if reply.errno:
+            raise netlink.kernel_error(reply.errno, what, reply.text, needs=NEED_NFTABLES)
+        return reply.answers[0] if reply.answers else None
