@@ -1,0 +1,148 @@
+"""Is the proxy keeping up, and should load balancers send traffic to this node? State and answers, no I/O.
+
+As in kube-proxy, a family is unhealthy when a change has been waiting for two sync periods, and a proxy that has
+never synced counts as healthy (it is starting). /livez answers that; /healthz also says whether the node itself is
+on its way out. Ages are taken from a monotonic clock, so a jump of the wall clock harms nothing but the times
+that are printed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from pointsman.model.addresses import Family
+from pointsman.model.objects import AUTOSCALER_TAINT, Node
+
+Nanoseconds = int
+Clock = Callable[[], Nanoseconds]
+
+_SECOND = 1_000_000_000
+_NEVER = "0001-01-01T00:00:00Z"
+
+
+def rfc3339_nano(moment: Nanoseconds | None) -> str:
+    """A Unix time in UTC as Go prints it in JSON: no trailing zeros, the zero time for None."""
+    if moment is None:
+        return _NEVER
+    seconds, fraction = divmod(moment, _SECOND)
+    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    digits = f"{fraction:09d}".rstrip("0")
+    return f"{text}.{digits}Z" if digits else f"{text}Z"
+
+
+def node_eligible(node: Node | None) -> bool:
+    """False when load balancers should forget this node: gone, being deleted, or about to be scaled away."""
+    if node is None or node.metadata.deletion_timestamp:
+        return False
+    return all(taint.key != AUTOSCALER_TAINT for taint in node.spec.taints or ())
+
+
+class FamilyHealth(msgspec.Struct, frozen=True):
+    """One IP family: Unix time of its last successful sync, and whether it keeps up."""
+
+    last_updated: Nanoseconds
+    healthy: bool
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The proxy at one moment."""
+
+    now: Nanoseconds
+    last_updated: Nanoseconds | None
+    healthy: bool
+    status: Mapping[Family, FamilyHealth]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """An HTTP answer before it meets a server."""
+
+    status: int
+    body: bytes
+
+
+class ProxyHealth:
+    """Collects what the sync loop reports; safe to call from any thread."""
+
+    def __init__(
+        self,
+        sync_period_ns: Nanoseconds,
+        *,
+        wall: Clock = time.time_ns,
+        monotonic: Clock = time.monotonic_ns,
+    ) -> None:
+        self._timeout = 2 * sync_period_ns
+        self._wall, self._monotonic = wall, monotonic
+        self._lock = threading.Lock()
+        self._oldest_queued: dict[Family, Nanoseconds] = {}
+        self._updated: dict[Family, Nanoseconds] = {}
+        self._node: Node | None = None
+
+    def set_sync_period(self, sync_period_ns: Nanoseconds) -> None:
+        """Follow a change of the configuration."""
+        with self._lock:
+            self._timeout = 2 * sync_period_ns
+
+    def queued(self, family: Family) -> None:
+        """A change waits to be written; only the oldest one since the last success counts."""
+        with self._lock:
+            self._oldest_queued.setdefault(family, self._monotonic())
+
+    def updated(self, family: Family) -> None:
+        """A sync succeeded: nothing waits any more."""
+        with self._lock:
+            self._oldest_queued.pop(family, None)
+            self._updated[family] = self._wall()
+
+    def node_changed(self, node: Node | None) -> None:
+        """The own Node as last seen; None when it is deleted or not known yet."""
+        with self._lock:
+            self._node = node
+
+    def health(self) -> Health:
+        with self._lock:
+            ticks = self._monotonic()
+            status = {
+                family: FamilyHealth(
+                    self._updated[family], ticks - self._oldest_queued.get(family, ticks) < self._timeout
+                )
+                for family in Family
+                if family in self._updated
+            }
+            return Health(
+                now=self._wall(),
+                last_updated=max(self._updated.values(), default=None),
+                healthy=all(entry.healthy for entry in status.values()),
+                status=status,
+            )
+
+    def healthz(self) -> Answer:
+        """For load balancers: unhealthy also when the node is leaving."""
+        with self._lock:
+            eligible = node_eligible(self._node)
+        health = self.health()
+        return self._answer(health, health.healthy and eligible, eligible)
+
+    def livez(self) -> Answer:
+        """For restarts: the state of the proxy alone."""
+        health = self.health()
+        return self._answer(health, health.healthy, None)
+
+    def _answer(self, health: Health, good: bool, eligible: bool | None) -> Answer:
+        # Old clients read lastUpdated as "the loop ran lately": a good answer says now, as kube-proxy's does.
+        document: dict[str, object] = {
+            "lastUpdated": rfc3339_nano(self._wall() if good else health.last_updated),
+            "currentTime": rfc3339_nano(health.now),
+        }
+        if eligible is not None:
+            document["nodeEligible"] = eligible
+        document["healthy"] = health.healthy
+        if health.status:
+            document["status"] = {
+                family.value: {"lastUpdated": rfc3339_nano(entry.last_updated), "healthy": entry.healthy}
+                for family, entry in health.status.items()
+            }
+        return Answer(200 if good else 503, msgspec.json.encode(document))

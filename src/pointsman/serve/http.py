@@ -1,0 +1,248 @@
+"""The small HTTP server under every port we serve: bind, limit, answer, move, stop.
+
+Ports are open to the network without authentication, as kube-proxy's are, so each server bounds what a stranger
+can take: header sizes, idle time, time per request, connections. A port that cannot be bound is tried again
+every five seconds, because the usual cause (the previous proxy still stopping) goes away by itself; with
+bindAddressHardFail it is fatal instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
+
+from aiohttp import web
+
+from pointsman.errors import PointsmanError
+from pointsman.model.addresses import address_from_text
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+RETRY_SECONDS: Final = 5.0
+REQUEST_SECONDS: Final = 10.0
+_IDLE_SECONDS: Final = 30.0
+_CLOSE_SECONDS: Final = 1.0
+_MAX_CONNECTIONS: Final = 256
+_BACKLOG: Final = 128
+
+_log = logging.getLogger(__name__)
+
+
+class BindFailed(PointsmanError):
+    """An address cannot be listened on; the message names it and what to do."""
+
+
+class _Refusal(asyncio.Protocol):
+    """Ends a connection above the limit at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def split_host_port(address: str) -> tuple[str, int]:
+    """`host:port` or `[host]:port` as its parts; raises BindFailed for anything else."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise BindFailed(f"bind address {address!r}: write IP:port with a port below 65536")
+    if host and address_from_text(host) is None:
+        raise BindFailed(f"bind address {address!r}: {host!r} is not an IP address")
+    return host, int(port)
+
+
+def open_socket(host: str, port: int, *, only_family: bool = False) -> socket.socket:
+    """A listening socket. A wildcard means both families, as in Go, unless `only_family`."""
+    packed = address_from_text(host) if host else bytes(4)
+    if packed is None:
+        raise BindFailed(f"cannot listen on {host!r}: not an IP address")
+    wildcard = not any(packed)
+    if wildcard and not only_family:
+        try:
+            return _listening(socket.AF_INET6, "::", port, v6only=False)
+        except OSError as error:
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                raise
+            return _listening(socket.AF_INET, "", port, v6only=False)
+    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
+    return _listening(family, socket.inet_ntop(family, packed), port, v6only=True)
+
+
+def _listening(family: socket.AddressFamily, host: str, port: int, *, v6only: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, v6only)
+        sock.bind((host, port))
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def text_response(body: str, status: int = 200) -> web.Response:
+    return reply(body.encode(), "text/plain; charset=utf-8", status)
+
+
+def reply(
+    body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """A complete answer that no browser will take for something else."""
+    answer = web.Response(body=body, status=status, headers=headers)
+    answer.headers["Content-Type"] = content_type
+    answer.headers["X-Content-Type-Options"] = "nosniff"
+    answer.headers["Server"] = "pointsman"
+    return answer
+
+
+def routed(routes: Mapping[str, Handler]) -> Handler:
+    """A handler for exact paths; anything else is 404, with Go's wording."""
+
+    async def dispatch(request: web.BaseRequest) -> web.StreamResponse:
+        handler = routes.get(request.path)
+        if handler is None:
+            return text_response("404 page not found\n", 404)
+        return await handler(request)
+
+    return dispatch
+
+
+def limited(handler: Handler, seconds: float = REQUEST_SECONDS) -> Handler:
+    """The handler with a deadline, answering 503 when it is missed."""
+
+    async def bounded(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(seconds):
+                return await handler(request)
+        except TimeoutError:
+            return text_response("the answer took too long\n", 503)
+
+    return bounded
+
+
+class HttpServer:
+    """One handler behind any number of sockets; all its connections end with it."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._server = web.Server(
+            handler, access_log=None, keepalive_timeout=_IDLE_SECONDS, max_line_size=4096, max_field_size=8190
+        )
+        self._listeners: list[asyncio.Server] = []
+
+    async def serve(self, sockets: Sequence[socket.socket]) -> None:
+        loop = asyncio.get_running_loop()
+        for sock in sockets:
+            self._listeners.append(await loop.create_server(self._protocol, sock=sock))
+
+    def _protocol(self) -> asyncio.BaseProtocol:
+        return self._server() if len(self._server.connections) < _MAX_CONNECTIONS else _Refusal()
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """Where it listens, with the port the system chose for port 0."""
+        names = [sock.getsockname() for listener in self._listeners for sock in listener.sockets]
+        return tuple((name[0], name[1]) for name in names)
+
+    async def close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        await self._server.shutdown(_CLOSE_SECONDS)
+
+
+class Listener:
+    """Keeps one handler reachable at one bind address, which may change while running."""
+
+    def __init__(
+        self,
+        name: str,
+        handler: Handler,
+        *,
+        hard_fail: bool = False,
+        on_bind_failure: Callable[[str], None] = lambda _message: None,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> None:
+        self._name, self._handler = name, handler
+        self._hard_fail, self._on_bind_failure = hard_fail, on_bind_failure
+        self._retry_seconds = retry_seconds
+        self._address = ""
+        self._server: HttpServer | None = None
+        self._retry: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        """The configured bind address; empty when stopped or switched off."""
+        return self._address
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """Where it really listens; empty while it does not."""
+        return self._server.addresses if self._server else ()
+
+    async def start(self, address: str) -> None:
+        """Listen; an empty address means this server is switched off.
+
+        Raises BindFailed only with hard_fail; otherwise a failure is reported and retried in the background.
+        """
+        self._address = address
+        if not address:
+            return
+        try:
+            await self._listen()
+        except BindFailed as failure:
+            self._report(failure)
+            if self._hard_fail:
+                raise
+            self._retry = asyncio.create_task(self._keep_trying(), name=f"bind {self._name}")
+
+    async def rebind(self, address: str) -> None:
+        """Move to another address; the same one is left alone."""
+        if address != self._address:
+            await self.stop()
+            await self.start(address)
+
+    async def stop(self) -> None:
+        self._address = ""
+        if self._retry is not None:
+            self._retry.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._retry
+            self._retry = None
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
+
+    async def _listen(self) -> None:
+        host, port = split_host_port(self._address)
+        try:
+            sock = open_socket(host, port)
+        except OSError as error:
+            raise BindFailed(
+                f"failed to start {self._name} on {self._address}: {error.strerror}; "
+                "is another proxy still running, or the address not on this node?"
+            ) from error
+        server = HttpServer(limited(self._handler))
+        await server.serve([sock])
+        self._server = server
+
+    async def _keep_trying(self) -> None:
+        while True:
+            await asyncio.sleep(self._retry_seconds)
+            try:
+                await self._listen()
+            except BindFailed as failure:
+                self._report(failure)
+            else:
+                _log.info("%s listens on %s", self._name, self._address)
+                return
+
+    def _report(self, failure: BindFailed) -> None:
+        _log.error("%s", failure)
+        self._on_bind_failure(str(failure))

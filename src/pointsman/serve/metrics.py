@@ -1,0 +1,93 @@
+"""What is served where: the routes of the health port (10256) and of the metrics port (10249)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+from aiohttp import web
+
+from pointsman.obs.registry import CONTENT_TYPE, Metrics
+from pointsman.serve.health import Answer, ProxyHealth
+from pointsman.serve.http import Handler, reply, text_response
+from pointsman.serve.profiling import profiling_routes
+from pointsman.serve.zpages import flags_page, status_page
+
+
+def health_routes(health: ProxyHealth, metrics: Metrics) -> dict[str, Handler]:
+    """/healthz and /livez for load balancers and the kubelet; every answer is counted by its status."""
+
+    def answered(answer: Answer) -> web.Response:
+        return reply(answer.body, "application/json", answer.status)
+
+    async def healthz(_request: web.BaseRequest) -> web.Response:
+        answer = health.healthz()
+        metrics.healthz.labels(code=str(answer.status)).inc()
+        return answered(answer)
+
+    async def livez(_request: web.BaseRequest) -> web.Response:
+        answer = health.livez()
+        metrics.livez.labels(code=str(answer.status)).inc()
+        return answered(answer)
+
+    return {"/healthz": healthz, "/livez": livez}
+
+
+class Pages(msgspec.Struct, frozen=True):
+    """What the metrics port shows; the callbacks are asked at every request, so a reload shows at once."""
+
+    configuration: Callable[[], bytes]
+    """JSON of the effective configuration in its external form, under the key kubeproxy.config.k8s.io."""
+    flags: Callable[[], Mapping[str, str]]
+    version: str
+    profiling: bool = False
+    profiling_anywhere: bool = False
+    """Serve profiles also on addresses other than loopback."""
+    set_verbosity: Callable[[int], None] = lambda _level: None
+    extra: Mapping[str, Handler] = {}
+    """Further routes, such as the status page at `/`."""
+
+
+def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
+    """All paths of the metrics port."""
+
+    async def exposition(_request: web.BaseRequest) -> web.Response:
+        return reply(metrics.exposition(), CONTENT_TYPE)
+
+    async def slis(_request: web.BaseRequest) -> web.Response:
+        return reply(metrics.sli_exposition(), CONTENT_TYPE)
+
+    async def ping(_request: web.BaseRequest) -> web.Response:
+        metrics.healthcheck.labels(name="ping", type="healthz").set(1)
+        metrics.healthchecks.labels(name="ping", status="success", type="healthz").inc()
+        return text_response("ok")
+
+    async def proxy_mode(_request: web.BaseRequest) -> web.Response:
+        return text_response(metrics.mode)
+
+    async def configz(_request: web.BaseRequest) -> web.Response:
+        return reply(pages.configuration(), "application/json")
+
+    async def flagz(_request: web.BaseRequest) -> web.Response:
+        return text_response(flags_page(pages.flags()))
+
+    routes: dict[str, Handler] = {
+        "/metrics": exposition,
+        "/metrics/slis": slis,
+        "/healthz": ping,
+        "/healthz/ping": ping,
+        "/proxyMode": proxy_mode,
+        "/configz": configz,
+        "/flagz": flagz,
+        **pages.extra,
+    }
+    if pages.profiling:
+        routes |= profiling_routes(pages.set_verbosity, anywhere=pages.profiling_anywhere)
+    paths = sorted({*routes, "/statusz"})
+    statusz = status_page(pages.version, paths)
+
+    async def statusz_page(_request: web.BaseRequest) -> web.Response:
+        return text_response(statusz())
+
+    routes["/statusz"] = statusz_page
+    return routes

@@ -1,0 +1,134 @@
+"""Health check node ports: how load balancers learn which nodes hold endpoints of a Local service.
+
+One listener per Service, on the addresses that nodePortAddresses selects, of one IP family. A port that is taken
+harms only its own Service: it is reported (the caller makes an event of it) and tried again with the next sync.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+from aiohttp import web
+
+from pointsman.serve.http import HttpServer, limited, open_socket, reply
+
+_log = logging.getLogger(__name__)
+
+
+class ServiceHealth(msgspec.Struct, frozen=True):
+    """What a load balancer may ask about one Service."""
+
+    namespace: str
+    name: str
+    port: int
+    local_endpoints: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class HealthAnswer(msgspec.Struct, frozen=True):
+    """Status, headers and body for a load balancer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def health_answer(service: ServiceHealth, proxy_healthy: bool) -> HealthAnswer:
+    """200 only where traffic can be answered here; the header carries the weight of this node."""
+    count = service.local_endpoints
+    document = {
+        "service": {"namespace": service.namespace, "name": service.name},
+        "localEndpoints": count,
+        "serviceProxyHealthy": proxy_healthy,
+    }
+    return HealthAnswer(
+        status=200 if count > 0 and proxy_healthy else 503,
+        headers={"X-Load-Balancing-Endpoint-Weight": str(count)},
+        body=json.dumps(document, indent="\t").encode(),
+    )
+
+
+class _Port:
+    """One open health check port; its answer follows the Service it belongs to."""
+
+    def __init__(self, service: ServiceHealth, proxy_healthy: Callable[[], bool]) -> None:
+        self.service = service
+        self._proxy_healthy = proxy_healthy
+        self.server = HttpServer(limited(self._answer))
+
+    async def _answer(self, _request: web.BaseRequest) -> web.Response:
+        answer = health_answer(self.service, self._proxy_healthy())
+        return reply(answer.body, "application/json", answer.status, answer.headers)
+
+
+class ServiceHealthPorts:
+    """Opens and closes health check ports as Services come and go. One instance per IP family."""
+
+    def __init__(
+        self,
+        node_name: str,
+        proxy_healthy: Callable[[], bool],
+        on_bind_failure: Callable[[ServiceHealth, str], None] = lambda _service, _message: None,
+    ) -> None:
+        self._node_name = node_name
+        self._proxy_healthy = proxy_healthy
+        self._on_bind_failure = on_bind_failure
+        self._addresses: tuple[str, ...] = ()
+        self._ports: dict[str, _Port] = {}
+
+    @property
+    def open_ports(self) -> dict[str, tuple[tuple[str, int], ...]]:
+        """Where each Service's port listens, by `namespace/name`."""
+        return {key: port.server.addresses for key, port in self._ports.items()}
+
+    async def sync(self, services: Mapping[str, ServiceHealth], addresses: Sequence[str]) -> None:
+        """Make exactly these ports answer, on these addresses ("0.0.0.0" or "::" for all of a family).
+
+        Ports that stay are not disturbed. Never raises for a port that cannot be opened.
+        """
+        moved = tuple(addresses) != self._addresses
+        self._addresses = tuple(addresses)
+        for key, port in list(self._ports.items()):
+            wanted = services.get(key)
+            if moved or wanted is None or wanted.port != port.service.port:
+                del self._ports[key]
+                await port.server.close()
+        for key, service in services.items():
+            if key in self._ports:
+                self._ports[key].service = service
+            else:
+                await self._open(key, service)
+
+    async def close(self) -> None:
+        await self.sync({}, ())
+
+    async def _open(self, key: str, service: ServiceHealth) -> None:
+        with contextlib.ExitStack() as opened:
+            sockets: list[socket.socket] = []
+            for address in self._addresses:
+                try:
+                    sock = open_socket(address, service.port, only_family=True)
+                except OSError as error:
+                    self._report(service, address, error)
+                    return
+                sockets.append(opened.enter_context(sock))
+            port = _Port(service, self._proxy_healthy)
+            await port.server.serve(sockets)
+            opened.pop_all()
+        self._ports[key] = port
+
+    def _report(self, service: ServiceHealth, address: str, error: OSError) -> None:
+        message = (
+            f'node {self._node_name} failed to start healthcheck "{service.key}" on port {service.port}: '
+            f"listen on {address}: {error.strerror}"
+        )
+        _log.error("%s", message)
+        self._on_bind_failure(service, message)

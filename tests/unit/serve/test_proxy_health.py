@@ -1,0 +1,147 @@
+"""The state behind /healthz and /livez, in virtual time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pointsman.model.addresses import Family
+from pointsman.model.objects import AUTOSCALER_TAINT, Meta, Node, NodeSpec, Taint
+from pointsman.serve.health import ProxyHealth, node_eligible, rfc3339_nano
+
+SECOND = 1_000_000_000
+NODE = Node(metadata=Meta(name="n"))
+
+
+class Time:
+    def __init__(self) -> None:
+        self.wall = 1_700_000_000 * SECOND
+        self.ticks = 5 * SECOND
+
+    def step(self, seconds: float) -> None:
+        self.wall += int(seconds * SECOND)
+        self.ticks += int(seconds * SECOND)
+
+
+@pytest.fixture
+def clock() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def health(clock: Time) -> ProxyHealth:
+    state = ProxyHealth(30 * SECOND, wall=lambda: clock.wall, monotonic=lambda: clock.ticks)
+    state.node_changed(NODE)
+    return state
+
+
+def body(answer: object) -> dict[str, object]:
+    return json.loads(answer.body)  # type: ignore[attr-defined]
+
+
+def test_a_starting_proxy_is_healthy_and_names_no_family(health: ProxyHealth, clock: Time) -> None:
+    health.queued(Family.IPV4)
+    clock.step(1000)
+    answer = health.healthz()
+    assert answer.status == 200
+    assert list(body(answer)) == ["lastUpdated", "currentTime", "nodeEligible", "healthy"]
+
+
+def test_bodies_have_the_fields_of_kube_proxy_in_its_order(health: ProxyHealth, clock: Time) -> None:
+    health.updated(Family.IPV6)
+    health.updated(Family.IPV4)
+    clock.step(1.5)
+    assert health.healthz().body == (
+        b'{"lastUpdated":"2023-11-14T22:13:21.5Z","currentTime":"2023-11-14T22:13:21.5Z",'
+        b'"nodeEligible":true,"healthy":true,"status":{'
+        b'"IPv4":{"lastUpdated":"2023-11-14T22:13:20Z","healthy":true},'
+        b'"IPv6":{"lastUpdated":"2023-11-14T22:13:20Z","healthy":true}}}'
+    )
+    assert b"nodeEligible" not in health.livez().body
+
+
+def test_a_change_waiting_two_sync_periods_makes_its_family_unhealthy(
+    health: ProxyHealth, clock: Time
+) -> None:
+    health.updated(Family.IPV4)
+    health.updated(Family.IPV6)
+    synced = clock.wall
+    health.queued(Family.IPV4)
+    clock.step(59.999)
+    assert health.livez().status == 200
+    clock.step(0.001)
+    answer = health.livez()
+    assert answer.status == 503
+    document = body(answer)
+    assert document["healthy"] is False
+    assert document["lastUpdated"] == rfc3339_nano(synced)
+    assert document["status"]["IPv4"]["healthy"] is False  # type: ignore[index]
+    assert document["status"]["IPv6"]["healthy"] is True  # type: ignore[index]
+    health.updated(Family.IPV4)
+    assert health.livez().status == 200
+
+
+def test_the_oldest_waiting_change_counts(health: ProxyHealth, clock: Time) -> None:
+    health.updated(Family.IPV4)
+    health.queued(Family.IPV4)
+    clock.step(59)
+    health.queued(Family.IPV4)
+    clock.step(1)
+    assert health.healthz().status == 503
+
+
+def test_a_jump_of_the_wall_clock_does_not_matter(health: ProxyHealth, clock: Time) -> None:
+    health.updated(Family.IPV4)
+    health.queued(Family.IPV4)
+    clock.wall += 3600 * SECOND
+    assert health.healthz().status == 200
+    clock.wall -= 7200 * SECOND
+    clock.ticks += 60 * SECOND
+    assert health.healthz().status == 503
+
+
+def test_a_longer_sync_period_applies_at_once(health: ProxyHealth, clock: Time) -> None:
+    health.updated(Family.IPV4)
+    health.queued(Family.IPV4)
+    clock.step(60)
+    assert health.healthz().status == 503
+    health.set_sync_period(31 * SECOND)
+    assert health.healthz().status == 200
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        None,
+        Node(metadata=Meta(name="n", deletion_timestamp="2026-01-01T00:00:00Z")),
+        Node(metadata=Meta(name="n"), spec=NodeSpec(taints=[Taint(key=AUTOSCALER_TAINT)])),
+    ],
+    ids=["gone", "being deleted", "tainted by the autoscaler"],
+)
+def test_a_leaving_node_fails_healthz_but_not_livez(health: ProxyHealth, node: Node | None) -> None:
+    health.updated(Family.IPV4)
+    health.node_changed(node)
+    assert not node_eligible(node)
+    answer = health.healthz()
+    assert answer.status == 503
+    assert body(answer)["nodeEligible"] is False
+    assert body(answer)["healthy"] is True
+    assert health.livez().status == 200
+
+
+def test_other_taints_do_not_matter() -> None:
+    assert node_eligible(Node(metadata=Meta(name="n"), spec=NodeSpec(taints=[Taint(key="other")])))
+
+
+@pytest.mark.parametrize(
+    ("moment", "text"),
+    [
+        (None, "0001-01-01T00:00:00Z"),
+        (0, "1970-01-01T00:00:00Z"),
+        (1_000_000_001, "1970-01-01T00:00:01.000000001Z"),
+        (1_120_000_000, "1970-01-01T00:00:01.12Z"),
+    ],
+)
+def test_times_print_as_in_go(moment: int | None, text: str) -> None:
+    assert rfc3339_nano(moment) == text

@@ -1,0 +1,190 @@
+"""Paths, bodies and headers of the health port and of the metrics port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from pointsman.model.addresses import Family
+from pointsman.model.objects import Meta, Node
+from pointsman.obs.registry import Metrics
+from pointsman.serve.health import ProxyHealth
+from pointsman.serve.http import Handler, Listener, routed, text_response
+from pointsman.serve.metrics import Pages, health_routes, metrics_routes
+from pointsman.serve.zpages import flags_page, status_page, uptime_text
+
+SECOND = 1_000_000_000
+
+
+def pages(
+    *,
+    profiling: bool = False,
+    set_verbosity: Callable[[int], None] = print,
+    extra: Mapping[str, Handler] | None = None,
+) -> Pages:
+    return Pages(
+        configuration=lambda: b'{"kubeproxy.config.k8s.io":{}}',
+        flags=lambda: {"v": "2", "proxy-mode": "nftables"},
+        version="v1.2.3",
+        profiling=profiling,
+        set_verbosity=set_verbosity,
+        extra=extra or {},
+    )
+
+
+def asked(
+    routes: Mapping[str, Handler],
+    *paths: str,
+    method: str = "GET",
+    data: bytes | None = None,
+    bind: str = "127.0.0.1:0",
+) -> list[tuple[int, Mapping[str, str], str]]:
+    """Serve the routes and ask for each path in turn."""
+
+    async def scenario() -> list[tuple[int, Mapping[str, str], str]]:
+        listener = Listener("test", routed(routes))
+        await listener.start(bind)
+        host, port = listener.addresses[0]
+        answers = []
+        async with aiohttp.ClientSession(auto_decompress=False) as session:
+            for path in paths:
+                async with session.request(method, f"http://{host}:{port}{path}", data=data) as answer:
+                    answers.append((answer.status, dict(answer.headers), await answer.text()))
+        await listener.stop()
+        return answers
+
+    return asyncio.run(scenario())
+
+
+def test_health_port_serves_healthz_and_livez_and_counts_them() -> None:
+    metrics, health = Metrics("nftables"), ProxyHealth(30 * SECOND)
+    health.updated(Family.IPV4)
+    answers = asked(health_routes(health, metrics), "/healthz", "/livez", "/livez", "/", "/readyz")
+    assert [status for status, _, _ in answers] == [503, 200, 200, 404, 404]
+    for _, headers, _ in answers[:3]:
+        assert headers["Content-Type"] == "application/json"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+    health.node_changed(Node(metadata=Meta(name="n")))
+    assert asked(health_routes(health, metrics), "/healthz")[0][0] == 200
+    text = metrics.exposition().decode()
+    assert 'kubeproxy_proxy_healthz_total{code="503"} 1.0' in text
+    assert 'kubeproxy_proxy_healthz_total{code="200"} 1.0' in text
+    assert 'kubeproxy_proxy_livez_total{code="200"} 2.0' in text
+
+
+def test_plain_pages() -> None:
+    routes = metrics_routes(Metrics("nftables"), pages())
+    (ok, ping, mode, config) = asked(routes, "/healthz", "/healthz/ping", "/proxyMode", "/configz")
+    assert (ok[0], ok[2]) == (ping[0], ping[2]) == (200, "ok")
+    assert (mode[0], mode[2]) == (200, "nftables")
+    assert mode[1]["Content-Type"] == "text/plain; charset=utf-8"
+    assert config[1]["Content-Type"] == "application/json"
+    assert config[2] == '{"kubeproxy.config.k8s.io":{}}'
+
+
+def test_metrics_and_slis_are_prometheus_text() -> None:
+    answers = asked(metrics_routes(Metrics("iptables"), pages()), "/healthz", "/metrics", "/metrics/slis")
+    for _, headers, _ in answers[1:]:
+        assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert "kubeproxy_sync_proxy_rules_service_changes_total 0.0" in answers[1][2]
+    assert 'kubernetes_healthcheck{name="ping",type="healthz"} 1.0' in answers[2][2]
+    assert 'kubernetes_healthchecks_total{name="ping",status="success",type="healthz"} 1.0' in answers[2][2]
+
+
+def test_unknown_paths_and_profiling_are_404_by_default() -> None:
+    routes = metrics_routes(Metrics("iptables"), pages())
+    paths = ["/", "/readyz", "/livez", "/debug/pprof/", "/debug/flags/v", "/debug/pprof/profile"]
+    assert {status for status, _, _ in asked(routes, *paths)} == {404}
+
+
+def test_statusz_lists_the_served_paths_and_flagz_the_flags() -> None:
+    status, flags = asked(metrics_routes(Metrics("iptables"), pages()), "/statusz", "/flagz")
+    assert "Binary version: v1.2.3" in status[2]
+    assert "/configz" in status[2]
+    assert "/metrics/slis" in status[2]
+    assert "/debug" not in status[2]
+    assert "proxy-mode=nftables\nv=2\n" in flags[2]
+
+
+def test_uptime_and_start_come_from_their_clocks() -> None:
+    ticks = [0, 3_723 * SECOND]
+    page = status_page("v1", ["/x"], wall=lambda: 0, monotonic=lambda: ticks.pop(0))
+    text = page()
+    assert "Started: Thu Jan  1 00:00:00 UTC 1970" in text
+    assert "Up: 1 hr 02 min 03 sec" in text
+    assert uptime_text(0) == "0 hr 00 min 00 sec"
+    assert flags_page({}).startswith("\nkube-proxy flagz\n")
+
+
+def test_extra_routes_are_served() -> None:
+    async def home(_request: web.BaseRequest) -> web.Response:
+        return text_response("home")
+
+    assert asked(metrics_routes(Metrics("ipvs"), pages(extra={"/": home})), "/")[0][2] == "home"
+
+
+def test_profiling_pages_when_switched_on() -> None:
+    routes = metrics_routes(Metrics("nftables"), pages(profiling=True))
+    index, stacks, profile, heap, bad = asked(
+        routes,
+        "/debug/pprof/",
+        "/debug/pprof/goroutine",
+        "/debug/pprof/profile?seconds=0.05",
+        "/debug/pprof/heap",
+        "/debug/pprof/profile?seconds=soon",
+    )
+    assert "/debug/pprof/heap" in index[2]
+    assert "thread MainThread" in stacks[2]
+    assert "stacks_text" in stacks[2]
+    assert all(line.rpartition(" ")[2].isdigit() for line in profile[2].splitlines())
+    assert "asyncio" in profile[2]
+    assert "dict" in heap[2]
+    assert bad[0] == 400
+
+
+def test_verbosity_is_set_by_put_and_bad_values_are_refused() -> None:
+    levels: list[int] = []
+    routes = metrics_routes(Metrics("nftables"), pages(profiling=True, set_verbosity=levels.append))
+    assert asked(routes, "/debug/flags/v", method="PUT", data=b"4")[0][0] == 200
+    assert asked(routes, "/debug/flags/v", method="PUT", data=b"loud")[0][0] == 400
+    assert asked(routes, "/debug/flags/v")[0][0] == 405
+    assert levels == [4]
+
+
+def test_profiles_are_refused_where_the_connection_is_not_loopback() -> None:
+    class FromOutside:
+        def get_extra_info(self, _name: str) -> tuple[str, int]:
+            return ("192.0.2.1", 10249)
+
+    class Request:
+        transport = FromOutside()
+        path = "/debug/pprof/heap"
+
+    guarded = metrics_routes(Metrics("nftables"), pages(profiling=True))["/debug/pprof/heap"]
+    answer = asyncio.run(guarded(Request()))  # type: ignore[arg-type]
+    assert answer.status == 403
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1:0", "[::1]:0", "[::]:0"])
+def test_profiles_are_served_on_loopback_of_either_family(bind: str) -> None:
+    routes = metrics_routes(Metrics("nftables"), pages(profiling=True))
+    host_free = "127.0.0.1" if bind == "[::]:0" else None
+
+    async def scenario() -> int:
+        listener = Listener("test", routed(routes))
+        await listener.start(bind)
+        host, port = listener.addresses[0]
+        host = host_free or (f"[{host}]" if ":" in host else host)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://{host}:{port}/debug/pprof/cmdline") as answer,
+        ):
+            status = answer.status
+        await listener.stop()
+        return status
+
+    assert asyncio.run(scenario()) == 200
