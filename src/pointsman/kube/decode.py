@@ -1,0 +1,200 @@
+"""Bytes of the list/watch protocol to structs.
+
+A page is decoded in one go; only when that fails is it decoded item by item, so that one object that does not
+fit its type is left out by name and the others are kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from pointsman.model.objects import EndpointSlice, KubeObject
+
+T = TypeVar("T", bound=KubeObject)
+
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+
+
+class ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    """metadata of a list"""
+
+    resource_version: str = ""
+    continue_token: str = msgspec.field(default="", name="continue")
+
+
+class BadObject(msgspec.Struct, frozen=True):
+    """An object that could not be decoded, and as much of its identity as could."""
+
+    key: str
+    resource_version: str
+    error: str
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One page of a list"""
+
+    metadata: ListMeta
+    objects: list[KubeObject]
+    bad: list[BadObject]
+
+
+class StatusObject(msgspec.Struct, frozen=True):
+    """metav1.Status, the object of an ERROR event"""
+
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+
+
+class _RawPage(msgspec.Struct, frozen=True):
+    """A page whose items are still bytes"""
+
+    metadata: ListMeta = ListMeta()
+    items: list[msgspec.Raw] | None = None
+
+
+class WatchEvent(msgspec.Struct, frozen=True):
+    """One line of a watch"""
+
+    type: str
+    object: msgspec.Raw
+
+
+class _Identity(msgspec.Struct, frozen=True, rename="camel"):
+    """The part of metadata needed to name an object"""
+
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+
+
+class _Identified(msgspec.Struct, frozen=True):
+    """Any object, reduced to its identity"""
+
+    metadata: _Identity
+
+
+class _BookmarkMeta(msgspec.Struct, frozen=True, rename="camel"):
+    """metadata of a bookmark"""
+
+    resource_version: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class Bookmark(msgspec.Struct, frozen=True):
+    """The object of a BOOKMARK event: a place to resume from"""
+
+    metadata: _BookmarkMeta
+
+    @property
+    def ends_initial_events(self) -> bool:
+        return (self.metadata.annotations or {}).get(INITIAL_EVENTS_END) == "true"
+
+
+decode_event = msgspec.json.Decoder(WatchEvent).decode
+decode_bookmark = msgspec.json.Decoder(Bookmark).decode
+_decode_raw_page = msgspec.json.Decoder(_RawPage).decode
+_decode_identity = msgspec.json.Decoder(_Identified).decode
+
+
+class ObjectDecoder(Generic[T]):
+    """Decodes one kind of object, alone or in pages."""
+
+    def __init__(self, kind: type[T]) -> None:
+        page: Any = msgspec.defstruct(
+            f"{kind.__name__}Page",
+            [("metadata", ListMeta, ListMeta()), ("items", list[kind] | None, None)],  # type: ignore[valid-type]
+            frozen=True,
+        )
+        self._decode_page = msgspec.json.Decoder(page).decode
+        self._decode = msgspec.json.Decoder(kind).decode
+
+    def page(self, body: bytes) -> Page:
+        """Raises msgspec.DecodeError when the body is no list at all."""
+        try:
+            fast: Any = self._decode_page(body)
+        except msgspec.ValidationError:
+            return self._page_item_by_item(body)
+        objects = fast.items or []
+        share_names(objects)
+        return Page(fast.metadata, objects, [])
+
+    def _page_item_by_item(self, body: bytes) -> Page:
+        raw = _decode_raw_page(body)
+        objects: list[KubeObject] = []
+        bad: list[BadObject] = []
+        for item in raw.items or ():
+            result = self.object(item)
+            if isinstance(result, BadObject):
+                bad.append(result)
+            else:
+                objects.append(result)
+        return Page(raw.metadata, objects, bad)
+
+    def object(self, data: bytes | msgspec.Raw) -> T | BadObject:
+        try:
+            result: T = self._decode(data)
+        except msgspec.ValidationError as error:
+            return _bad_object(data, str(error))
+        if not result.metadata.name:
+            return _bad_object(data, "metadata.name is missing")
+        share_names((result,))
+        return result
+
+
+def _bad_object(data: bytes | msgspec.Raw, error: str) -> BadObject:
+    try:
+        identity = _decode_identity(data).metadata
+    except msgspec.DecodeError:
+        return BadObject("(unnamed)", "", error)
+    key = f"{identity.namespace}/{identity.name}" if identity.namespace else identity.name
+    return BadObject(key or "(unnamed)", identity.resource_version, error)
+
+
+def status_of(event: WatchEvent) -> StatusObject:
+    """The Status of an ERROR event; an empty one when it cannot be read."""
+    try:
+        return msgspec.json.decode(event.object, type=StatusObject)
+    except msgspec.DecodeError:
+        return StatusObject(message="unreadable ERROR event")
+
+
+def share_names(objects: list[KubeObject] | tuple[KubeObject, ...]) -> None:
+    """Lets all endpoints on a node share one string for its name and one for its zone.
+
+    A hundred thousand endpoints name a few thousand nodes: without this, each would hold copies of its own.
+    """
+    intern, assign = sys.intern, msgspec.structs.force_setattr
+    for item in objects:
+        if not isinstance(item, EndpointSlice):
+            continue
+        for endpoint in item.endpoints or ():
+            if endpoint.node_name is not None:
+                assign(endpoint, "node_name", intern(endpoint.node_name))
+            if endpoint.zone is not None:
+                assign(endpoint, "zone", intern(endpoint.zone))
+
+
+class LineSplitter:
+    """Cuts chunks into lines of any length, in time proportional to the bytes."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """The lines completed by this chunk; what follows the last newline is kept for the next one."""
+        if b"\n" not in chunk:
+            self._parts.append(chunk)
+            return
+        head, _, rest = chunk.partition(b"\n")
+        self._parts.append(head)
+        yield b"".join(self._parts)
+        self._parts.clear()
+        *complete, tail = rest.split(b"\n")
+        yield from complete
+        if tail:
+            self._parts.append(tail)

@@ -1,0 +1,123 @@
+"""Credentials from an external command (ExecCredential v1 and v1beta1).
+
+The command's standard output is a secret and is never logged nor quoted in an error. It is never given a
+terminal: a proxy on a node has nobody to ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from pointsman.errors import KubeError
+from pointsman.kube.access import Access, ExecPlugin
+
+_TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecCredential:
+    """What a plugin granted; `expires` is a Unix time, None when it lasts until the server refuses it."""
+
+    token: str = field(default="", repr=False)
+    client_certificate: bytes | None = field(default=None, repr=False)
+    client_key: bytes | None = field(default=None, repr=False)
+    expires: float | None = None
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    """status of an ExecCredential"""
+
+    token: str = ""
+    client_certificate_data: str = ""
+    client_key_data: str = ""
+    expiration_timestamp: datetime | None = None
+
+
+class _Output(msgspec.Struct, rename="camel"):
+    """An ExecCredential as printed by a plugin"""
+
+    kind: str = ""
+    api_version: str = ""
+    status: _Status | None = None
+
+
+async def run_plugin(plugin: ExecPlugin, access: Access) -> ExecCredential:
+    """Runs the plugin once. Raises KubeError naming the command and what it answered on standard error."""
+    name = f"exec plugin {plugin.command} ({access.origin})"
+    environment = {**os.environ, **dict(plugin.env), "KUBERNETES_EXEC_INFO": _exec_info(plugin, access)}
+    try:
+        process = await asyncio.create_subprocess_exec(
+            plugin.command,
+            *plugin.args,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        hint = f"; {plugin.install_hint}" if plugin.install_hint else ""
+        raise KubeError(f"{name}: cannot be started: {error.strerror}{hint}") from error
+    try:
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            output, complaint = await process.communicate()
+    except TimeoutError as error:
+        raise KubeError(f"{name}: gave no answer within {_TIMEOUT_SECONDS:.0f} s") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        last_line = complaint.decode(errors="replace").strip().rpartition("\n")[2][:200]
+        raise KubeError(f"{name}: exit status {process.returncode}: {last_line or 'no message'}")
+    return credential_from_output(output, plugin.api_version, name)
+
+
+def credential_from_output(output: bytes, api_version: str, name: str) -> ExecCredential:
+    """Reads what the plugin printed; errors say what is wrong without repeating any of it."""
+    try:
+        answer = msgspec.json.decode(output, type=_Output)
+    except msgspec.DecodeError as error:
+        raise KubeError(f"{name}: printed no usable ExecCredential: {error}") from None
+    if answer.kind != "ExecCredential" or answer.api_version != api_version:
+        raise KubeError(f"{name}: must print kind ExecCredential of apiVersion {api_version}")
+    status = answer.status
+    if status is None or not (status.token or status.client_certificate_data):
+        raise KubeError(f"{name}: status has neither token nor clientCertificateData")
+    if bool(status.client_certificate_data) != bool(status.client_key_data):
+        raise KubeError(f"{name}: clientCertificateData and clientKeyData must come together")
+    expires = None
+    if status.expiration_timestamp is not None:
+        moment = status.expiration_timestamp
+        expires = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return ExecCredential(
+        token=status.token,
+        client_certificate=status.client_certificate_data.encode() or None,
+        client_key=status.client_key_data.encode() or None,
+        expires=expires,
+    )
+
+
+def _exec_info(plugin: ExecPlugin, access: Access) -> str:
+    spec: dict[str, object] = {"interactive": False}
+    if plugin.provide_cluster_info:
+        cluster: dict[str, object] = {"server": access.server}
+        if access.tls_server_name:
+            cluster["tls-server-name"] = access.tls_server_name
+        if access.insecure_skip_tls_verify:
+            cluster["insecure-skip-tls-verify"] = True
+        if access.ca is not None:
+            ca = access.ca.read_bytes() if isinstance(access.ca, Path) else access.ca
+            cluster["certificate-authority-data"] = base64.b64encode(ca).decode()
+        if access.proxy_url:
+            cluster["proxy-url"] = access.proxy_url
+        spec["cluster"] = cluster
+    return msgspec.json.encode(
+        {"kind": "ExecCredential", "apiVersion": plugin.api_version, "spec": spec}
+    ).decode()

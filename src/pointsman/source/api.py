@@ -1,0 +1,97 @@
+"""The API server as a source: four list-watches merged into one sequence of events."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from pointsman.kube.listwatch import BadObjectCallback, ListWatch
+from pointsman.kube.ratelimit import Clock, Sleep
+from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, Resource, own_node
+from pointsman.kube.status import WatchStatus
+from pointsman.kube.transport import Transport
+from pointsman.model.objects import Event
+
+_QUEUE_LIMIT = 4096
+"""Bounds the memory of a burst: a consumer that falls behind makes the watches wait, and TCP the server."""
+
+
+class ApiSource:
+    """Services, EndpointSlices, ServiceCIDRs and this node's Node from one API server.
+
+    Events of one kind keep their order; between kinds there is none, as between kube-proxy's informers.
+    The transport belongs to the caller.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        node_name: str,
+        on_bad_object: BadObjectCallback = lambda _kind, _key, _error: None,
+        watch_list: bool = True,
+        clock: Clock = time.monotonic,
+        sleep: Sleep = asyncio.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._statuses: dict[str, WatchStatus] = {}
+
+        def follow(resource: Resource[Any]) -> ListWatch[Any]:
+            status = self._statuses[resource.kind.__name__] = WatchStatus()
+            return ListWatch(
+                transport,
+                resource,
+                status=status,
+                on_bad_object=on_bad_object,
+                watch_list=watch_list,
+                clock=clock,
+                sleep=sleep,
+                uniform=uniform,
+            )
+
+        self._watches = [
+            follow(resource) for resource in (own_node(node_name), SERVICE_CIDRS, SERVICES, ENDPOINT_SLICES)
+        ]
+        self._queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(_QUEUE_LIMIT)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def statuses(self) -> Mapping[str, WatchStatus]:
+        """How each watch is doing, by kind (Service, EndpointSlice, Node, ServiceCIDR)."""
+        return self._statuses
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Ends only after `close`; raises only what is a fault of ours. To be iterated once."""
+        self._tasks = [asyncio.create_task(self._pump(watch)) for watch in self._watches]
+        try:
+            while (item := await self._queue.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            await self._stop_watches()
+
+    async def close(self) -> None:
+        """Ends the watches and, after what is already queued, the iteration."""
+        await self._stop_watches()
+        if self._queue.full():
+            self._queue.get_nowait()
+        self._queue.put_nowait(None)
+
+    async def _stop_watches(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(self, watch: ListWatch[Any]) -> None:
+        try:
+            async with aclosing(watch.events()) as events:
+                async for event in events:
+                    await self._queue.put(event)
+        except Exception as error:  # noqa: BLE001  handed to the consumer, where it is raised
+            await self._queue.put(error)
