@@ -22,7 +22,7 @@ _NANOSECONDS = {
 _PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?(ns|us|µs|μs|ms|s|m|h)")
 _LONGEST = (1 << 63) - 1
 _QUANTITY = re.compile(r"([+]?)([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|k|K|M|G|T|P|E|)")
-_MULTIPLES = {
+_MULTIPLES: dict[str, int] = {
     "": 1,
     "k": 10**3,
     "K": 10**3,
@@ -97,7 +97,7 @@ def bytes_from_quantity(text: str) -> int:
         raise ValueError(f"invalid size {text!r}: write bytes (512) or multiples such as 1K, 2Ki, 3M, 4Mi")
     whole, _, fraction = found[2].partition(".")
     scaled = int((whole or "0") + fraction) * _MULTIPLES[found[3]]
-    size = -(-scaled // 10 ** len(fraction))
+    size = -(-scaled // int("1" + "0" * len(fraction)))
     if size > _LONGEST:
         raise ValueError(f"invalid size {text!r}: too large")
     return size

@@ -41,7 +41,7 @@ class ConfigBlock(msgspec.Struct, frozen=True, kw_only=True, rename=_upstream_na
     """A block of the configuration; its encoded names are upstream's."""
 
 
-class ClientConnection(ConfigBlock):
+class ClientConnection(ConfigBlock, frozen=True, kw_only=True):
     """How to reach the API server."""
 
     kubeconfig: str = ""
@@ -51,28 +51,28 @@ class ClientConnection(ConfigBlock):
     burst: Int32 = 10
 
 
-class OutputRouting(ConfigBlock):
+class OutputRouting(ConfigBlock, frozen=True, kw_only=True):
     """Where the messages of one log format go."""
 
     split_stream: bool = False
     info_buffer_size: Quantity = 0
 
 
-class FormatOptions(ConfigBlock):
+class FormatOptions(ConfigBlock, frozen=True, kw_only=True):
     """Options per log format."""
 
     text: OutputRouting = OutputRouting()
     json: OutputRouting = OutputRouting()
 
 
-class VModuleItem(ConfigBlock):
+class VModuleItem(ConfigBlock, frozen=True, kw_only=True):
     """Verbosity of the source files whose base name matches a glob pattern."""
 
     file_pattern: str = ""
     verbosity: UInt32 = 0
 
 
-class Logging(ConfigBlock):
+class Logging(ConfigBlock, frozen=True, kw_only=True):
     """Log format and verbosity."""
 
     format: str = "text"
@@ -82,7 +82,7 @@ class Logging(ConfigBlock):
     options: FormatOptions = FormatOptions()
 
 
-class IPTables(ConfigBlock):
+class IPTables(ConfigBlock, frozen=True, kw_only=True):
     """Settings of iptables mode; ipvs mode shares the masquerade ones."""
 
     masquerade_bit: Int32 = 14
@@ -92,7 +92,7 @@ class IPTables(ConfigBlock):
     min_sync_period: timedelta = timedelta(seconds=1)
 
 
-class IPVirtualServer(ConfigBlock):
+class IPVirtualServer(ConfigBlock, frozen=True, kw_only=True):
     """Settings of ipvs mode."""
 
     sync_period: timedelta = timedelta(seconds=30)
@@ -105,7 +105,7 @@ class IPVirtualServer(ConfigBlock):
     udp_timeout: timedelta = timedelta(0)
 
 
-class NFTables(ConfigBlock):
+class NFTables(ConfigBlock, frozen=True, kw_only=True):
     """Settings of nftables mode."""
 
     masquerade_bit: Int32 = 14
@@ -114,7 +114,7 @@ class NFTables(ConfigBlock):
     min_sync_period: timedelta = timedelta(seconds=1)
 
 
-class Winkernel(ConfigBlock):
+class Winkernel(ConfigBlock, frozen=True, kw_only=True):
     """Settings of Windows nodes: read and written back, without effect here."""
 
     network_name: str = ""
@@ -124,14 +124,14 @@ class Winkernel(ConfigBlock):
     forward_health_check_vip: bool = False
 
 
-class DetectLocal(ConfigBlock):
+class DetectLocal(ConfigBlock, frozen=True, kw_only=True):
     """What recognises local pods in the interface modes of `detect_local_mode`."""
 
     bridge_interface: str = ""
     interface_name_prefix: str = ""
 
 
-class Conntrack(ConfigBlock):
+class Conntrack(ConfigBlock, frozen=True, kw_only=True):
     """Connection tracking limits; zero leaves the system's value alone."""
 
     max_per_core: Int32 = 32 * 1024
@@ -143,7 +143,7 @@ class Conntrack(ConfigBlock):
     udp_stream_timeout: timedelta = timedelta(0)
 
 
-class KubeProxyConfiguration(ConfigBlock):
+class KubeProxyConfiguration(ConfigBlock, frozen=True, kw_only=True):
     """Everything a configuration file can say. An empty bind address means: do not serve."""
 
     feature_gates: dict[str, bool] = {}

@@ -1,0 +1,76 @@
+"""What kube-proxy fills in: first for what a file leaves out or zero, then for what depends on the chosen mode."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TypeVar
+
+import msgspec
+
+from pointsman.config.addresses import ip_from_text, with_port
+from pointsman.config.types import (
+    NFTABLES,
+    ClientConnection,
+    IPTables,
+    IPVirtualServer,
+    KubeProxyConfiguration,
+    Logging,
+    NFTables,
+)
+
+HEALTHZ_PORT = 10256
+METRICS_PORT = 10249
+LOCAL_BY_CLUSTER_CIDR = "ClusterCIDR"
+PRIMARY = "primary"
+
+_Block = TypeVar("_Block", bound=msgspec.Struct)
+
+
+def with_file_defaults(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
+    """The configuration after reading a file: upstream takes zero and empty for "not given" in these fields."""
+    bind_address = config.bind_address or KubeProxyConfiguration().bind_address
+    healthz, metrics = default_bind_addresses(bind_address)
+    return msgspec.structs.replace(
+        _zeroes_replaced(config, KubeProxyConfiguration(), "config_sync_period"),
+        bind_address=bind_address,
+        healthz_bind_address=with_port(config.healthz_bind_address, HEALTHZ_PORT) or healthz,
+        metrics_bind_address=with_port(config.metrics_bind_address, METRICS_PORT) or metrics,
+        client_connection=_zeroes_replaced(
+            config.client_connection, ClientConnection(), "content_type", "qps", "burst"
+        ),
+        logging=_zeroes_replaced(config.logging, Logging(), "format", "flush_frequency"),
+        iptables=_zeroes_replaced(config.iptables, IPTables(), "sync_period", "min_sync_period"),
+        ipvs=_zeroes_replaced(config.ipvs, IPVirtualServer(), "sync_period"),
+        nftables=_zeroes_replaced(config.nftables, NFTables(), "sync_period", "min_sync_period"),
+    )
+
+
+def with_mode(config: KubeProxyConfiguration, mode: str) -> KubeProxyConfiguration:
+    """The configuration running in `mode`, with the defaults that only the mode decides.
+
+    `mode` may be empty: then only what does not depend on it is filled in, and whoever picks the mode calls again.
+    """
+    node_ports = config.node_port_addresses
+    if mode == NFTABLES and not node_ports:
+        node_ports = (PRIMARY,)
+    return msgspec.structs.replace(
+        config,
+        mode=mode,
+        node_port_addresses=node_ports,
+        detect_local_mode=config.detect_local_mode or LOCAL_BY_CLUSTER_CIDR,
+    )
+
+
+def default_bind_addresses(bind_address: str) -> tuple[str, str]:
+    """Where health and metrics are served when nothing is said: the family follows the bind address."""
+    packed = ip_from_text(bind_address)
+    if packed is not None and len(packed) == 4:
+        return f"0.0.0.0:{HEALTHZ_PORT}", f"127.0.0.1:{METRICS_PORT}"
+    return f"[::]:{HEALTHZ_PORT}", f"[::1]:{METRICS_PORT}"
+
+
+def _zeroes_replaced(block: _Block, default: _Block, *names: str) -> _Block:
+    absent: tuple[object, ...] = ("", 0, timedelta(0))
+    return msgspec.structs.replace(
+        block, **{name: getattr(default, name) for name in names if getattr(block, name) in absent}
+    )
