@@ -1,0 +1,157 @@
+"""Kernel settings under /proc/sys and /sys: read, make sure of, and put back.
+
+Every change is written to a journal before it is made, with the value found, so that a later clean-up (another
+process, perhaps after a crash) can undo it; a value that somebody changed since is theirs and stays. A setting
+that cannot be written never stops the proxy: containers with a read-only /proc are common, and what is missing
+is reported as degraded instead (k8s 141943).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+JOURNAL_PATH: Final = Path("/run/pointsman/sysctls.json")
+
+_log = logging.getLogger(__name__)
+
+
+class Degraded(msgspec.Struct, frozen=True):
+    """Something that works less well than configured: a short name for metrics, and what to do about it."""
+
+    check: str
+    message: str
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A setting we changed, with the value it had when we first came."""
+
+    before: str
+    after: str
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """What undoing did to one setting."""
+
+    name: str
+    message: str
+
+
+class Sysctls:
+    """Settings of this network namespace, named by their path below /proc/sys (`net/ipv4/ip_forward`).
+
+    A name that starts with a slash is a whole path, for module parameters in /sys. `root` replaces `/` in tests;
+    without a journal nothing is remembered beyond this object.
+    """
+
+    def __init__(self, root: Path = Path("/"), journal: Path | None = None) -> None:
+        self._root, self._journal = root, journal
+        self._lock = threading.Lock()
+        self._changes: dict[str, Change] = _load(journal)
+
+    @property
+    def changes(self) -> dict[str, Change]:
+        """All changes on record, those of earlier runs included."""
+        with self._lock:
+            return dict(self._changes)
+
+    def read(self, name: str) -> str | None:
+        """The value without its newline; None when there is no such setting here."""
+        try:
+            return self._path(name).read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def read_int(self, name: str) -> int | None:
+        text = self.read(name)
+        try:
+            return int(text) if text is not None else None
+        except ValueError:
+            return None
+
+    def ensure(self, name: str, value: int | str) -> Degraded | None:
+        """Make the setting have this value; an explanation when that is impossible."""
+        wanted = str(value)
+        with self._lock:
+            found = self.read(name)
+            if found == wanted:
+                return None
+            earlier = self._changes.get(name)
+            if found is not None:
+                self._record(name, Change(earlier.before if earlier else found, wanted))
+            try:
+                self._path(name).write_text(wanted)
+            except OSError as error:
+                self._record(name, earlier)
+                have = f"it is {found}" if found is not None else "it cannot be read"
+                return Degraded(
+                    f"sysctl {name.rpartition('/')[2]}",
+                    f"cannot set {name} to {wanted} ({error.strerror}); {have}: set it on the host",
+                )
+        _log.info("set %s to %s (was %s)", name, wanted, found)
+        return None
+
+    def undo(self) -> list[Restored]:
+        """Put back every value on record that is still ours, and forget the record."""
+        with self._lock:
+            restored = [self._restore(name, change) for name, change in self._changes.items()]
+            self._changes.clear()
+            if self._journal is not None:
+                with contextlib.suppress(OSError):
+                    self._journal.unlink(missing_ok=True)
+        return restored
+
+    def _restore(self, name: str, change: Change) -> Restored:
+        found = self.read(name)
+        if found == change.before:
+            return Restored(name, f"{name} is {found} already")
+        if found != change.after:
+            return Restored(name, f"{name} left at {found}: changed by somebody else since")
+        try:
+            self._path(name).write_text(change.before)
+        except OSError as error:
+            return Restored(name, f"cannot restore {name} to {change.before}: {error.strerror}")
+        return Restored(name, f"{name} restored from {change.after} to {change.before}")
+
+    def _path(self, name: str) -> Path:
+        return self._root / name[1:] if name.startswith("/") else self._root / "proc" / "sys" / name
+
+    def _record(self, name: str, change: Change | None) -> None:
+        if change is None:
+            self._changes.pop(name, None)
+        else:
+            self._changes[name] = change
+        if self._journal is None:
+            return
+        data = msgspec.json.format(msgspec.json.encode(self._changes), indent=1)
+        try:
+            self._journal.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, temporary = tempfile.mkstemp(dir=self._journal.parent, prefix=".sysctls-")
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            Path(temporary).replace(self._journal)
+        except OSError as error:
+            _log.warning(
+                "cannot record changed sysctls in %s, so clean-up will not undo them: %s",
+                self._journal,
+                error,
+            )
+
+
+def _load(journal: Path | None) -> dict[str, Change]:
+    if journal is None:
+        return {}
+    try:
+        return msgspec.json.decode(journal.read_bytes(), type=dict[str, Change])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        _log.warning("cannot read %s, starting a new record: %s", journal, error)
+        return {}

@@ -1,0 +1,124 @@
+"""Settings of the host that kube-proxy makes at start: conntrack limits and time-outs, and its own OOM score.
+
+None of them is needed for packets to flow, so none is fatal: what cannot be set comes back as degraded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from pointsman.kernel.sysctl import Degraded, Sysctls
+
+CONNTRACK_MAX_LIMIT: Final = 1_048_576
+_HASHSIZE: Final = "/sys/module/nf_conntrack/parameters/hashsize"
+_PREFIX: Final = "net/netfilter/nf_conntrack_"
+
+_log = logging.getLogger(__name__)
+
+
+class ConntrackSettings(Protocol):
+    """The `conntrack` block of the configuration; zero leaves the system's value alone."""
+
+    @property
+    def max_per_core(self) -> int: ...
+    @property
+    def min(self) -> int: ...
+    @property
+    def tcp_established_timeout(self) -> timedelta: ...
+    @property
+    def tcp_close_wait_timeout(self) -> timedelta: ...
+    @property
+    def tcp_be_liberal(self) -> bool: ...
+    @property
+    def udp_timeout(self) -> timedelta: ...
+    @property
+    def udp_stream_timeout(self) -> timedelta: ...
+
+
+class HostReport(msgspec.Struct, frozen=True):
+    """What was asked for, and what could not be done."""
+
+    applied: Sequence[str]
+    """`name=value` of every setting that now has its configured value."""
+    degraded: Sequence[Degraded]
+
+
+def conntrack_max(max_per_core: int, minimum: int, cores: int) -> int:
+    """The table size to set; 0 means leave it alone. The cap wins over nothing but the scaled value."""
+    if max_per_core <= 0:
+        return 0
+    scaled = max_per_core * cores
+    if scaled > CONNTRACK_MAX_LIMIT:
+        return CONNTRACK_MAX_LIMIT
+    return max(scaled, minimum)
+
+
+def core_count(root: Path = Path("/")) -> int:
+    """CPUs online in the machine, not those this process may use: the conntrack table is the machine's."""
+    try:
+        ranges = (root / "sys/devices/system/cpu/online").read_text().strip().split(",")
+        spans = [part.partition("-") for part in ranges]
+        return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
+    except (OSError, ValueError):
+        return os.cpu_count() or 1
+
+
+def conntrack_targets(settings: ConntrackSettings, cores: int) -> dict[str, int]:
+    """Setting -> value for everything the configuration does not leave alone. Pure."""
+    targets: dict[str, int] = {}
+    maximum = conntrack_max(settings.max_per_core, settings.min, cores)
+    if maximum:
+        targets[f"{_PREFIX}max"] = maximum
+    for name, timeout in (
+        ("tcp_timeout_established", settings.tcp_established_timeout),
+        ("tcp_timeout_close_wait", settings.tcp_close_wait_timeout),
+        ("udp_timeout", settings.udp_timeout),
+        ("udp_timeout_stream", settings.udp_stream_timeout),
+    ):
+        if timeout > timedelta(0):
+            targets[f"{_PREFIX}{name}"] = int(timeout.total_seconds())
+    if settings.tcp_be_liberal:
+        targets[f"{_PREFIX}tcp_be_liberal"] = 1
+    return targets
+
+
+def apply_conntrack(settings: ConntrackSettings, sysctls: Sysctls, cores: int) -> HostReport:
+    """Set conntrack limits and time-outs. The hash table only ever grows: shrinking would slow others down."""
+    applied: list[str] = []
+    degraded: list[Degraded] = []
+
+    def ensure(name: str, value: int) -> None:
+        problem = sysctls.ensure(name, value)
+        if problem is None:
+            applied.append(f"{name}={value}")
+        else:
+            _log.warning("%s", problem.message)
+            degraded.append(problem)
+
+    targets = conntrack_targets(settings, cores)
+    for name, value in targets.items():
+        ensure(name, value)
+    buckets = targets.get(f"{_PREFIX}max", 0) // 4
+    if buckets and (sysctls.read_int(_HASHSIZE) or 0) < buckets:
+        ensure(_HASHSIZE, buckets)
+    return HostReport(applied, degraded)
+
+
+def apply_oom_score(score: int, root: Path = Path("/")) -> HostReport:
+    """Make the kernel spare this process when memory runs out; lowering the score needs privileges."""
+    path = root / "proc/self/oom_score_adj"
+    try:
+        if path.read_text().strip() != str(score):
+            path.write_text(str(score))
+    except OSError as error:
+        message = f"cannot set oom_score_adj to {score} ({error.strerror}): set oomScoreAdj in the pod or unit instead"
+        _log.warning("%s", message)
+        return HostReport([], [Degraded("oom_score_adj", message)])
+    return HostReport([f"oom_score_adj={score}"], [])

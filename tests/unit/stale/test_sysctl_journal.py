@@ -1,0 +1,103 @@
+"""Settings are made, recorded and put back; nothing about them is fatal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pointsman.kernel.sysctl import Sysctls
+
+NAME = "net/ipv4/conf/all/route_localnet"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "proc/sys" / NAME
+    path.parent.mkdir(parents=True)
+    path.write_text("0\n")
+    return tmp_path
+
+
+def value(root: Path) -> str:
+    return (root / "proc/sys" / NAME).read_text().strip()
+
+
+def test_a_setting_that_is_right_already_is_neither_written_nor_recorded(root: Path) -> None:
+    sysctls = Sysctls(root)
+    assert sysctls.ensure(NAME, 0) is None
+    assert sysctls.changes == {}
+    assert (root / "proc/sys" / NAME).read_text() == "0\n"
+
+
+def test_a_change_is_recorded_and_undone_by_another_process(root: Path) -> None:
+    journal = root / "run/pointsman/sysctls.json"
+    assert Sysctls(root, journal).ensure(NAME, 1) is None
+    assert value(root) == "1"
+    messages = [restored.message for restored in Sysctls(root, journal).undo()]
+    assert value(root) == "0"
+    assert messages == [f"{NAME} restored from 1 to 0"]
+    assert not journal.exists()
+    assert Sysctls(root, journal).undo() == []
+
+
+def test_the_first_value_found_is_the_one_restored(root: Path) -> None:
+    journal = root / "journal.json"
+    Sysctls(root, journal).ensure(NAME, 1)
+    Sysctls(root, journal).ensure(NAME, 2)
+    Sysctls(root, journal).undo()
+    assert value(root) == "0"
+
+
+def test_a_value_changed_by_somebody_else_since_is_left_alone(root: Path) -> None:
+    sysctls = Sysctls(root)
+    sysctls.ensure(NAME, 1)
+    (root / "proc/sys" / NAME).write_text("7")
+    assert "changed by somebody else" in sysctls.undo()[0].message
+    assert value(root) == "7"
+
+
+def test_a_crash_between_record_and_change_restores_nothing(root: Path) -> None:
+    journal = root / "journal.json"
+    journal.write_text('{"net/ipv4/conf/all/route_localnet":{"before":"0","after":"1"}}')
+    assert "already" in Sysctls(root, journal).undo()[0].message
+    assert value(root) == "0"
+
+
+def test_a_missing_or_unwritable_setting_is_degraded_and_not_recorded(root: Path) -> None:
+    sysctls = Sysctls(root, root / "journal.json")
+    missing = sysctls.ensure("net/netfilter/nf_conntrack_max", 5)
+    assert missing is not None
+    assert "cannot set net/netfilter/nf_conntrack_max to 5" in missing.message
+    assert missing.check == "sysctl nf_conntrack_max"
+    directory = root / "proc/sys/net/blocked"
+    directory.mkdir()
+    assert sysctls.ensure("net/blocked", 5) is not None
+    assert sysctls.changes == {}
+
+
+@pytest.mark.parametrize("content", ["", "not json", '{"a": 1}', '["x"]'])
+def test_a_broken_journal_starts_anew(root: Path, content: str) -> None:
+    journal = root / "journal.json"
+    journal.write_text(content)
+    sysctls = Sysctls(root, journal)
+    assert sysctls.changes == {}
+    assert sysctls.ensure(NAME, 1) is None
+    assert NAME in Sysctls(root, journal).changes
+
+
+def test_an_unwritable_journal_does_not_stop_the_change(root: Path) -> None:
+    (root / "file").write_text("")
+    assert Sysctls(root, root / "file" / "journal.json").ensure(NAME, 1) is None
+    assert value(root) == "1"
+
+
+def test_absolute_names_are_paths_below_the_root(root: Path) -> None:
+    parameter = root / "sys/module/m/parameters/hashsize"
+    parameter.parent.mkdir(parents=True)
+    parameter.write_text("16384\n")
+    sysctls = Sysctls(root)
+    assert sysctls.read_int("/sys/module/m/parameters/hashsize") == 16384
+    assert sysctls.ensure("/sys/module/m/parameters/hashsize", 32768) is None
+    assert parameter.read_text() == "32768"
+    assert sysctls.read_int(NAME + "x") is None
