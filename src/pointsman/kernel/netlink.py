@@ -176,6 +176,9 @@ class Reply(NamedTuple):
         return self.errno == 0
 
 
+_ACCEPTED = Reply(0)
+
+
 def frame(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
     """The bytes of one message; payloads are already padded because attributes are."""
     return _HEADER.pack(HEADER_LENGTH + len(payload), kind, flags, sequence, 0) + payload
@@ -325,34 +328,39 @@ class NetlinkSocket:
         return reply.answers
 
     def _request_some(self, messages: Sequence[Message], position: int, replies: list[Reply]) -> int:
-        first = self._sequence = self.next_sequence(_MESSAGES_PER_SEND)
-        frames: list[bytes] = []
+        """One send. Only its last message asks for an acknowledgement: requests run in order, refusals are
+        always reported, so when the last one is answered silence about the others means success. Reading one
+        acknowledgement per message would cost more than the requests themselves.
+        """
+        chunk: list[Message] = []
         size = 0
         for message in messages[position : position + _MESSAGES_PER_SEND]:
-            if frames and size + len(message.payload) > _BYTES_PER_SEND:
+            if chunk and size + len(message.payload) > _BYTES_PER_SEND:
                 break
-            flags = message.flags | NLM_F_REQUEST | NLM_F_ACK
-            frames.append(frame(message.kind, flags, first + len(frames), message.payload))
-            size += len(frames[-1])
-        count = len(frames)
-        self._sequence = first + count
-        self.send(b"".join(frames))
-        outcome: list[Reply | None] = [None] * count
+            chunk.append(message)
+            size += HEADER_LENGTH + len(message.payload)
+        first, last = self.next_sequence(len(chunk)), len(chunk) - 1
+        self.send(
+            b"".join(
+                frame(m.kind, m.flags | NLM_F_REQUEST | (NLM_F_ACK if n == last else 0), first + n, m.payload)
+                for n, m in enumerate(chunk)
+            )
+        )
+        outcome: dict[int, Reply] = {}
         data: dict[int, list[Answer]] = {}
-        missing = count
-        while missing:
+        while last not in outcome:
             for answer in self.receive():
                 index = answer.sequence - first
-                if not 0 <= index < count:
+                if not 0 <= index <= last:
                     continue
                 if answer.kind in (NLMSG_ERROR, NLMSG_DONE):
-                    if outcome[index] is None:
-                        missing -= 1
-                    outcome[index] = reply_of(answer)._replace(answers=tuple(data.pop(index, ())))
+                    outcome[index] = reply_of(answer)
                 elif answer.kind != NLMSG_NOOP:
                     data.setdefault(index, []).append(answer)
-        replies.extend(reply for reply in outcome if reply is not None)
-        return position + count
+        for index in range(len(chunk)):
+            reply = outcome.get(index, _ACCEPTED)
+            replies.append(reply._replace(answers=tuple(data[index])) if index in data else reply)
+        return position + len(chunk)
 
     def dump(self, message: Message, what: str, *, needs: str = "") -> list[Answer]:
         """All messages of a dump. One that was interrupted by a change is repeated.

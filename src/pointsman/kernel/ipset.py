@@ -1,0 +1,272 @@
+"""ipset over nfnetlink: create, add, delete, list, flush, destroy.
+
+Entries travel many per message (the kernel takes a list of them), and adding one that exists or deleting one that
+does not is no error, so a change can be repeated safely.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from pointsman.errors import Busy, KernelError
+from pointsman.kernel import netlink
+from pointsman.kernel.ipvs_types import SetEntry, SetType
+from pointsman.kernel.netlink import Message, NetlinkSocket
+from pointsman.model.addresses import Family
+
+NEEDS = "CONFIG_IP_SET and the set types (modules ip_set, ip_set_hash_*, ip_set_bitmap_port)"
+
+SUBSYSTEM = 6
+CMD_PROTOCOL, CMD_CREATE, CMD_DESTROY, CMD_FLUSH, CMD_LIST, CMD_ADD, CMD_DELETE, CMD_TYPE = (
+    1,
+    2,
+    3,
+    4,
+    7,
+    9,
+    10,
+    13,
+)
+
+ATTR_PROTOCOL, ATTR_NAME, ATTR_TYPE, ATTR_REVISION, ATTR_FAMILY = 1, 2, 3, 4, 5
+ATTR_FLAGS, ATTR_DATA, ATTR_ENTRIES, ATTR_LINE = 6, 7, 8, 9
+DATA_IP, DATA_CIDR, DATA_PORT, DATA_PORT_TO, DATA_PROTOCOL, DATA_LINE = 1, 3, 4, 5, 7, 9
+DATA_HASH_SIZE, DATA_MAX_ELEMENTS = 18, 19
+DATA_IP2, DATA_CIDR2 = 20, 21
+ADDRESS_V4, ADDRESS_V6 = 1, 2
+
+_NET_ORDER = 0x4000
+_PROTOCOL_VERSION = 6
+_NFPROTO = {Family.IPV4: 2, Family.IPV6: 10, None: 0}
+_FAMILIES = {2: Family.IPV4, 10: Family.IPV6}
+_LIST_HEADERS = 1 << 2
+_ENTRIES_PER_MESSAGE = 250
+_BUSY = 4100
+_PRIVATE_ERRORS = {
+    4097: "the kernel speaks another ipset protocol",
+    4098: "this kernel lacks the set type",
+    4099: "the kernel allows no more sets",
+    _BUSY: "a rule still uses the set",
+    errno.EEXIST: "a set of that name has another type or options",
+    4352: "the set is full (maxelem)",
+}
+
+
+class SetHeader(msgspec.Struct, frozen=True, gc=False):
+    """Name and type of a set; `family` is None for types without one."""
+
+    name: str
+    type: SetType
+    family: Family | None = None
+    max_elements: int = 65536
+
+
+def _message(command: int, *attributes: bytes, flags: int = 0, family: int = 0) -> Message:
+    header = struct.pack(">BBH", family, 0, 0)
+    version = netlink.u8(ATTR_PROTOCOL, _PROTOCOL_VERSION)
+    return Message((SUBSYSTEM << 8) | command, flags, header + version + b"".join(attributes))
+
+
+def _address(kind: int, address: bytes) -> bytes:
+    inner = ADDRESS_V4 if len(address) == 4 else ADDRESS_V6
+    return netlink.nested(kind, netlink.attribute(inner | _NET_ORDER, address))
+
+
+def entry_attributes(entry: SetEntry) -> bytes:
+    """What the kernel needs to know about one entry."""
+    parts = []
+    if entry.address:
+        parts.append(_address(DATA_IP, entry.address))
+    if entry.port or entry.protocol:
+        parts.append(netlink.attribute(DATA_PORT | _NET_ORDER, struct.pack(">H", entry.port)))
+    if entry.protocol:
+        parts.append(netlink.u8(DATA_PROTOCOL, entry.protocol))
+    if entry.second:
+        parts.append(_address(DATA_IP2, entry.second))
+    if entry.prefix:
+        parts.append(netlink.u8(DATA_CIDR2, entry.prefix))
+    return b"".join(parts)
+
+
+def entries_message(command: int, name: str, entries: Sequence[SetEntry]) -> Message:
+    """One message that adds (CMD_ADD) or deletes (CMD_DELETE) entries; a line number tells which one failed."""
+    lines = [
+        netlink.nested(
+            ATTR_DATA,
+            entry_attributes(entry),
+            netlink.attribute(DATA_LINE | _NET_ORDER, struct.pack(">I", n)),
+        )
+        for n, entry in enumerate(entries, 1)
+    ]
+    return _message(
+        command,
+        netlink.text(ATTR_NAME, name),
+        netlink.nested(ATTR_ENTRIES, *lines),
+        netlink.u32(ATTR_LINE, 1),
+    )
+
+
+def entry_of(data: bytes, kind: SetType) -> SetEntry:
+    """An entry as the kernel lists it."""
+    fields = netlink.attributes(data)
+    port = int.from_bytes(fields.get(DATA_PORT, b""), "big")
+    if kind is SetType.BITMAP_PORT:
+        return SetEntry(port=port)
+    address = _listed_address(fields[DATA_IP])
+    if kind is SetType.HASH_IP:
+        return SetEntry(address)
+    protocol = fields.get(DATA_PROTOCOL, b"\0")[0]
+    if kind is SetType.HASH_IP_PORT:
+        return SetEntry(address, protocol, port)
+    second = _listed_address(fields[DATA_IP2])
+    if kind is SetType.HASH_IP_PORT_IP:
+        return SetEntry(address, protocol, port, second)
+    width = len(second) * 8
+    return SetEntry(address, protocol, port, second, fields[DATA_CIDR2][0] if DATA_CIDR2 in fields else width)
+
+
+def _listed_address(data: bytes) -> bytes:
+    return next(value for _, value in netlink.iter_attributes(data))
+
+
+def _header_of(name: str, fields: Mapping[int, bytes]) -> SetHeader | None:
+    try:
+        kind = SetType(netlink.text_of(fields[ATTR_TYPE]))
+    except ValueError:
+        return None
+    family = _FAMILIES.get(fields[ATTR_FAMILY][0]) if ATTR_FAMILY in fields and kind.has_family else None
+    return SetHeader(name, kind, family)
+
+
+class IpsetSocket:
+    """The sets of the network namespace it was opened in."""
+
+    def __init__(self) -> None:
+        self._netlink = NetlinkSocket(netlink.NETLINK_NETFILTER)
+        self._revisions: dict[tuple[SetType, Family | None], int] = {}
+
+    def close(self) -> None:
+        self._netlink.close()
+
+    def check(self, types: Iterable[tuple[SetType, Family | None]]) -> None:
+        """Raise NotSupported naming the first set type this kernel lacks."""
+        for kind, family in types:
+            self._revision(kind, family)
+
+    def create(self, header: SetHeader) -> None:
+        """Make a set; one that exists with the same type is kept as it is."""
+        if header.type is SetType.BITMAP_PORT:
+            data = netlink.attribute(DATA_PORT | _NET_ORDER, b"\0\0") + netlink.attribute(
+                DATA_PORT_TO | _NET_ORDER, b"\xff\xff"
+            )
+        else:
+            data = netlink.attribute(
+                DATA_HASH_SIZE | _NET_ORDER, struct.pack(">I", 1024)
+            ) + netlink.attribute(DATA_MAX_ELEMENTS | _NET_ORDER, struct.pack(">I", header.max_elements))
+        family = header.family if header.type.has_family else None
+        request = _message(
+            CMD_CREATE,
+            netlink.text(ATTR_NAME, header.name),
+            netlink.text(ATTR_TYPE, header.type.value),
+            netlink.u8(ATTR_REVISION, self._revision(header.type, family)),
+            netlink.u8(ATTR_FAMILY, _NFPROTO[family]),
+            netlink.nested(ATTR_DATA, data),
+            flags=netlink.NLM_F_CREATE,
+            family=_NFPROTO[family],
+        )
+        reply = self._netlink.request((request,))[0]
+        if reply.errno:
+            raise _error(reply.errno, f"create ipset {header.name} ({header.type.value})")
+
+    def headers(self) -> dict[str, SetHeader]:
+        """Every set of a type we know, by name, without its entries."""
+        return {header.name: header for header, _ in self._list(entries=False)}
+
+    def entries(self) -> dict[str, set[SetEntry]]:
+        """The entries of every set of a type we know."""
+        found: dict[str, set[SetEntry]] = {}
+        for header, entries in self._list(entries=True):
+            found.setdefault(header.name, set()).update(entries)
+        return found
+
+    def add(self, name: str, entries: Iterable[SetEntry]) -> dict[SetEntry, KernelError]:
+        """Add entries; returns those that were refused, with the reason."""
+        return self._change(CMD_ADD, name, list(entries))
+
+    def delete(self, name: str, entries: Iterable[SetEntry]) -> dict[SetEntry, KernelError]:
+        """Delete entries; returns those that were refused, with the reason."""
+        return self._change(CMD_DELETE, name, list(entries))
+
+    def flush(self, name: str) -> None:
+        self._netlink.request_one(_message(CMD_FLUSH, netlink.text(ATTR_NAME, name)), f"flush ipset {name}")
+
+    def destroy(self, name: str) -> None:
+        """Remove a set; raises Busy while a rule still matches on it."""
+        reply = self._netlink.request((_message(CMD_DESTROY, netlink.text(ATTR_NAME, name)),))[0]
+        if reply.errno:
+            raise _error(reply.errno, f"destroy ipset {name}")
+
+    def _change(self, command: int, name: str, entries: list[SetEntry]) -> dict[SetEntry, KernelError]:
+        chunks = [entries[i : i + _ENTRIES_PER_MESSAGE] for i in range(0, len(entries), _ENTRIES_PER_MESSAGE)]
+        replies = self._netlink.request([entries_message(command, name, chunk) for chunk in chunks])
+        doubtful = [
+            entry for chunk, reply in zip(chunks, replies, strict=True) if reply.errno for entry in chunk
+        ]
+        if not doubtful:
+            return {}
+        verb = "add to" if command == CMD_ADD else "delete from"
+        singles = self._netlink.request([entries_message(command, name, (entry,)) for entry in doubtful])
+        return {
+            entry: _error(reply.errno, f"{verb} ipset {name} {entry}")
+            for entry, reply in zip(doubtful, singles, strict=True)
+            if reply.errno
+        }
+
+    def _list(self, *, entries: bool) -> list[tuple[SetHeader, list[SetEntry]]]:
+        """A long set comes in several messages; only the first one says what type it has."""
+        flags = netlink.attribute(ATTR_FLAGS | _NET_ORDER, struct.pack(">I", 0 if entries else _LIST_HEADERS))
+        found: list[tuple[SetHeader, list[SetEntry]]] = []
+        headers: dict[str, SetHeader] = {}
+        for answer in self._netlink.dump(_message(CMD_LIST, flags), "list ipsets", needs=NEEDS):
+            fields = netlink.attributes(answer.payload, 4)
+            name = netlink.text_of(fields.get(ATTR_NAME, b""))
+            if ATTR_TYPE in fields:
+                header = _header_of(name, fields)
+                if header is not None:
+                    headers[name] = header
+            header = headers.get(name)
+            if header is not None:
+                listed = netlink.iter_attributes(fields.get(ATTR_ENTRIES, b""))
+                found.append(
+                    (header, [entry_of(data, header.type) for kind, data in listed if kind == ATTR_DATA])
+                )
+        return found
+
+    def _revision(self, kind: SetType, family: Family | None) -> int:
+        """The newest layout of a set type that this kernel offers."""
+        known = self._revisions.get((kind, family))
+        if known is not None:
+            return known
+        number = _NFPROTO[family]
+        request = _message(
+            CMD_TYPE, netlink.text(ATTR_TYPE, kind.value), netlink.u8(ATTR_FAMILY, number), family=number
+        )
+        for answer in self._netlink.request_one(request, f"look up ipset type {kind.value}", needs=NEEDS):
+            revision = netlink.attributes(answer.payload, 4).get(ATTR_REVISION)
+            if revision is not None:
+                self._revisions[kind, family] = revision[0]
+                return revision[0]
+        raise KernelError(f"the kernel did not describe ipset type {kind.value}", errno.EPROTO)
+
+
+def _error(code: int, what: str) -> KernelError:
+    reason = _PRIVATE_ERRORS.get(code)
+    if code == _BUSY:
+        return Busy(f"{what}: {reason}", code)
+    if reason is not None:
+        return KernelError(f"{what}: {reason}", code)
+    return netlink.kernel_error(code, what, needs=NEEDS)

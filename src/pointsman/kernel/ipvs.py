@@ -1,0 +1,210 @@
+"""The kernel's IP Virtual Server over generic netlink: virtual servers, real servers, timeouts, counters.
+
+Changes are built as messages first (pure functions below) and sent many per system call by `IpvsSocket.apply`;
+nothing here decides what should exist. Addresses travel in 16 bytes whatever their family.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+
+from pointsman.kernel import genl, netlink
+from pointsman.kernel.ipvs_types import (
+    PERSISTENT,
+    SCHEDULER_1,
+    SCHEDULER_2,
+    RealKey,
+    RealServer,
+    Traffic,
+    VirtualKey,
+    VirtualServer,
+)
+from pointsman.kernel.netlink import Message, NetlinkSocket, Reply
+
+NEEDS = "CONFIG_IP_VS (module ip_vs); try: modprobe ip_vs"
+
+CMD_NEW_SERVICE, CMD_SET_SERVICE, CMD_DEL_SERVICE, CMD_GET_SERVICE = 1, 2, 3, 4
+CMD_NEW_DEST, CMD_SET_DEST, CMD_DEL_DEST, CMD_GET_DEST = 5, 6, 7, 8
+CMD_SET_CONFIG, CMD_GET_CONFIG, CMD_GET_INFO, CMD_FLUSH = 12, 13, 15, 17
+
+ATTR_SERVICE, ATTR_DEST = 1, 2
+ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP = 4, 5, 6
+SVC_AF, SVC_PROTOCOL, SVC_ADDR, SVC_PORT, SVC_FWMARK, SVC_SCHEDULER = 1, 2, 3, 4, 5, 6
+SVC_FLAGS, SVC_TIMEOUT, SVC_NETMASK, SVC_STATS, SVC_STATS64 = 7, 8, 9, 10, 12
+DEST_ADDR, DEST_PORT, DEST_FORWARD, DEST_WEIGHT, DEST_UPPER, DEST_LOWER = 1, 2, 3, 4, 5, 6
+DEST_ACTIVE, DEST_INACTIVE, DEST_FAMILY = 7, 8, 11
+STAT_CONNS, STAT_INPKTS, STAT_OUTPKTS, STAT_INBYTES, STAT_OUTBYTES = 1, 2, 3, 4, 5
+
+_BALANCING_FLAGS = PERSISTENT | SCHEDULER_1 | SCHEDULER_2
+_SERVICE_ID = struct.Struct("=HHHxx HHHxx HH16s HH2sxx")
+_SERVICE_REST = struct.Struct("=HHII HHI HHI")
+_DEST_ID = struct.Struct("=HHHxx HH16s HH2sxx")
+_DEST_REST = struct.Struct("=HHI HHI HHI HHI")
+_NEST = struct.Struct("=HH")
+_U32 = struct.Struct("=I")
+_PORT = struct.Struct(">H")
+_V4_ALL_BITS, _V6_ALL_BITS = 0xFFFFFFFF, 128
+
+
+# --- messages -----------------------------------------------------------------------------------------------
+
+
+def _nest(kind: int, content: bytes) -> bytes:
+    return _NEST.pack(4 + len(content), kind | netlink.NLA_F_NESTED) + content
+
+
+def _af(address: bytes) -> int:
+    return socket.AF_INET if len(address) == 4 else socket.AF_INET6
+
+
+def service_id(key: VirtualKey) -> bytes:
+    """The attributes that identify a virtual server; reuse it for every real server of the same one."""
+    return _SERVICE_ID.pack(
+        *(6, SVC_AF, _af(key.address)),
+        *(6, SVC_PROTOCOL, key.protocol),
+        *(20, SVC_ADDR, key.address),
+        *(6, SVC_PORT, _PORT.pack(key.port)),
+    )
+
+
+def service_change(command: int, server: VirtualServer) -> bytes:
+    """Payload that adds (CMD_NEW_SERVICE) or alters (CMD_SET_SERVICE) a virtual server."""
+    mask = _V4_ALL_BITS if len(server.key.address) == 4 else _V6_ALL_BITS
+    content = (
+        service_id(server.key)
+        + netlink.text(SVC_SCHEDULER, server.scheduler)
+        + _SERVICE_REST.pack(
+            *(12, SVC_FLAGS, server.flags, 0xFFFFFFFF),
+            *(8, SVC_TIMEOUT, server.timeout),
+            *(8, SVC_NETMASK, mask),
+        )
+    )
+    return genl.header(command) + _nest(ATTR_SERVICE, content)
+
+
+def service_removal(key: VirtualKey) -> bytes:
+    """Payload that deletes a virtual server with its real servers."""
+    return genl.header(CMD_DEL_SERVICE) + _nest(ATTR_SERVICE, service_id(key))
+
+
+def _dest_id(key: RealKey) -> bytes:
+    return _DEST_ID.pack(
+        *(6, DEST_FAMILY, _af(key.address)),
+        *(20, DEST_ADDR, key.address),
+        *(6, DEST_PORT, _PORT.pack(key.port)),
+    )
+
+
+def destination_change(command: int, service: bytes, key: RealKey, weight: int) -> bytes:
+    """Payload that adds (CMD_NEW_DEST) or alters (CMD_SET_DEST) a masqueraded real server of `service_id`."""
+    rest = _DEST_REST.pack(
+        *(8, DEST_FORWARD, 0), *(8, DEST_WEIGHT, weight), *(8, DEST_UPPER, 0), *(8, DEST_LOWER, 0)
+    )
+    return genl.header(command) + _nest(ATTR_SERVICE, service) + _nest(ATTR_DEST, _dest_id(key) + rest)
+
+
+def destination_removal(service: bytes, key: RealKey) -> bytes:
+    """Payload that deletes a real server."""
+    return genl.header(CMD_DEL_DEST) + _nest(ATTR_SERVICE, service) + _nest(ATTR_DEST, _dest_id(key))
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+def virtual_server_of(payload: bytes) -> tuple[VirtualServer, Traffic] | None:
+    """A virtual server and its counters; None for one that is addressed by a firewall mark."""
+    fields = netlink.attributes(netlink.attributes(payload, genl.HEADER_LENGTH).get(ATTR_SERVICE, b""))
+    if SVC_ADDR not in fields or SVC_PORT not in fields:
+        return None
+    length = 4 if _native(fields[SVC_AF]) == socket.AF_INET else 16
+    key = VirtualKey(
+        _native(fields[SVC_PROTOCOL]), fields[SVC_ADDR][:length], _PORT.unpack(fields[SVC_PORT])[0]
+    )
+    flags = _U32.unpack_from(fields[SVC_FLAGS])[0] & _BALANCING_FLAGS
+    timeout = _native(fields[SVC_TIMEOUT]) if flags & PERSISTENT else 0
+    server = VirtualServer(key, netlink.text_of(fields[SVC_SCHEDULER]), flags, timeout)
+    stats = netlink.attributes(fields.get(SVC_STATS64) or fields.get(SVC_STATS, b""))
+    counters = (STAT_CONNS, STAT_INPKTS, STAT_OUTPKTS, STAT_INBYTES, STAT_OUTBYTES)
+    return server, Traffic(*(_native(stats.get(number, b"\0")) for number in counters))
+
+
+def real_server_of(payload: bytes, family: int) -> RealServer:
+    """A real server; kernels before 3.18 do not say its family, which then is the virtual server's."""
+    fields = netlink.attributes(netlink.attributes(payload, genl.HEADER_LENGTH).get(ATTR_DEST, b""))
+    number = _native(fields[DEST_FAMILY]) if DEST_FAMILY in fields else family
+    length = 4 if number == socket.AF_INET else 16
+    return RealServer(
+        RealKey(fields[DEST_ADDR][:length], _PORT.unpack(fields[DEST_PORT])[0]),
+        weight=_native(fields[DEST_WEIGHT]),
+        active=_native(fields[DEST_ACTIVE]),
+        inactive=_native(fields[DEST_INACTIVE]),
+        forwarding=_native(fields[DEST_FORWARD]) & 0x7,
+    )
+
+
+def _native(data: bytes) -> int:
+    return int.from_bytes(data, sys.byteorder)
+
+
+# --- the socket ---------------------------------------------------------------------------------------------
+
+
+class IpvsSocket:
+    """IPVS of the network namespace it was opened in. Raises NotSupported where the kernel has none."""
+
+    def __init__(self) -> None:
+        self._netlink = NetlinkSocket(netlink.NETLINK_GENERIC)
+        try:
+            self._family = genl.resolve(self._netlink, "IPVS", needs=NEEDS)
+        except BaseException:
+            self._netlink.close()
+            raise
+
+    def close(self) -> None:
+        self._netlink.close()
+
+    def apply(self, payloads: Sequence[bytes]) -> list[Reply]:
+        """Send changes, many per system call; what became of each, in order."""
+        return self._netlink.request([Message(self._family, 0, payload) for payload in payloads])
+
+    def services(self) -> dict[VirtualServer, Traffic]:
+        """Every virtual server with an address, and its counters."""
+        found: dict[VirtualServer, Traffic] = {}
+        request = Message(self._family, 0, genl.header(CMD_GET_SERVICE))
+        for answer in self._netlink.dump(request, "list virtual servers", needs=NEEDS):
+            decoded = virtual_server_of(answer.payload)
+            if decoded is not None:
+                found[decoded[0]] = decoded[1]
+        return found
+
+    def destinations(self, key: VirtualKey) -> list[RealServer]:
+        """The real servers of a virtual server with their connections; empty when there is no such server."""
+        payload = genl.header(CMD_GET_DEST) + _nest(ATTR_SERVICE, service_id(key))
+        answers = self._netlink.dump(Message(self._family, 0, payload), f"list real servers of {key}")
+        return [real_server_of(answer.payload, _af(key.address)) for answer in answers]
+
+    def flush(self) -> None:
+        """Remove every virtual server."""
+        self._netlink.request_one(Message(self._family, 0, genl.header(CMD_FLUSH)), "flush virtual servers")
+
+    def timeouts(self) -> tuple[int, int, int]:
+        """Idle seconds of TCP sessions, TCP sessions after a FIN, and UDP packets."""
+        request = Message(self._family, 0, genl.header(CMD_GET_CONFIG))
+        for answer in self._netlink.request_one(request, "read the IPVS timeouts"):
+            fields = netlink.attributes(answer.payload, genl.HEADER_LENGTH)
+            tcp, fin, udp = (
+                _native(fields[n]) for n in (ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP)
+            )
+            return tcp, fin, udp
+        return 0, 0, 0
+
+    def set_timeouts(self, tcp: int = 0, tcp_fin: int = 0, udp: int = 0) -> None:
+        """Set the timeouts that are not 0."""
+        kinds = (ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP)
+        payload = genl.header(CMD_SET_CONFIG) + b"".join(
+            netlink.u32(kind, seconds) for kind, seconds in zip(kinds, (tcp, tcp_fin, udp), strict=True)
+        )
+        self._netlink.request_one(Message(self._family, 0, payload), "set the IPVS timeouts")
