@@ -18,7 +18,6 @@ from pointsman.config.gates import gate_warnings
 from pointsman.config.types import API_VERSION, KIND, KubeProxyConfiguration
 from pointsman.errors import ConfigError
 
-
 _NOTHING = object()
 
 
@@ -95,7 +94,7 @@ def _one_line(problem: Exception) -> str:
 
 
 def _yaml_document(text: str, findings: Findings) -> Any:
-    documents = yaml.load_all(text, _loader_noting(findings))  # noqa: S506  derived from SafeLoader
+    documents = yaml.load_all(text, _loader_noting(findings))
     first = next(documents, None)
     if next(documents, _NOTHING) is not _NOTHING:
         findings.warnings.append("the file holds more than one YAML document; only the first is used")

@@ -1,0 +1,290 @@
+"""Command-line flags in the syntax of Go's pflag, so that a command line written for kube-proxy works unchanged.
+
+`--name=value`, `--name value`, bare `--switch`, `--switch=false`, `-v=2`, `-v 2`, `-v2`; underscores in names count
+as dashes; lists and maps are separated by commas and add up when repeated. Every mistake on the command line is
+reported, not just the first.
+"""
+
+from __future__ import annotations
+
+import csv
+import enum
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from pointsman.config.addresses import host_and_port, ip_from_text, port_from_text
+from pointsman.config.document import nearest
+from pointsman.config.durations import bytes_from_quantity, duration_from_text
+from pointsman.config.types import VModuleItem
+from pointsman.errors import ConfigError
+
+_INTEGER = re.compile(
+    r"([+-]?)(0[xX](?:_?[0-9a-fA-F])+|0[bB](?:_?[01])+|0[oO]?(?:_?[0-7])+|[1-9](?:_?[0-9])*|0)"
+)
+_TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
+_FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
+_VERSION = re.compile(r"v[0-9]+\.[0-9]+\.[0-9]+([-+][0-9A-Za-z.+-]*)?")
+
+
+class Kind(enum.Enum):
+    """The type of a flag's value, named as in the help text."""
+
+    STRING = "string"
+    BOOL = ""
+    INT32 = "int32"
+    UINT32 = "Level"
+    FLOAT32 = "float32"
+    DURATION = "duration"
+    LIST = "strings"
+    SWITCHES = "mapStringBool"
+    IP = "ip"
+    IP_PORT = "ipport"
+    QUANTITY = "quantity"
+    VMODULE = "pattern=N,..."
+    VERSION = "version"
+
+
+class Flag(msgspec.Struct, frozen=True, kw_only=True):
+    """One flag of a command."""
+
+    name: str
+    kind: Kind
+    help: str
+    group: str
+    default: str = ""
+    fields: tuple[str, ...] = ()
+    """Dotted attributes of KubeProxyConfiguration that it sets."""
+    shorthand: str = ""
+    deprecated: str = ""
+    works_with_file: bool = False
+    """Still counts when --config is given."""
+
+
+class Given(msgspec.Struct, frozen=True):
+    """The flags found on a command line: decoded values, and the text for showing them again."""
+
+    values: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+
+
+def parse_flags(argv: Sequence[str], table: Iterable[Flag], *, program: str) -> Given:
+    """All flags of `argv`, or ConfigError listing everything that is wrong with it."""
+    return _Parser(table, program).parse(argv)
+
+
+class _Parser:
+    """The state of one pass over a command line."""
+
+    def __init__(self, table: Iterable[Flag], program: str) -> None:
+        self._flags = {flag.name: flag for flag in table}
+        self._shorthands = {flag.shorthand: flag for flag in self._flags.values() if flag.shorthand}
+        self._program = program
+        self._problems: list[str] = []
+        self._given = Given()
+
+    def parse(self, argv: Sequence[str]) -> Given:
+        pending = list(reversed(argv))
+        positional: list[str] = []
+        while pending:
+            argument = pending.pop()
+            if argument == "--":
+                positional += reversed(pending)
+                break
+            if argument.startswith("--"):
+                self._long(argument, pending)
+            elif argument.startswith("-") and len(argument) > 1:
+                self._short(argument, pending)
+            else:
+                positional.append(argument)
+        if positional:
+            got = " ".join(positional)
+            self._problems.append(f"{self._program} takes no arguments besides flags, got: {got}")
+        if self._problems:
+            raise ConfigError(self._problems)
+        return self._given
+
+    def _long(self, argument: str, pending: list[str]) -> None:
+        name, equals, text = argument[2:].partition("=")
+        flag = self._flags.get(name.replace("_", "-"))
+        if flag is None:
+            close = nearest(name, self._flags).replace("did you mean ", "did you mean --")
+            self._unknown(f"unknown flag: --{name}{close}", equals, pending)
+        elif equals:
+            self._set(flag, f"--{flag.name}", text)
+        else:
+            self._set_from_next(flag, f"--{flag.name}", pending)
+
+    def _short(self, argument: str, pending: list[str]) -> None:
+        letters = argument[1:]
+        while letters:
+            letter, letters = letters[0], letters[1:]
+            flag = self._shorthands.get(letter)
+            if flag is None:
+                name = argument[1:].partition("=")[0].replace("_", "-")
+                close = f", did you mean --{name}?" if name in self._flags else ""
+                self._unknown(
+                    f"unknown shorthand flag: {letter!r} in {argument}{close}", "=" in argument, pending
+                )
+                return
+            if letters.startswith("="):
+                self._set(flag, f"-{letter}", letters[1:])
+                return
+            if flag.kind in (Kind.BOOL, Kind.VERSION):
+                self._set(flag, f"-{letter}", "true")
+            elif letters:
+                self._set(flag, f"-{letter}", letters)
+                return
+            else:
+                self._set_from_next(flag, f"-{letter}", pending)
+
+    def _unknown(self, problem: str, has_value: object, pending: list[str]) -> None:
+        self._problems.append(problem)
+        if not has_value and pending and not pending[-1].startswith("-"):
+            pending.pop()
+
+    def _set_from_next(self, flag: Flag, written: str, pending: list[str]) -> None:
+        if flag.kind in (Kind.BOOL, Kind.VERSION):
+            self._set(flag, written, "true")
+        elif pending:
+            self._set(flag, written, pending.pop())
+        else:
+            self._problems.append(f"flag needs an argument: {written}")
+
+    def _set(self, flag: Flag, written: str, text: str) -> None:
+        try:
+            value = _DECODERS[flag.kind](text)
+        except ValueError as wrong:
+            shown = text if len(text) <= 200 else text[:200] + "…"
+            self._problems.append(f'invalid argument "{shown}" for "{written}" flag: {wrong}')
+            return
+        values, texts, name = self._given.values, self._given.texts, flag.name
+        if name in values and flag.kind in (Kind.LIST, Kind.VMODULE):
+            value = values[name] + value
+            text = f"{texts[name]},{text}"
+        elif name in values and flag.kind is Kind.SWITCHES:
+            value = values[name] | value
+            text = f"{texts[name]},{text}"
+        values[name] = value
+        texts[name] = text
+
+
+def _boolean(text: str) -> bool:
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError("must be true or false")
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def decode(text: str) -> int:
+        found = _INTEGER.fullmatch(text)
+        if found is None or len(text) > 64:
+            raise ValueError("must be an integer")
+        digits = found[2].replace("_", "")
+        if len(digits) > 1 and digits[0] == "0" and digits[1].isdigit():
+            digits = f"0o{digits}"
+        number = int(digits, 0) * (-1 if found[1] == "-" else 1)
+        if not low <= number <= high:
+            raise ValueError(f"must be within the range [{low}, {high}]")
+        return number
+
+    return decode
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError("must be a number") from None
+    if not math.isfinite(number) or abs(number) > 3.4e38:
+        raise ValueError("must be a finite number")
+    return number
+
+
+def _duration(text: str) -> timedelta:
+    return duration_from_text(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    if not text:
+        return ()
+    try:
+        rows = list(csv.reader([text], strict=True))
+    except csv.Error as wrong:
+        raise ValueError(f"must be a list separated by commas: {wrong}") from None
+    return tuple(rows[0]) if rows else ()
+
+
+def _switches(text: str) -> dict[str, bool]:
+    switches = {}
+    for part in text.split(","):
+        if not part.strip():
+            continue
+        name, equals, state = part.partition("=")
+        if not equals:
+            raise ValueError(f"malformed pair {part!r}, expect name=true or name=false")
+        switches[name.strip()] = _boolean(state.strip())
+    return switches
+
+
+def _ip(text: str) -> str:
+    if text and ip_from_text(text) is None:
+        raise ValueError("must be an IP address")
+    return text
+
+
+def _ip_and_port(text: str) -> str:
+    if not text or ip_from_text(text) is not None:
+        return text
+    parts = host_and_port(text)
+    if parts is None:
+        raise ValueError("must be an IP address or IP:port, with brackets around IPv6")
+    if ip_from_text(parts[0]) is None:
+        raise ValueError(f"{parts[0]!r} is not an IP address")
+    if port_from_text(parts[1]) is None:
+        raise ValueError(f"{parts[1]!r} is not a port")
+    return text
+
+
+def _vmodule(text: str) -> tuple[VModuleItem, ...]:
+    items = []
+    for part in text.split(","):
+        if not part:
+            continue
+        pattern, equals, level = part.partition("=")
+        if not equals or not pattern:
+            raise ValueError(f"{part!r} must have the form pattern=N")
+        items.append(VModuleItem(file_pattern=pattern, verbosity=_integer(0, (1 << 31) - 1)(level)))
+    return tuple(items)
+
+
+def _version(text: str) -> str:
+    if text == "raw" or _VERSION.fullmatch(text):
+        return text
+    try:
+        return "true" if _boolean(text) else ""
+    except ValueError:
+        raise ValueError("must be true, raw or a version such as v1.37.0") from None
+
+
+_DECODERS: Mapping[Kind, Callable[[str], Any]] = {
+    Kind.STRING: str,
+    Kind.BOOL: _boolean,
+    Kind.INT32: _integer(-(1 << 31), (1 << 31) - 1),
+    Kind.UINT32: _integer(0, (1 << 31) - 1),
+    Kind.FLOAT32: _number,
+    Kind.DURATION: _duration,
+    Kind.LIST: _words,
+    Kind.SWITCHES: _switches,
+    Kind.IP: _ip,
+    Kind.IP_PORT: _ip_and_port,
+    Kind.QUANTITY: bytes_from_quantity,
+    Kind.VMODULE: _vmodule,
+    Kind.VERSION: _version,
+}
