@@ -1,0 +1,166 @@
+"""Builds the namespaces, links and routes drawn in hosts.py, and keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from pointsman.lab.echo import EchoServers
+from pointsman.lab.hosts import BRIDGE, GATEWAY, HOSTS, NODES, OUTSIDE, POD_RANGES, Attachment, Host
+from pointsman.lab.netns import Namespace
+
+_EVERY_HOST = {
+    # Addresses are ours alone: waiting for duplicate detection would only delay the start.
+    "net/ipv6/conf/all/accept_dad": "0",
+    "net/ipv6/conf/default/accept_dad": "0",
+    "net/ipv6/conf/all/disable_ipv6": "0",
+    "net/ipv6/conf/default/disable_ipv6": "0",
+    "net/ipv6/conf/all/accept_ra": "0",
+    "net/ipv6/conf/default/accept_ra": "0",
+    # All LAN hosts use n1 as gateway on purpose; it must not tell them of shorter ways.
+    "net/ipv4/conf/all/accept_redirects": "0",
+    "net/ipv4/conf/default/accept_redirects": "0",
+    "net/ipv6/conf/all/accept_redirects": "0",
+    "net/ipv6/conf/default/accept_redirects": "0",
+    "net/ipv4/conf/all/rp_filter": "0",
+    "net/ipv4/conf/default/rp_filter": "0",
+    # Refusals are what many probes look for: never ration them.
+    "net/ipv4/icmp_ratelimit": "0",
+    "net/ipv6/icmp/ratelimit": "0",
+    "net/ipv4/icmp_msgs_per_sec": "1000000",
+    "net/ipv4/icmp_msgs_burst": "10000",
+}
+_ROUTER = {
+    "net/ipv4/ip_forward": "1",
+    "net/ipv6/conf/all/forwarding": "1",
+    "net/ipv4/conf/all/send_redirects": "0",
+    "net/ipv4/conf/default/send_redirects": "0",
+    "net/bridge/bridge-nf-call-iptables": "0",
+    "net/bridge/bridge-nf-call-ip6tables": "0",
+}
+
+
+class Cluster:
+    """Two nodes, six pods and two outside hosts, with an echo server on every pod port asked for."""
+
+    def __init__(self) -> None:
+        self._lan = Namespace()
+        self._namespaces = {name: Namespace() for name in HOSTS}
+        self.servers = EchoServers()
+        try:
+            self._wire()
+        except BaseException:
+            self.close()
+            raise
+
+    def __getitem__(self, host: str) -> Namespace:
+        return self._namespaces[host]
+
+    @property
+    def namespaces(self) -> Mapping[str, Namespace]:
+        return self._namespaces
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the servers and let the namespaces go; processes started inside must have been ended before."""
+        self.servers.close()
+        for namespace in (self._lan, *self._namespaces.values()):
+            namespace.close()
+
+    def serve(self, host: str, *ports: int, name: str = "") -> None:
+        """Answer on TCP and UDP `ports` of `host` with the name and the address the caller is seen with."""
+        with self._namespaces[host].entered():
+            for port in ports:
+                self.servers.listen(name or host, (HOSTS[host].ipv4, HOSTS[host].ipv6), port)
+
+    def serve_sctp(self, host: str) -> None:
+        """Answer SCTP INITs to any port of `host`."""
+        with self._namespaces[host].entered():
+            self.servers.listen_sctp(host, (HOSTS[host].ipv4, HOSTS[host].ipv6))
+
+    def _wire(self) -> None:
+        self._lan.write_sysctls(_EVERY_HOST)
+        for name, namespace in self._namespaces.items():
+            namespace.write_sysctls(_EVERY_HOST | (_ROUTER if name in NODES else {}))
+        self._lan.run(
+            ("ip", "-batch", "-"),
+            _bridge_commands("lan0", {f: f"{a}/{_lan_prefix(f)}" for f, a in GATEWAY.items()})
+            + self._port_commands(Attachment.LAN, "lan0")
+            + "route add blackhole 0.0.0.0/0\nroute add blackhole ::/0\n",
+        )
+        for node in NODES:
+            self._namespaces[node].run(
+                ("ip", "-batch", "-"),
+                _bridge_commands("cni0", {4: f"{BRIDGE[node][4]}/24", 6: f"{BRIDGE[node][6]}/64"})
+                + self._port_commands(Attachment(node), "cni0"),
+            )
+        for host in HOSTS.values():
+            self._namespaces[host.name].run(("ip", "-batch", "-"), _host_commands(host))
+
+    def _port_commands(self, attachment: Attachment, bridge: str) -> str:
+        lines = []
+        for host in HOSTS.values():
+            if host.attachment is attachment:
+                peer = self._namespaces[host.name].path
+                lines.append(f"link add {host.name} type veth peer name eth0 netns {peer}")
+                lines.append(f"link set {host.name} master {bridge} up")
+        return "\n".join(lines) + "\n"
+
+
+def _lan_prefix(family: int) -> int:
+    return 24 if family == 4 else 64
+
+
+def _bridge_commands(name: str, addresses: Mapping[int, str]) -> str:
+    lines = [f"link add {name} type bridge mcast_snooping 0", "link set lo up"]
+    lines += [
+        f"addr add {address} dev {name}{' nodad' if family == 6 else ''}"
+        for family, address in addresses.items()
+    ]
+    lines.append(f"link set {name} up")
+    return "\n".join(lines) + "\n"
+
+
+def _host_commands(host: Host) -> str:
+    lines = ["link set eth0 up"]
+    if host.name not in NODES:
+        lines.append("link set lo up")
+    for family in (4, 6):
+        nodad = "" if family == 4 else " nodad"
+        address = host.address(family)
+        is_pod = host.name.startswith("pod")
+        prefix = (32 if family == 4 else 128) if is_pod else _lan_prefix(family)
+        lines.append(f"addr add {address}/{prefix} dev eth0{nodad}")
+        lines += [f"route add {route}" for route in _routes(host, family)]
+    return "\n".join(lines) + "\n"
+
+
+def _routes(host: Host, family: int) -> list[str]:
+    """Routes of one host; every pod has a /32 address so that traffic between pods passes its node."""
+    index = 0 if family == 4 else 1
+    n1, n2 = HOSTS["n1"].address(family), HOSTS["n2"].address(family)
+    if host.name == "n1":
+        outside_pod = HOSTS["pod6"].address(family)
+        return [
+            f"{POD_RANGES['n2'][index]} via {n2}",
+            f"{outside_pod} dev eth0",
+            f"default via {GATEWAY[family]}",
+        ]
+    if host.name == "n2":
+        answers = [HOSTS[name].address(family) for name in OUTSIDE]
+        return [
+            f"{POD_RANGES['n1'][index]} via {n1}",
+            *(f"{a} via {n1}" for a in answers),
+            f"default via {n1}",
+        ]
+    if host.attachment is Attachment.LAN:
+        return [f"default via {n1} dev eth0 onlink"]
+    return [f"default via {BRIDGE[host.attachment.value][family]} dev eth0 onlink"]

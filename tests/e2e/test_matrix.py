@@ -1,0 +1,66 @@
+"""Every line of observable behaviour, by mode and IP family: one proxy per configuration, all probes at once."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+from tests.e2e import harness
+from tests.e2e.behaviour import Case, disagreement
+from tests.e2e.matrix import SERVICES, SETTINGS, Setting
+
+from pointsman.lab.probe import Outcome, run_probes
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(bool(harness.missing_privilege()), reason=harness.missing_privilege()),
+]
+
+MODES = ("nftables", "iptables")
+
+Results = dict[tuple[str, int], list[Outcome]]
+
+
+def _parameters() -> list[object]:
+    return [
+        pytest.param(setting, mode, family, case, id=f"{mode}-v{family}-{setting.name}-{case.id}")
+        for mode in MODES
+        for setting in SETTINGS
+        if mode in setting.modes
+        for family in (4, 6)
+        for case in setting.cases
+        if family in case.families and case.expectation(mode) is not None
+    ]
+
+
+@functools.cache
+def _measured(setting_name: str, mode: str, directory: Path) -> Results:
+    """Outcomes of every case of a setting, from one lab and one proxy."""
+    setting = next(s for s in SETTINGS if s.name == setting_name)
+    asked = [
+        (case, family)
+        for case in setting.cases
+        for family in case.families
+        if case.expectation(mode) is not None
+    ]
+    with harness.lab() as cluster, harness.proxy(cluster, directory, mode, **setting.configuration) as proxy:
+        proxy.write(SERVICES.values())
+        proxy.start()
+        proxy.wait()
+        batches = [case.probes(SERVICES, family, mode) for case, family in asked]
+        outcomes = iter(run_probes(cluster, [probe for batch in batches for probe in batch]))
+        return {
+            (case.id, family): [next(outcomes) for _ in batch]
+            for (case, family), batch in zip(asked, batches, strict=True)
+        }
+
+
+@pytest.mark.parametrize(("setting", "mode", "family", "case"), _parameters())
+def test_clients_see(
+    setting: Setting, mode: str, family: int, case: Case, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.getbasetemp() / f"matrix-{mode}-{setting.name}"
+    directory.mkdir(exist_ok=True)
+    outcomes = _measured(setting.name, mode, directory)[case.id, family]
+    assert not disagreement(case, family, mode, outcomes)
