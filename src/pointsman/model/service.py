@@ -69,6 +69,8 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
     created: str = ""
     """creationTimestamp: the older Service wins a contested address."""
     ipvs_scheduler: str = ""
+    external_ips_ignored: bool = False
+    """externalIPs are given but switched off; upstream's iptables mode still makes the external chain."""
 
     @property
     def protocol(self) -> Protocol:
@@ -143,6 +145,7 @@ def service_ports_from_service(
             health_check_node_port=spec.health_check_node_port,
             created=service.metadata.creation_timestamp or "",
             ipvs_scheduler=service.metadata.annotation(IPVS_SCHEDULER_ANNOTATION) or "",
+            external_ips_ignored=not allow_external_ips and _has_address_of(spec.external_ips, family),
         )
     return ports, list(dict.fromkeys(problems))
 
@@ -190,6 +193,11 @@ def _frontend_addresses(
             else:
                 problems.append(Problem("ForbiddenAddress", f"{field}: {text!r} is a {reason} address"))
     return tuple(found)
+
+
+def _has_address_of(texts: Iterable[str] | None, family: Family) -> bool:
+    found = (address_from_text(text) for text in texts or ())
+    return any(address is not None and family_of(address) is family for address in found)
 
 
 def _load_balancer_ips(service: Service, family: Family, problems: list[Problem]) -> tuple[bytes, ...]:
