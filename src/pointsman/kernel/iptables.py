@@ -1,0 +1,208 @@
+"""The iptables tools of one IP family as functions with typed errors.
+
+Everything goes through argument lists and time limits (see command.py). A refused restore says which line was
+refused and shows it; a taken lock says who holds it; neither is mistaken for "does not exist".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pointsman.errors import Busy, KernelError, NotSupported, Rejected
+from pointsman.kernel import xtables_lock
+from pointsman.kernel.command import CommandResult, Commands
+from pointsman.kernel.iptables_programs import HOST_DEFAULT, Features, probe_features, programs
+from pointsman.model.addresses import Family
+
+FILTER = "filter"
+NAT = "nat"
+MANGLE = "mangle"
+
+_EDIT_SECONDS = 60.0
+_RESTORE_SECONDS = 600.0
+_STATUS_BAD_USAGE = 2
+_STATUS_OLD_KERNEL = 3
+_STATUS_RESOURCE = 4
+_LOCK_TEXT = "xtables lock"
+_LINE = re.compile(r"line:? (\d+)")
+_NOISE = re.compile(r"^(Ignoring deprecated --wait-interval.*|Try `.*|# Warning: .*|)$")
+
+
+class Position(enum.Enum):
+    """Where a new rule goes."""
+
+    PREPEND = "-I"
+    APPEND = "-A"
+
+
+class RestoreRejected(Rejected):
+    """A restore was refused; `line` counts from 1, 0 when the tool named none."""
+
+    def __init__(self, message: str, line: int = 0) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+class Iptables:
+    """Runs the tools of one family and variant. Not thread-safe; give each worker its own."""
+
+    def __init__(
+        self,
+        family: Family,
+        commands: Commands,
+        *,
+        variant: str = HOST_DEFAULT,
+        lock_file: Path = xtables_lock.LOCK_FILE,
+        take_lock: Callable[[Path], contextlib.AbstractContextManager[None]] = xtables_lock.held,
+        restore_seconds: float = _RESTORE_SECONDS,
+    ) -> None:
+        self.family = family
+        self.programs = programs(family, variant)
+        self._commands = commands
+        self._lock_file = lock_file
+        self._take_lock = take_lock
+        self._restore_seconds = restore_seconds
+        self._features: Features | None = None
+
+    @property
+    def features(self) -> Features:
+        """What the installed version can do; asked once."""
+        if self._features is None:
+            self._features = probe_features(self._commands, self.programs)
+        return self._features
+
+    def present(self) -> bool:
+        """Whether the tools are installed and the kernel has their tables."""
+        try:
+            return self.chain_exists(NAT, "POSTROUTING")
+        except KernelError:
+            return False
+
+    def chain_exists(self, table: str, chain: str) -> bool:
+        """Whether the chain exists; a taken lock or lack of resources raises and never counts as "no"."""
+        return self._edit(table, "-S", chain, missing_is_fine=True).status == 0
+
+    def list_chain(self, table: str, chain: str) -> list[str] | None:
+        """The rules of a chain as save prints them, or None when there is no such chain."""
+        result = self._edit(table, "-S", chain, missing_is_fine=True)
+        if result.status != 0:
+            return None
+        return [
+            line for line in result.stdout.decode(errors="replace").splitlines() if line.startswith("-A ")
+        ]
+
+    def ensure_chain(self, table: str, chain: str) -> bool:
+        """Create the chain unless it exists; True when it did."""
+        return self._edit(table, "-N", chain, missing_is_fine=True).status != 0
+
+    def flush_chain(self, table: str, chain: str) -> None:
+        self._edit(table, "-F", chain)
+
+    def delete_chain(self, table: str, chain: str) -> None:
+        """Delete an empty, unused chain."""
+        self._edit(table, "-X", chain)
+
+    def ensure_rule(self, position: Position, table: str, chain: str, rule: Sequence[str]) -> bool:
+        """Insert or append the rule unless the chain has it; True when it did."""
+        if self.check_rule(table, chain, rule):
+            return True
+        self._edit(table, position.value, chain, *rule)
+        return False
+
+    def check_rule(self, table: str, chain: str, rule: Sequence[str]) -> bool:
+        """Whether the chain holds this rule."""
+        if not self.features.check:
+            wanted = sorted(word.strip('"') for word in rule)
+            return any(sorted(shlex.split(line)[2:]) == wanted for line in self._saved_rules(table, chain))
+        result = self._edit(table, "-C", chain, *rule, missing_is_fine=True)
+        return result.status == 0
+
+    def delete_rule(self, table: str, chain: str, rule: Sequence[str]) -> bool:
+        """Delete the rule; False when there was none."""
+        if not self.check_rule(table, chain, rule):
+            return False
+        self._edit(table, "-D", chain, *rule)
+        return True
+
+    def save(self, table: str) -> bytes:
+        """The table as text, without counters."""
+        arguments = (self.programs.save, "-t", table)
+        result = self._commands.run(arguments, timeout=self._restore_seconds)
+        if result.status != 0:
+            raise self._error(arguments, result)
+        return result.stdout
+
+    def restore(self, text: bytes, *, flush: bool = False, counters: bool = True) -> None:
+        """Load rules; raises RestoreRejected naming the line, Busy, or another KernelError."""
+        features = self.features
+        arguments = (self.programs.restore, *features.restore_wait)
+        if not flush:
+            arguments += ("--noflush",)
+        if counters:
+            arguments += ("--counters",)
+        lock = contextlib.nullcontext() if features.restore_wait else self._take_lock(self._lock_file)
+        with lock:
+            result = self._commands.run(arguments, stdin=text, timeout=self._restore_seconds)
+        if result.status == 0:
+            return
+        complaint = _complaint(result)
+        match = _LINE.search(complaint)
+        if match is None or _LOCK_TEXT in complaint:
+            raise self._error(arguments, result)
+        line = int(match[1])
+        raise RestoreRejected(
+            f"{self.programs.restore}: {complaint}; line {line}: {line_at(text, line)}", line
+        )
+
+    def _saved_rules(self, table: str, chain: str) -> list[str]:
+        prefix = f"-A {chain} "
+        lines = self.save(table).decode(errors="replace").splitlines()
+        return [line for line in lines if line.startswith(prefix)]
+
+    def _edit(
+        self, table: str, operation: str, chain: str, *rule: str, missing_is_fine: bool = False
+    ) -> CommandResult:
+        arguments = (self.programs.edit, *self.features.wait, "-t", table, operation, chain, *rule)
+        result = self._commands.run(arguments, timeout=_EDIT_SECONDS)
+        fine = (0, 1, _STATUS_BAD_USAGE) if missing_is_fine else (0,)
+        if result.status not in fine or _LOCK_TEXT in result.error_text:
+            raise self._error(arguments, result)
+        if result.status == _STATUS_BAD_USAGE and not _names_missing_chain(result.error_text):
+            raise self._error(arguments, result)
+        return result
+
+    def _error(self, arguments: Sequence[str], result: CommandResult) -> KernelError:
+        command = " ".join(arguments)
+        complaint = _complaint(result)
+        if result.status < 0:
+            return KernelError(f"{command} was killed by signal {-result.status}")
+        if _LOCK_TEXT in complaint:
+            return Busy(f"{command}: {xtables_lock.busy_text(self._lock_file)}; trying again later")
+        if result.status == _STATUS_OLD_KERNEL:
+            return NotSupported(f"{command}: {complaint}; the kernel lacks this table or the rights to it")
+        if "is incompatible, use 'nft' tool" in complaint:
+            return Rejected(
+                f"{command}: {complaint}; rules written with nft stand in a table that iptables owns: move them"
+            )
+        return KernelError(f"{command} failed with status {result.status}: {complaint}")
+
+
+def _names_missing_chain(text: str) -> bool:
+    """Checking a rule whose target chain is missing is a usage error for both variants."""
+    return "does not exist" in text or "Couldn't load target" in text
+
+
+def _complaint(result: CommandResult) -> str:
+    lines = [line.strip() for line in result.error_text.splitlines()]
+    return " ".join(line for line in lines if not _NOISE.match(line)) or "no error text"
+
+
+def line_at(text: bytes, number: int) -> str:
+    """A line of a restore text, counted from 1; empty when there is none."""
+    lines = text.splitlines()
+    return lines[number - 1].decode(errors="replace") if 0 < number <= len(lines) else ""

@@ -1,0 +1,140 @@
+"""Which iptables programs to run and what they can do: variants, versions, flags.
+
+A host may have iptables twice: one writing nftables rules (`nft`), one writing to the old interface (`legacy`).
+Rules written through one are invisible to the other, so everybody on a node must use the same. The rule here:
+
+1. a variant given by the operator is used;
+2. otherwise the one in which the kubelet (chains KUBE-IPTABLES-HINT, KUBE-KUBELET-CANARY) or an earlier service
+   proxy (KUBE-PROXY-CANARY, KUBE-SERVICES) has left chains;
+3. otherwise the one with more rules;
+4. otherwise plain `iptables`, whatever the host's default is.
+
+Legacy is looked at only if its tables are already in use: merely listing them would create them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from pointsman.errors import KernelError, NotSupported
+from pointsman.kernel.command import Commands
+from pointsman.model.addresses import Family
+
+HOST_DEFAULT = ""
+NFT = "nft"
+LEGACY = "legacy"
+
+_CHECK = (1, 4, 11)
+_WAIT = (1, 4, 20)
+_WAIT_SECONDS = (1, 4, 22)
+_WAIT_INTERVAL = (1, 6, 1)
+_RESTORE_WAIT = (1, 6, 2)
+_RANDOM_FULLY = (1, 6, 2)
+_INTERVAL_DEPRECATED = (1, 8, 8)
+
+_VERSION = re.compile(r"v(\d+(?:\.\d+)+)")
+_HINT_CHAIN = re.compile(rb"^:KUBE-(?:IPTABLES-HINT|KUBELET-CANARY) ", re.MULTILINE)
+_PROXY_CHAIN = re.compile(rb"^:KUBE-(?:PROXY-CANARY|SERVICES) ", re.MULTILINE)
+_RULE = re.compile(rb"^-A ", re.MULTILINE)
+
+
+class Programs(msgspec.Struct, frozen=True, gc=False):
+    """Names of the three programs of one family and variant."""
+
+    edit: str
+    save: str
+    restore: str
+
+
+class Features(msgspec.Struct, frozen=True, gc=False):
+    """What an installed version can do."""
+
+    version: tuple[int, ...]
+    check: bool
+    """`-C` exists; without it rules are looked up in the output of save."""
+    wait: tuple[str, ...]
+    restore_wait: tuple[str, ...]
+    """Empty: restore does not wait for the lock, so the lock must be taken around it."""
+    random_fully: bool
+
+
+def programs(family: Family, variant: str = HOST_DEFAULT) -> Programs:
+    base = "iptables" if family is Family.IPV4 else "ip6tables"
+    if variant:
+        base = f"{base}-{variant}"
+    return Programs(base, f"{base}-save", f"{base}-restore")
+
+
+def probe_features(commands: Commands, names: Programs) -> Features:
+    """Ask the installed programs for their version; raises NotSupported when they are missing."""
+    found = commands.run((names.edit, "--version"))
+    match = _VERSION.search((found.stdout + found.stderr).decode(errors="replace"))
+    if found.status != 0 or match is None:
+        raise NotSupported(f"{names.edit} --version gave no version: {found.error_text or 'no output'}")
+    version = tuple(int(part) for part in match[1].split("."))
+    features = features_of(version)
+    if not features.restore_wait and _restore_reports_version(commands, names):
+        features = msgspec.structs.replace(features, restore_wait=("--wait",))
+    return features
+
+
+def features_of(version: tuple[int, ...]) -> Features:
+    """What a version of iptables can do."""
+    interval = ("-W", "100000") if version < _INTERVAL_DEPRECATED else ()
+    wait: tuple[str, ...] = ()
+    if version >= _WAIT_INTERVAL:
+        wait = ("-w", "5", *interval)
+    elif version >= _WAIT_SECONDS:
+        wait = ("-w", "5")
+    elif version >= _WAIT:
+        wait = ("-w",)
+    return Features(
+        version=version,
+        check=version >= _CHECK,
+        wait=wait,
+        restore_wait=("-w", "5", *interval) if version >= _RESTORE_WAIT else (),
+        random_fully=version >= _RANDOM_FULLY,
+    )
+
+
+def _restore_reports_version(commands: Commands, names: Programs) -> bool:
+    """Distributions gave `--wait` to older versions together with `--version`, which plain old ones lack."""
+    answer = commands.run((names.restore, "--version"), stdin=b"")
+    return answer.status == 0 and _VERSION.search(answer.stdout.decode(errors="replace")) is not None
+
+
+def choose_variant(
+    commands: Commands, family: Family, override: str = HOST_DEFAULT, *, proc: Path = Path("/proc")
+) -> str:
+    """The variant this host uses, by the rule in the module's docstring."""
+    if override:
+        return override
+    in_use = {NFT: _dump(commands, family, NFT)}
+    if _legacy_tables_exist(family, proc):
+        in_use[LEGACY] = _dump(commands, family, LEGACY)
+    for pattern in (_HINT_CHAIN, _PROXY_CHAIN):
+        for variant, text in in_use.items():
+            if pattern.search(text):
+                return variant
+    counts = {variant: len(_RULE.findall(text)) for variant, text in in_use.items()}
+    if LEGACY in counts and counts[LEGACY] != counts[NFT]:
+        return max(counts, key=lambda variant: counts[variant])
+    return HOST_DEFAULT
+
+
+def _dump(commands: Commands, family: Family, variant: str) -> bytes:
+    try:
+        return commands.run((programs(family, variant).save,)).stdout
+    except KernelError:
+        return b""
+
+
+def _legacy_tables_exist(family: Family, proc: Path) -> bool:
+    name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
+    try:
+        return bool((proc / "net" / name).read_text().strip())
+    except OSError:
+        return False

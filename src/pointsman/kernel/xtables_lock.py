@@ -1,0 +1,133 @@
+"""The locks the iptables tools take, for tools too old to wait for them, and who holds them.
+
+iptables 1.6 and later lock a file; 1.4.20 to 1.4.21 bind an abstract socket instead. A tool without `--wait`
+would fail at once when another one runs, so the caller takes both locks around it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pointsman.errors import Busy, KernelError
+
+LOCK_FILE = Path("/run/xtables.lock")
+OLD_LOCK_SOCKET = "@xtables"
+
+
+@contextlib.contextmanager
+def held(
+    lock_file: Path = LOCK_FILE,
+    old_socket: str = OLD_LOCK_SOCKET,
+    *,
+    seconds: float = 5.0,
+    interval: float = 0.2,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[None]:
+    """Hold both locks inside the `with` block; raises Busy, naming the holder, when they stay taken."""
+    deadline = clock() + seconds
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_locked_file(lock_file, deadline, interval, sleep, clock))
+        stack.enter_context(_bound_socket(old_socket, deadline, interval, sleep, clock))
+        yield
+
+
+@contextlib.contextmanager
+def _locked_file(
+    path: Path, deadline: float, interval: float, sleep: Callable[[float], None], clock: Callable[[], float]
+) -> Iterator[None]:
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise KernelError(
+            f"cannot open the iptables lock {path}: {error.strerror}", error.errno or 0
+        ) from error
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if clock() >= deadline:
+                    raise Busy(busy_text(path), error.errno or 0) from error
+                sleep(interval)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _bound_socket(
+    name: str, deadline: float, interval: float, sleep: Callable[[float], None], clock: Callable[[], float]
+) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
+        while True:
+            try:
+                bound.bind("\0" + name.removeprefix("@"))
+                break
+            except OSError as error:
+                if clock() >= deadline:
+                    raise Busy(
+                        f"the old iptables lock {name} is held by another process", error.errno or 0
+                    ) from error
+                sleep(interval)
+        yield
+
+
+def busy_text(lock_file: Path = LOCK_FILE, proc: Path = Path("/proc")) -> str:
+    """A sentence about a taken lock that names its holders where they can be found."""
+    holders = lock_holders(lock_file, proc)
+    who = ", ".join(holders) if holders else "a process that cannot be seen from here"
+    return f"the iptables lock {lock_file} is held by {who}"
+
+
+def lock_holders(lock_file: Path = LOCK_FILE, proc: Path = Path("/proc")) -> list[str]:
+    """`name (pid N)` of every process that locks the file; those that merely have it open as a last resort."""
+    try:
+        inode = lock_file.stat().st_ino
+    except OSError:
+        return []
+    pids = _pids_from_locks(proc, inode) or _pids_with_open_file(proc, inode)
+    return [f"{_process_name(proc, pid)} (pid {pid})" for pid in sorted(pids)]
+
+
+def _pids_from_locks(proc: Path, inode: int) -> set[int]:
+    """Holders in the kernel's lock table; it shows 0 or -1 for processes of other pid namespaces."""
+    try:
+        lines = (proc / "locks").read_text().splitlines()
+    except OSError:
+        return set()
+    pids = set()
+    for line in lines:
+        fields = line.split()
+        if len(fields) < 6 or fields[1] == "->" or fields[1] != "FLOCK":
+            continue
+        if fields[5].rpartition(":")[2] == str(inode) and fields[4].isdigit() and fields[4] != "0":
+            pids.add(int(fields[4]))
+    return pids
+
+
+def _pids_with_open_file(proc: Path, inode: int) -> set[int]:
+    own = os.getpid()
+    pids = set()
+    for directory in proc.glob("[0-9]*"):
+        pid = int(directory.name)
+        with contextlib.suppress(OSError):
+            for descriptor in (directory / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if pid != own and descriptor.stat().st_ino == inode:
+                        pids.add(pid)
+    return pids
+
+
+def _process_name(proc: Path, pid: int) -> str:
+    try:
+        return (proc / str(pid) / "comm").read_text().strip()
+    except OSError:
+        return "unknown"
