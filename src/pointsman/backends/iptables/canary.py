@@ -1,0 +1,52 @@
+"""Canaries: chains whose disappearance tells that somebody flushed the tables.
+
+One per table. A flush with `-F` alone keeps the chains, so the ones in nat and filter also hold a rule. Somebody who
+reloads a firewall flushes table after table; reporting waits a moment for that to be over, or the repair would be
+flushed as well. A lock that is taken, or a tool that fails, is never taken for a flush.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from pointsman.backends.iptables import names
+from pointsman.backends.iptables.static import CANARY_TABLES
+from pointsman.errors import KernelError
+from pointsman.kernel.iptables import MANGLE, Iptables
+
+_SETTLE_SECONDS = 2.0
+_POLL_SECONDS = 0.1
+
+
+def flushed_tables(runner: Iptables) -> list[str]:
+    """Tables whose canary is gone; raises KernelError when that cannot be told now."""
+    missing = []
+    for table in CANARY_TABLES:
+        rules = runner.list_chain(table, names.CANARY)
+        if rules is None or (not rules and table != MANGLE):
+            missing.append(table)
+    return missing
+
+
+def flush_report(
+    runner: Iptables,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    settle_seconds: float = _SETTLE_SECONDS,
+) -> str | None:
+    """What was flushed, in words, or None when all canaries live or nothing can be said."""
+    try:
+        missing = flushed_tables(runner)
+        waited = 0.0
+        while missing and waited < settle_seconds:
+            sleep(_POLL_SECONDS)
+            waited += _POLL_SECONDS
+            before, missing = missing, flushed_tables(runner)
+            if len(missing) == len(CANARY_TABLES) and before == missing:
+                break
+    except KernelError:
+        return None
+    if not missing:
+        return None
+    return f"somebody flushed the {runner.programs.edit} tables {', '.join(missing)}"

@@ -1,0 +1,269 @@
+"""One service port's plan into its iptables rules. Pure and deterministic.
+
+The result is text, ready to be joined: chains of its own in table nat, and lines for the chains that all services
+share. Within a shared chain the order of services is free, so a fragment never depends on another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from pointsman.backends.iptables import names, text
+from pointsman.backends.iptables.settings import LOCALHOST_COUNTER, Settings, from_local
+from pointsman.model.addresses import address_text, host_port_text
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.plan import FrontendKind, Outcome, ServicePlan
+
+
+class Fragment(msgspec.Struct, frozen=True, gc=False):
+    """The rules of one service port. Text is kept as bytes: a large cluster has hundreds of thousands of lines."""
+
+    declarations: bytes = b""
+    """`:CHAIN - [0:0]` lines of its own chains, all in table nat."""
+    rules: bytes = b""
+    """The rules in them."""
+    nat_services: bytes = b""
+    nat_node_ports: bytes = b""
+    filter_services: bytes = b""
+    filter_external: bytes = b""
+    filter_firewall: bytes = b""
+    filter_node_ports: bytes = b""
+    endpoints: int = 0
+
+    @property
+    def chains(self) -> list[str]:
+        return [line[1:].partition(" ")[0] for line in self.declarations.decode().splitlines()]
+
+    @property
+    def nat_rules_total(self) -> int:
+        return self.rules.count(b"\n") + self.nat_services.count(b"\n") + self.nat_node_ports.count(b"\n")
+
+    @property
+    def filter_rules_total(self) -> int:
+        parts = (self.filter_services, self.filter_external, self.filter_firewall, self.filter_node_ports)
+        return sum(part.count(b"\n") for part in parts)
+
+
+def compile_plan(plan: ServicePlan, settings: Settings, *, comments: bool = True) -> Fragment:
+    """The fragment; `comments` is false in large clusters, where endpoint rules go without."""
+    return _Compiler(plan, settings, comments).fragment()
+
+
+class _Compiler:
+    """Names and phrases that the rules of one service port have in common."""
+
+    def __init__(self, plan: ServicePlan, settings: Settings, comments: bool) -> None:
+        port = plan.port
+        base = names.service_hash(plan.name)
+        self.plan = plan
+        self.port = port
+        self.settings = settings
+        self.comments = comments
+        self.label = str(plan.name)
+        self.protocol = port.protocol.lower
+        self.cluster_chain = (
+            names.CLUSTER_POLICY + base if plan.cluster_endpoints and port.uses_cluster_endpoints else ""
+        )
+        self.local_chain = (
+            names.LOCAL_POLICY + base if plan.local_endpoints and port.uses_local_endpoints else ""
+        )
+        reachable_outside = plan.has_any and (port.externally_accessible or port.external_ips_ignored)
+        self.external_chain = names.EXTERNAL + base if reachable_outside else ""
+        limited = reachable_outside and port.load_balancer_ips and port.source_ranges
+        self.firewall_chain = names.FIREWALL + base if limited else ""
+        self.endpoint_chains = {
+            endpoint: names.endpoint_chain(plan.name, str(endpoint)) for endpoint in plan.reachable_endpoints
+        }
+
+    def fragment(self) -> Fragment:
+        own = (self.external_chain, self.firewall_chain, self.cluster_chain, self.local_chain)
+        chains = [chain for chain in own if chain] + list(self.endpoint_chains.values())
+        return Fragment(
+            declarations="".join([f":{chain} - [0:0]\n" for chain in chains]).encode(),
+            rules=_lines(self._own_rules()),
+            nat_services=_lines(self._nat_services()),
+            nat_node_ports=_lines(self._nat_node_ports()),
+            filter_services=_lines(self._filter_services()),
+            filter_external=_lines(self._filter_external()),
+            filter_firewall=_lines(self._filter_firewall()),
+            filter_node_ports=_lines(self._filter_node_ports()),
+            endpoints=len(self.plan.all_endpoints),
+        )
+
+    # shared chains
+
+    def _nat_services(self) -> Iterator[str]:
+        for frontend in self.plan.frontends:
+            match frontend.kind:
+                case FrontendKind.CLUSTER_IP if frontend.outcome is Outcome.BALANCE:
+                    what, target = "cluster IP", self._internal_chain
+                case FrontendKind.EXTERNAL_IP if self.external_chain:
+                    what, target = "external IP", self.external_chain
+                case FrontendKind.LOAD_BALANCER_IP if self.external_chain:
+                    what, target = "loadbalancer IP", self.firewall_chain or self.external_chain
+                case _:
+                    continue
+            match_words = self._destination(frontend.address, f"{self.label} {what}")
+            yield f"-A {names.SERVICES} {match_words} -j {target}"
+
+    def _nat_node_ports(self) -> Iterator[str]:
+        if not self.port.node_port or not self.external_chain:
+            return
+        match_words = self._any_destination(self.label, self.port.node_port)
+        if self.settings.counts_localhost:
+            yield (
+                f"-A {names.NODE_PORTS} -d 127.0.0.0/8 {match_words}"
+                f" -m nfacct --nfacct-name {LOCALHOST_COUNTER} -j {self.external_chain}"
+            )
+        yield f"-A {names.NODE_PORTS} {match_words} -j {self.external_chain}"
+
+    def _filter_services(self) -> Iterator[str]:
+        for frontend in self.plan.frontends:
+            if frontend.kind is FrontendKind.CLUSTER_IP and frontend.outcome is not Outcome.BALANCE:
+                why, target = self._refusal(frontend.outcome)
+                yield f"-A {names.SERVICES} {self._destination(frontend.address, why)} -j {target}"
+
+    def _filter_external(self) -> Iterator[str]:
+        for frontend in self.plan.frontends:
+            if frontend.kind is FrontendKind.CLUSTER_IP or frontend.outcome is Outcome.BALANCE:
+                continue
+            why, target = self._refusal(frontend.outcome)
+            if frontend.kind is FrontendKind.NODE_PORT:
+                yield (
+                    f"-A {names.EXTERNAL_SERVICES} -p {self.protocol} {text.comment(why)} -m addrtype"
+                    f" --dst-type LOCAL -m {self.protocol} --dport {frontend.port} -j {target}"
+                )
+            else:
+                yield f"-A {names.EXTERNAL_SERVICES} {self._destination(frontend.address, why)} -j {target}"
+
+    def _filter_firewall(self) -> Iterator[str]:
+        if self.firewall_chain:
+            why = f"{self.label} traffic not accepted by {self.firewall_chain}"
+            for address in self.port.load_balancer_ips:
+                yield f"-A {names.PROXY_FIREWALL} {self._destination(address, why)} -j DROP"
+
+    def _filter_node_ports(self) -> Iterator[str]:
+        number = self.port.health_check_node_port
+        if number:
+            why = text.comment(f"{self.label} health check node port")
+            yield f"-A {names.NODE_PORTS} -p tcp {why} -m tcp --dport {number} -j ACCEPT"
+
+    # chains of its own
+
+    def _own_rules(self) -> Iterator[str]:
+        yield from self._internal_masquerade()
+        if self.external_chain:
+            yield from self._external_rules()
+        if self.firewall_chain:
+            yield from self._firewall_rules()
+        if self.cluster_chain:
+            yield from self._balancing_rules(self.cluster_chain, self.plan.cluster_endpoints)
+        if self.local_chain:
+            yield from self._balancing_rules(self.local_chain, self.plan.local_endpoints)
+        yield from self._endpoint_rules()
+
+    def _internal_masquerade(self) -> Iterator[str]:
+        if self.plan.internal_outcome is not Outcome.BALANCE:
+            return
+        source, device = "", ""
+        if not self.settings.context.masquerade_all:
+            if not self.settings.detects_local:
+                return
+            source, device = (f"! {word}" if word else "" for word in from_local(self.settings.context.local))
+        yield (
+            f"-A {self._internal_chain} {source}-d {text.host(self.port.cluster_ip)} {device}"
+            f"{self._any_destination(f'{self.label} cluster IP', self.port.port)} -j {names.MARK_MASQUERADE}"
+        )
+
+    def _external_rules(self) -> Iterator[str]:
+        chain, what = self.external_chain, f"{self.label} external destinations"
+        if not self.port.external_local:
+            why = text.comment(f"masquerade traffic for {what}")
+            yield f"-A {chain} {why} -j {names.MARK_MASQUERADE}"
+        elif self.cluster_chain:
+            # Pods and the node itself are treated as if they had gone out to the balancer and come back.
+            if self.settings.detects_local:
+                local = "".join(from_local(self.settings.context.local))
+                why = text.comment(f"pod traffic for {what}")
+                yield f"-A {chain} {local}{why} -j {self.cluster_chain}"
+            from_node = "-m addrtype --src-type LOCAL"
+            why = text.comment(f"masquerade LOCAL traffic for {what}")
+            yield f"-A {chain} {why} {from_node} -j {names.MARK_MASQUERADE}"
+            why = text.comment(f"route LOCAL traffic for {what}")
+            yield f"-A {chain} {why} {from_node} -j {self.cluster_chain}"
+        target = self.local_chain if self.port.external_local else self.cluster_chain
+        if target:
+            yield f"-A {chain} -j {target}"
+
+    def _firewall_rules(self) -> Iterator[str]:
+        why = text.comment(f"{self.label} loadbalancer IP")
+        node_ips = self.settings.context.node_ips[:1]
+        for source in self.port.source_ranges:
+            yield f"-A {self.firewall_chain} -s {source} {why} -j {self.external_chain}"
+        # A node that holds the balancer's address as its own uses it as the source too.
+        if any(source.contains(ip) for source in self.port.source_ranges for ip in node_ips):
+            for address in self.port.load_balancer_ips:
+                yield f"-A {self.firewall_chain} -s {text.host(address)} {why} -j {self.external_chain}"
+        rest = text.comment(f"other traffic to {self.label} will be dropped by {names.PROXY_FIREWALL}")
+        yield f"-A {self.firewall_chain} {rest}"
+
+    def _balancing_rules(self, chain: str, endpoints: tuple[Endpoint, ...]) -> Iterator[str]:
+        named = [
+            (f"-A {chain} {self._endpoint_comment(f' -> {e}')}", self.endpoint_chains[e]) for e in endpoints
+        ]
+        if self.port.affinity_seconds:
+            mask = text.recent_mask(self.port.family)
+            for start, target in named:
+                yield (
+                    f"{start}-m recent --rcheck --seconds {self.port.affinity_seconds} --reap"
+                    f" --name {target} --mask {mask} --rsource -j {target}"
+                )
+        left = len(named)
+        for start, target in named:
+            if left > 1:
+                start += f"-m statistic --mode random --probability {text.probability(left)} "
+            yield f"{start}-j {target}"
+            left -= 1
+
+    def _endpoint_rules(self) -> Iterator[str]:
+        why = self._endpoint_comment("")
+        mask = text.recent_mask(self.port.family)
+        for endpoint, chain in self.endpoint_chains.items():
+            yield f"-A {chain} -s {text.host(endpoint.address)} {why}-j {names.MARK_MASQUERADE}"
+            remember = (
+                f"-m recent --set --name {chain} --mask {mask} --rsource "
+                if self.port.affinity_seconds
+                else ""
+            )
+            target = host_port_text(endpoint.address, endpoint.port)
+            yield (
+                f"-A {chain} -p {self.protocol} {why}{remember}-m {self.protocol}"
+                f" -j DNAT --to-destination {target}"
+            )
+
+    # phrases
+
+    @property
+    def _internal_chain(self) -> str:
+        return self.local_chain if self.port.internal_local else self.cluster_chain
+
+    def _endpoint_comment(self, suffix: str) -> str:
+        return text.comment(self.label + suffix) + " " if self.comments else ""
+
+    def _destination(self, address: bytes, why: str) -> str:
+        return f"-d {address_text(address)}/{len(address) * 8} {self._any_destination(why, self.port.port)}"
+
+    def _any_destination(self, why: str, port: int) -> str:
+        return f"-p {self.protocol} {text.comment(why)} -m {self.protocol} --dport {port}"
+
+    def _refusal(self, outcome: Outcome) -> tuple[str, str]:
+        if outcome is Outcome.REJECT:
+            return f"{self.label} has no endpoints", text.reject(self.port.family)
+        return f"{self.label} has no local endpoints", "DROP"
+
+
+def _lines(rules: Iterable[str]) -> bytes:
+    joined = "\n".join(rules)
+    return (joined + "\n").encode() if joined else b""

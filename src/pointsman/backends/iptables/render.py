@@ -1,0 +1,92 @@
+"""The complete rule set as text in the form of iptables-save, made without a kernel and without privileges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pointsman.backends.base import SyncRequest
+from pointsman.backends.iptables import names, static
+from pointsman.backends.iptables.compile import Fragment, compile_plan
+from pointsman.backends.iptables.settings import (
+    INVALID_COUNTER,
+    LARGE_CLUSTER_ENDPOINTS,
+    LOCALHOST_COUNTER,
+    KernelFacts,
+    Settings,
+    settings_of,
+)
+from pointsman.model.service import ServicePortName
+
+USUAL_KERNEL = KernelFacts(counters=frozenset((INVALID_COUNTER, LOCALHOST_COUNTER)))
+"""A kernel of today with nfacct and strict TCP tracking."""
+
+_BUILT_IN = {
+    "mangle": ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"),
+    "filter": ("INPUT", "FORWARD", "OUTPUT"),
+    "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),
+}
+
+
+def render(
+    request: SyncRequest, *, localhost_node_ports: bool = True, facts: KernelFacts = USUAL_KERNEL
+) -> str:
+    """What a node would hold after a full sync of this request, services in the order of their names."""
+    settings = settings_of(request.context, facts, localhost_node_ports=localhost_node_ports)
+    return saved_text(settings, compile_all(request, settings))
+
+
+def compile_all(request: SyncRequest, settings: Settings) -> dict[ServicePortName, Fragment]:
+    """Every plan's fragment, sorted by name."""
+    comments = sum(len(plan.all_endpoints) for plan in request.plans.values()) <= LARGE_CLUSTER_ENDPOINTS
+    return {
+        name: compile_plan(request.plans[name], settings, comments=comments)
+        for name in sorted(request.plans, key=sort_key)
+    }
+
+
+def sort_key(name: ServicePortName) -> tuple[str, str, str, int]:
+    return name.namespace, name.service, name.port, name.protocol.value
+
+
+def saved_text(settings: Settings, fragments: Mapping[ServicePortName, Fragment]) -> str:
+    """Fragments and the frame around them, as iptables-save would print the three tables."""
+    parts = list(fragments.values())
+    own_chains = sorted(chain for fragment in parts for chain in fragment.chains)
+    filter_lines = [
+        *static.filter_rules(settings),
+        static.CANARY_RULE,
+        *_joined([part.filter_services for part in parts]),
+        *_joined([part.filter_external for part in parts]),
+        *_joined([part.filter_firewall for part in parts]),
+        *_joined([part.filter_node_ports for part in parts]),
+    ]
+    nat_lines = [
+        *static.nat_rules(settings),
+        static.CANARY_RULE,
+        *_joined([part.nat_services for part in parts]),
+        *static.node_port_jumps(settings),
+        *_joined([part.nat_node_ports for part in parts]),
+        *_joined([part.rules for part in parts]),
+    ]
+    filter_chains = (*static.FILTER_CHAINS, names.KUBELET_FIREWALL, names.CANARY)
+    tables: tuple[tuple[str, tuple[str, ...], list[str]], ...] = (
+        ("mangle", (names.CANARY,), []),
+        ("filter", filter_chains, filter_lines),
+        ("nat", (*static.NAT_CHAINS, names.CANARY, *own_chains), nat_lines),
+    )
+    return "".join(_table(name, chains, lines) for name, chains, lines in tables)
+
+
+def _table(table: str, chains: tuple[str, ...], lines: list[str]) -> str:
+    built_in = _BUILT_IN[table]
+    jumps = [jump for jump in reversed(static.JUMPS) if jump.table == table]
+    ordered = [f"-A {jump.line}" for chain in built_in for jump in jumps if jump.source == chain]
+    # Stable: rules keep their order within a chain, chains are sorted as save prints them.
+    rules = ordered + sorted(lines, key=lambda line: line.split(" ", 2)[1])
+    declared = [f":{chain} ACCEPT [0:0]" for chain in built_in]
+    declared += [f":{chain} - [0:0]" for chain in sorted(chains)]
+    return "\n".join([f"*{table}", *declared, *rules, "COMMIT", ""])
+
+
+def _joined(texts: list[bytes]) -> list[str]:
+    return b"".join(texts).decode().splitlines()

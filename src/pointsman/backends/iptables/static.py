@@ -1,0 +1,129 @@
+"""The rules that do not depend on any service: jumps from the built-in chains and the frame around the services."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from pointsman.backends.iptables import names, text
+from pointsman.backends.iptables.settings import INVALID_COUNTER, Settings
+from pointsman.model.addresses import Family
+
+FILTER_CHAINS = (
+    names.SERVICES,
+    names.EXTERNAL_SERVICES,
+    names.FORWARD,
+    names.NODE_PORTS,
+    names.PROXY_FIREWALL,
+)
+NAT_CHAINS = (names.SERVICES, names.NODE_PORTS, names.POSTROUTING, names.MARK_MASQUERADE)
+CANARY_TABLES = ("mangle", "nat", "filter")
+CANARY_RULE = f"-A {names.CANARY} {text.comment('gone when somebody flushes this table')}"
+"""Flushing a table empties chains but keeps them; only a missing rule shows that. Not in mangle, where other
+proxies delete this chain without flushing it first."""
+
+_NODE_PORTS_LAST = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
+_NEW = ("-m", "conntrack", "--ctstate", "NEW")
+
+
+class Jump(msgspec.Struct, frozen=True, gc=False):
+    """A rule in a built-in chain that leads to one of ours."""
+
+    table: str
+    source: str
+    target: str
+    comment: str = ""
+    match: tuple[str, ...] = ()
+
+    @property
+    def rule(self) -> tuple[str, ...]:
+        """As arguments."""
+        said = ("-m", "comment", "--comment", self.comment) if self.comment else ()
+        return (*self.match, *said, "-j", self.target)
+
+    @property
+    def line(self) -> str:
+        """As save prints it, without the `-A`."""
+        said = f"{text.comment(self.comment)} " if self.comment else ""
+        match = " ".join(self.match) + " " if self.match else ""
+        return f"{self.source} {match}{said}-j {self.target}"
+
+
+JUMPS = (
+    Jump("filter", "INPUT", names.EXTERNAL_SERVICES, "kubernetes externally-visible service portals", _NEW),
+    Jump("filter", "FORWARD", names.EXTERNAL_SERVICES, "kubernetes externally-visible service portals", _NEW),
+    Jump("filter", "INPUT", names.NODE_PORTS, "kubernetes health check service ports"),
+    Jump("filter", "FORWARD", names.SERVICES, "kubernetes service portals", _NEW),
+    Jump("filter", "OUTPUT", names.SERVICES, "kubernetes service portals", _NEW),
+    Jump("filter", "FORWARD", names.FORWARD, "kubernetes forwarding rules"),
+    Jump("filter", "INPUT", names.PROXY_FIREWALL, "kubernetes load balancer firewall", _NEW),
+    Jump("filter", "OUTPUT", names.PROXY_FIREWALL, "kubernetes load balancer firewall", _NEW),
+    Jump("filter", "FORWARD", names.PROXY_FIREWALL, "kubernetes load balancer firewall", _NEW),
+    Jump("nat", "OUTPUT", names.SERVICES, "kubernetes service portals"),
+    Jump("nat", "PREROUTING", names.SERVICES, "kubernetes service portals"),
+    Jump("nat", "POSTROUTING", names.POSTROUTING, "kubernetes postrouting rules"),
+    Jump("filter", "INPUT", names.KUBELET_FIREWALL),
+    Jump("filter", "OUTPUT", names.KUBELET_FIREWALL),
+)
+"""In the order in which they are inserted at the top: the last one ends up first."""
+
+
+def localnet_guard() -> str:
+    """Keeps neighbours away from services on 127.0.0.1, which route_localnet would let in (CVE-2020-8558)."""
+    return (
+        f"-A {names.KUBELET_FIREWALL} ! -s 127.0.0.0/8 -d 127.0.0.0/8"
+        f" {text.comment('block incoming localnet connections')}"
+        " -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
+    )
+
+
+def filter_rules(settings: Settings) -> Iterator[str]:
+    """Rules of table filter outside the chains that services write to."""
+    if settings.localhost_node_ports:
+        yield localnet_guard()
+    if not settings.facts.tcp_be_liberal:
+        counted = INVALID_COUNTER in settings.facts.counters
+        counter = f"-m nfacct --nfacct-name {INVALID_COUNTER} " if counted else ""
+        yield f"-A {names.FORWARD} -m conntrack --ctstate INVALID {counter}-j DROP"
+    mark = f"{settings.mark}/{settings.mark}"
+    yield f"-A {names.FORWARD} {text.comment('kubernetes forwarding rules')} -m mark --mark {mark} -j ACCEPT"
+    yield (
+        f"-A {names.FORWARD} {text.comment('kubernetes forwarding conntrack rule')}"
+        " -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
+    )
+
+
+def nat_rules(settings: Settings) -> Iterator[str]:
+    """Rules of table nat outside the chains that services write to."""
+    mark = settings.mark
+    yield f"-A {names.POSTROUTING} -m mark ! --mark {mark}/{mark} -j RETURN"
+    # The mark is taken off so that a packet that passes the stack again (overlay networks) is left alone.
+    yield f"-A {names.POSTROUTING} -j MARK --set-xmark {mark}/0x0"
+    random = " --random-fully" if settings.facts.random_fully else ""
+    yield (
+        f"-A {names.POSTROUTING} {text.comment('kubernetes service traffic requiring SNAT')} -j MASQUERADE{random}"
+    )
+    yield f"-A {names.MARK_MASQUERADE} -j MARK --set-xmark {mark}/{mark}"
+
+
+def node_port_jumps(settings: Settings) -> Iterator[str]:
+    """The last rules of nat KUBE-SERVICES: what is addressed to the node itself may be for a node port."""
+    why = text.comment(_NODE_PORTS_LAST)
+    where = settings.context.node_port_addresses
+    if where.match_all:
+        except_loopback = ""
+        if settings.family is Family.IPV6:
+            except_loopback = "! -d ::1/128 "
+        elif not settings.localhost_node_ports:
+            except_loopback = "! -d 127.0.0.0/8 "
+        yield f"-A {names.SERVICES} {except_loopback}{why} -m addrtype --dst-type LOCAL -j {names.NODE_PORTS}"
+        return
+    for address in where.addresses:
+        if _is_loopback(address) and not settings.localhost_node_ports:
+            continue
+        yield f"-A {names.SERVICES} -d {text.host(address)} {why} -j {names.NODE_PORTS}"
+
+
+def _is_loopback(address: bytes) -> bool:
+    return address[0] == 127 if len(address) == 4 else address == bytes(15) + b"\x01"

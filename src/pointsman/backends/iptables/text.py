@@ -1,0 +1,61 @@
+"""How single words of a rule are spelled, exactly as iptables-save prints them.
+
+Rules are written in the form in which they are read back, so that verifying a node is a comparison of lines.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from pointsman.model.addresses import Family, address_text
+
+_COMMENT_LIMIT = 255
+"""The kernel stores 256 bytes, the last one zero."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ESCAPED = re.compile(r"([\"'\\])")
+_IMPLIED_MATCH = re.compile(r" -m (?:tcp|udp|sctp)(?= )")
+_STATES = re.compile(r"--ctstate (\S+)")
+_COUNTERS = re.compile(r"^\[\d+:\d+\] ")
+
+
+def comment(text: str) -> str:
+    """`-m comment --comment "..."`; hostile characters cannot end the quotes or the line."""
+    safe = _CONTROL.sub("?", text)
+    if len(safe) > 60:
+        safe = safe.encode()[:_COMMENT_LIMIT].decode(errors="ignore")
+    return '-m comment --comment "' + _ESCAPED.sub(r"\\\1", safe) + '"'
+
+
+def host(address: bytes) -> str:
+    """`10.96.0.1/32`, the way a single address is printed."""
+    return f"{address_text(address)}/{len(address) * 8}"
+
+
+def interface(name: str) -> str:
+    """An interface name that cannot break out of its place in the rule."""
+    return re.sub(r"[\s\"'\\]", "?", name)
+
+
+@functools.cache
+def probability(choices: int) -> str:
+    """One in `choices`, after the kernel's 31-bit arithmetic on upstream's ten digits."""
+    written = float(f"{1.0 / choices:.10f}")
+    return f"{round(written * 0x80000000) / 0x80000000:.11f}"
+
+
+def recent_mask(family: Family) -> str:
+    """The mask that `-m recent` prints for "the whole source address"."""
+    return "255.255.255.255" if family is Family.IPV4 else ":".join(["ffff"] * 8)
+
+
+def reject(family: Family) -> str:
+    return f"REJECT --reject-with {'icmp' if family is Family.IPV4 else 'icmp6'}-port-unreachable"
+
+
+def canonical(line: str) -> str:
+    """A saved rule with spellings that differ between variants and versions brought into one form."""
+    line = _COUNTERS.sub("", line.rstrip())
+    line = line.replace("--nfacct-name  ", "--nfacct-name ")
+    line = _STATES.sub(lambda match: "--ctstate " + ",".join(sorted(match[1].split(","))), line)
+    return _IMPLIED_MATCH.sub("", line)

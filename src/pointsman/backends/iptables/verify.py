@@ -1,0 +1,120 @@
+"""Comparison of what the kernel holds with what it should hold, chain by chain. Reads, never writes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from pointsman.backends.base import Difference
+from pointsman.backends.iptables import names, saved, static
+from pointsman.backends.iptables.compile import Fragment
+from pointsman.backends.iptables.settings import Settings
+from pointsman.backends.iptables.text import canonical
+from pointsman.model.service import ServicePortName
+
+_UNORDERED = frozenset((names.SERVICES, names.NODE_PORTS, names.EXTERNAL_SERVICES, names.PROXY_FIREWALL))
+"""Chains in which the order of services is free; in nat KUBE-SERVICES the node port jump must stay last."""
+
+
+class Desired:
+    """The rules of one table by chain, and which service port each belongs to."""
+
+    def __init__(self) -> None:
+        self.chains: dict[str, list[str]] = {}
+        self.owners: dict[str, str] = {}
+
+    def add_lines(self, lines: Iterable[str], owner: str = "") -> None:
+        for line in lines:
+            form = canonical(line)
+            self.chains.setdefault(line.split(" ", 2)[1], []).append(form)
+            if owner:
+                self.owners[form] = owner
+
+
+def desired_tables(settings: Settings, fragments: Mapping[ServicePortName, Fragment]) -> dict[str, Desired]:
+    """What tables filter and nat should hold in our chains."""
+    tables = {"filter": Desired(), "nat": Desired()}
+    for chain in static.FILTER_CHAINS:
+        tables["filter"].chains[chain] = []
+    for chain in static.NAT_CHAINS:
+        tables["nat"].chains[chain] = []
+    tables["filter"].add_lines(static.filter_rules(settings))
+    tables["nat"].add_lines(static.nat_rules(settings))
+    for name, fragment in fragments.items():
+        for chain in fragment.chains:
+            tables["nat"].chains[chain] = []
+        for table, texts in (
+            ("nat", (fragment.nat_services, fragment.nat_node_ports, fragment.rules)),
+            (
+                "filter",
+                (
+                    fragment.filter_services,
+                    fragment.filter_external,
+                    fragment.filter_firewall,
+                    fragment.filter_node_ports,
+                ),
+            ),
+        ):
+            for text in texts:
+                tables[table].add_lines(text.decode().splitlines(), str(name))
+    tables["nat"].add_lines(static.node_port_jumps(settings))
+    return tables
+
+
+def differences(
+    settings: Settings, fragments: Mapping[ServicePortName, Fragment], kernel: Mapping[str, bytes]
+) -> list[Difference]:
+    """Every disagreement; `kernel` maps table names to what iptables-save printed for them."""
+    found: list[Difference] = []
+    for table, desired in desired_tables(settings, fragments).items():
+        held = saved.rules_by_chain(kernel[table])
+        found += _missing_jumps(table, saved.outline(kernel[table]))
+        for chain, want in desired.chains.items():
+            if chain not in held:
+                found.append(Difference(f"{table} {chain}", "the chain", "", _owner_of_chain(want, desired)))
+            else:
+                found += _chain_differences(
+                    table, chain, want, [canonical(line) for line in held[chain]], desired
+                )
+        for chain in held:
+            if chain not in desired.chains and names.is_service_chain(chain):
+                found.append(Difference(f"{table} {chain}", "", "a chain of a service that is gone"))
+    return found
+
+
+def _chain_differences(
+    table: str, chain: str, want: list[str], have: list[str], desired: Desired
+) -> Iterator[Difference]:
+    if want == have:
+        return
+    missing, surplus = Counter(want) - Counter(have), Counter(have) - Counter(want)
+    for rule in missing:
+        yield Difference(f"{table} {chain}", rule, "", desired.owners.get(rule, ""))
+    for rule in surplus:
+        yield Difference(f"{table} {chain}", "", rule)
+    if missing or surplus:
+        return
+    if chain not in _UNORDERED or _tail(want) != _tail(have):
+        owner = _owner_of_chain(want, desired)
+        yield Difference(f"{table} {chain}", " / ".join(want), "the same rules in another order", owner)
+
+
+def _tail(rules: list[str]) -> str:
+    """The last rule where it is one that must be last."""
+    return rules[-1] if "must be the last rule" in rules[-1] else ""
+
+
+def _owner_of_chain(rules: list[str], desired: Desired) -> str:
+    return next((desired.owners[rule] for rule in rules if rule in desired.owners), "")
+
+
+def _missing_jumps(table: str, outline: saved.TableOutline) -> Iterator[Difference]:
+    for jump in static.JUMPS:
+        if jump.table == table and not has_jump(outline, jump):
+            yield Difference(f"{table} {jump.source}", f"-A {jump.line}", "")
+
+
+def has_jump(outline: saved.TableOutline, jump: static.Jump) -> bool:
+    """Whether a built-in chain holds the jump, whatever the order of its words."""
+    wanted = sorted(jump.line.split())
+    return any(sorted(rule.split()) == wanted for rule in outline.jumps)
