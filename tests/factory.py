@@ -1,0 +1,113 @@
+"""Small builders of objects and plans for tests; every argument has a plain default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pointsman.model.addresses import Family, address_from_text, family_of
+from pointsman.model.context import NodeContext
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.objects import EndpointSlice, Node, Service
+from pointsman.model.plan import ServicePlan
+from pointsman.model.planning import plan_service_port
+from pointsman.model.service import Protocol, ServicePort, ServicePortName
+
+
+def packed(text: str) -> bytes:
+    address = address_from_text(text)
+    assert address is not None, text
+    return address
+
+
+def service(name: str = "web", namespace: str = "default", **spec: Any) -> Service:
+    """A Service; keyword arguments are fields of its spec, by their API names."""
+    status = spec.pop("status", {})
+    meta = {"name": name, "namespace": namespace, **spec.pop("metadata", {})}
+    body = {
+        "clusterIP": "10.96.0.10",
+        "ports": [{"name": "http", "port": 80, "protocol": "TCP"}],
+        **spec,
+    }
+    return msgspec.convert({"metadata": meta, "spec": body, "status": status}, Service)
+
+
+def endpoint_slice(
+    *addresses: str | dict[str, Any],
+    name: str = "web-a",
+    service_name: str = "web",
+    namespace: str = "default",
+    family: str = "IPv4",
+    ports: list[dict[str, Any]] | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> EndpointSlice:
+    """An EndpointSlice; an address may be text (ready, on n1) or a whole endpoint."""
+    endpoints = [{"addresses": [a], "nodeName": "n1"} if isinstance(a, str) else a for a in addresses]
+    meta = {
+        "name": name,
+        "namespace": namespace,
+        "labels": {"kubernetes.io/service-name": service_name},
+        **(metadata or {}),
+    }
+    body = {
+        "metadata": meta,
+        "addressType": family,
+        "endpoints": endpoints,
+        "ports": ports if ports is not None else [{"name": "http", "port": 8080, "protocol": "TCP"}],
+    }
+    return msgspec.convert(body, EndpointSlice)
+
+
+def node(
+    name: str = "n1", zone: str = "zone-a", addresses: list[dict[str, str]] | None = None, **spec: Any
+) -> Node:
+    body = {
+        "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": zone} if zone else {}},
+        "spec": spec,
+        "status": {"addresses": addresses or []},
+    }
+    return msgspec.convert(body, Node)
+
+
+def endpoint(text: str = "10.244.1.1", port: int = 8080, **fields: Any) -> Endpoint:
+    return Endpoint(address=packed(text), port=port, **fields)
+
+
+def service_port(
+    name: str = "web",
+    port_name: str = "http",
+    cluster_ip: str = "10.96.0.10",
+    port: int = 80,
+    protocol: Protocol = Protocol.TCP,
+    namespace: str = "default",
+    **fields: Any,
+) -> ServicePort:
+    """A ServicePort; address fields take text."""
+    for field in ("external_ips", "load_balancer_ips"):
+        if field in fields:
+            fields[field] = tuple(packed(text) for text in fields[field])
+    address = packed(cluster_ip)
+    return ServicePort(
+        name=ServicePortName(namespace, name, port_name, protocol),
+        family=family_of(address),
+        cluster_ip=address,
+        port=port,
+        **fields,
+    )
+
+
+def context(family: Family = Family.IPV4, **fields: Any) -> NodeContext:
+    return NodeContext(family=family, node_name="n1", **fields)
+
+
+def plan(
+    port: ServicePort | None = None,
+    *endpoints: Endpoint,
+    node_context: NodeContext | None = None,
+) -> ServicePlan:
+    port = port or service_port()
+    ordered = tuple(sorted(endpoints, key=str))
+    made = plan_service_port(port, ordered, node_context or context(port.family))
+    assert made is not None
+    return made

@@ -1,0 +1,54 @@
+"""A backend that keeps what it was told, and fails when told to; the kernel of the sync loop's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pointsman.backends.base import Difference, SyncReport, SyncRequest
+from pointsman.model.addresses import Family
+from pointsman.model.plan import ServicePlan
+from pointsman.model.service import ServicePortName
+
+
+class RecordingBackend:
+    """Behaves as the contract demands: a failing sync leaves the programmed state as it was."""
+
+    mode = "recording"
+
+    def __init__(self, family: Family = Family.IPV4) -> None:
+        self.family = family
+        self.requests: list[tuple[bool, dict[ServicePortName, ServicePlan | None]]] = []
+        self.programmed: dict[ServicePortName, ServicePlan] = {}
+        self.failures: list[Exception] = []
+        self.drifts: list[str] = []
+        self.refuse: Mapping[ServicePortName, str] = {}
+        self.closed = False
+
+    def sync(self, request: SyncRequest) -> SyncReport:
+        self.requests.append((request.full, dict(request.changed)))
+        if self.failures:
+            raise self.failures.pop(0)
+        if request.full:
+            self.programmed = dict(request.plans)
+        else:
+            for name, plan in request.changed.items():
+                if plan is None:
+                    del self.programmed[name]
+                else:
+                    self.programmed[name] = plan
+        for name in self.refuse:
+            self.programmed.pop(name, None)
+        return SyncReport(full=request.full, rejected=self.refuse)
+
+    def drift(self) -> str | None:
+        return self.drifts.pop(0) if self.drifts else None
+
+    def verify(self, request: SyncRequest) -> list[Difference]:
+        return [
+            Difference(str(name), want=str(plan), have="")
+            for name, plan in request.plans.items()
+            if self.programmed.get(name) != plan
+        ]
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,68 @@
+import pytest
+from tests.factory import context, endpoint, packed, plan, service_port
+
+from pointsman.model.addresses import cidr_from_text
+from pointsman.model.plan import FrontendKind, Outcome
+from pointsman.model.planning import plan_service_port
+
+
+def cidr(text: str):
+    found = cidr_from_text(text)
+    assert found is not None
+    return found
+
+
+def test_every_address_of_a_service_is_a_frontend() -> None:
+    port = service_port(
+        external_ips=("198.51.100.1",),
+        load_balancer_ips=("203.0.113.1",),
+        node_port=30080,
+        source_ranges=(cidr("192.0.2.0/24"),),
+    )
+    frontends = plan(port, endpoint()).frontends
+    assert [(f.kind, f.address, f.port) for f in frontends] == [
+        (FrontendKind.CLUSTER_IP, packed("10.96.0.10"), 80),
+        (FrontendKind.EXTERNAL_IP, packed("198.51.100.1"), 80),
+        (FrontendKind.LOAD_BALANCER_IP, packed("203.0.113.1"), 80),
+        (FrontendKind.NODE_PORT, b"", 30080),
+    ]
+    assert [f.source_ranges for f in frontends] == [(), (), (cidr("192.0.2.0/24"),), ()]
+
+
+@pytest.mark.parametrize(
+    ("fields", "endpoints", "internal", "external"),
+    [
+        ({}, [], Outcome.REJECT, Outcome.REJECT),
+        ({}, [endpoint(ready=False)], Outcome.REJECT, Outcome.REJECT),
+        ({}, [endpoint()], Outcome.BALANCE, Outcome.BALANCE),
+        ({"external_local": True}, [endpoint()], Outcome.BALANCE, Outcome.DROP),
+        ({"external_local": True}, [endpoint(local=True)], Outcome.BALANCE, Outcome.BALANCE),
+        ({"internal_local": True}, [endpoint()], Outcome.DROP, Outcome.BALANCE),
+        ({"internal_local": True, "external_local": True}, [endpoint()], Outcome.DROP, Outcome.DROP),
+        ({"internal_local": True, "external_local": True}, [], Outcome.REJECT, Outcome.REJECT),
+    ],
+)
+def test_outcomes(fields: dict[str, bool], endpoints: list, internal: Outcome, external: Outcome) -> None:
+    made = plan(service_port(node_port=30080, **fields), *endpoints)
+    assert (made.internal_outcome, made.external_outcome) == (internal, external)
+    assert [f.outcome for f in made.frontends] == [internal, external]
+
+
+def test_external_addresses_inside_the_service_range_are_refused() -> None:
+    port = service_port(external_ips=("10.96.0.77", "198.51.100.1"))
+    made = plan(port, node_context=context(service_cidrs=(cidr("10.96.0.0/12"),)))
+    assert made.port.external_ips == (packed("198.51.100.1"),)
+    assert [problem.reason for problem in made.refused] == ["ForbiddenAddress"]
+
+
+def test_the_allow_list_limits_external_and_balancer_addresses() -> None:
+    port = service_port(external_ips=("198.51.100.1",), load_balancer_ips=("203.0.113.1",))
+    made = plan(port, node_context=context(external_allow=(cidr("203.0.113.0/24"),)))
+    assert made.port.external_ips == ()
+    assert made.port.load_balancer_ips == (packed("203.0.113.1"),)
+    assert [problem.reason for problem in made.refused] == ["AddressNotAllowed"]
+
+
+def test_planning_is_deterministic() -> None:
+    port, endpoints = service_port(node_port=30080), (endpoint(), endpoint("10.244.1.2"))
+    assert plan_service_port(port, endpoints, context()) == plan_service_port(port, endpoints, context())

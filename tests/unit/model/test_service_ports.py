@@ -1,0 +1,189 @@
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.factory import packed, service
+
+from pointsman.model.addresses import Family
+from pointsman.model.objects import Service
+from pointsman.model.service import (
+    Protocol,
+    ServicePort,
+    ServicePortName,
+    service_ports_from_service,
+    should_skip,
+)
+
+
+def only_port(made: Service, family: Family = Family.IPV4, **options: Any) -> ServicePort:
+    ports, problems = service_ports_from_service(made, family, **options)
+    assert problems == []
+    (port,) = ports.values()
+    return port
+
+
+def reasons(made: Service, family: Family = Family.IPV4) -> list[str]:
+    return [problem.reason for problem in service_ports_from_service(made, family)[1]]
+
+
+def test_a_plain_cluster_ip_service() -> None:
+    port = only_port(service())
+    assert port.name == ServicePortName("default", "web", "http", Protocol.TCP)
+    assert str(port.name) == "default/web:http"
+    assert (port.cluster_ip, port.port) == (packed("10.96.0.10"), 80)
+    assert not port.externally_accessible
+    assert port.uses_cluster_endpoints
+    assert not port.uses_local_endpoints
+
+
+def test_an_unnamed_port_prints_without_colon() -> None:
+    port = only_port(service(ports=[{"port": 80}]))
+    assert str(port.name) == "default/web"
+    assert port.protocol is Protocol.TCP
+
+
+@pytest.mark.parametrize(
+    ("made", "part"),
+    [
+        (service(clusterIP="None"), "headless"),
+        (service(clusterIP=""), "no clusterIP"),
+        (service(type="ExternalName"), "ExternalName"),
+        (
+            service(metadata={"labels": {"service.kubernetes.io/service-proxy-name": "x"}}),
+            "another service proxy",
+        ),
+    ],
+)
+def test_services_that_are_not_ours_are_skipped(made: Service, part: str) -> None:
+    reason = should_skip(made)
+    assert reason is not None
+    assert part in reason
+    assert service_ports_from_service(made, Family.IPV4) == ({}, [])
+
+
+def test_each_family_gets_its_own_cluster_ip() -> None:
+    dual = service(clusterIP="fd00::a", clusterIPs=["fd00::a", "10.96.0.9"])
+    assert only_port(dual, Family.IPV4).cluster_ip == packed("10.96.0.9")
+    assert only_port(dual, Family.IPV6).cluster_ip == packed("fd00::a")
+    assert service_ports_from_service(service(), Family.IPV6) == ({}, [])
+
+
+def test_external_and_balancer_addresses_are_split_by_family() -> None:
+    made = service(
+        type="LoadBalancer",
+        externalIPs=["198.51.100.1", "2001:db8::1"],
+        status={
+            "loadBalancer": {"ingress": [{"ip": "203.0.113.1"}, {"ip": "2001:db8::2"}, {"hostname": "x"}]}
+        },
+    )
+    port = only_port(made)
+    assert port.external_ips == (packed("198.51.100.1"),)
+    assert port.load_balancer_ips == (packed("203.0.113.1"),)
+
+
+def test_the_gate_switches_external_ips_off() -> None:
+    made = service(externalIPs=["198.51.100.1"])
+    assert only_port(made, allow_external_ips=False).external_ips == ()
+
+
+def test_ip_mode_proxy_is_not_served_and_vip_is() -> None:
+    ingress = [{"ip": "203.0.113.1", "ipMode": "Proxy"}, {"ip": "203.0.113.2", "ipMode": "VIP"}]
+    port = only_port(service(type="LoadBalancer", status={"loadBalancer": {"ingress": ingress}}))
+    assert port.load_balancer_ips == (packed("203.0.113.2"),)
+
+
+def test_a_status_counts_only_on_a_load_balancer() -> None:
+    port = only_port(service(type="NodePort", status={"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}}))
+    assert port.load_balancer_ips == ()
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        (["10.0.0.0/8", " 192.0.2.0/24\t"], ["10.0.0.0/8", "192.0.2.0/24"]),
+        (["10.0.0.0/8", "0.0.0.0/0"], []),
+        (["fd00::/8"], []),
+        (["10.1.2.3/8"], ["10.0.0.0/8"]),
+    ],
+)
+def test_source_ranges(ranges: list[str], expected: list[str]) -> None:
+    port = only_port(service(loadBalancerSourceRanges=ranges))
+    assert [str(cidr) for cidr in port.source_ranges] == expected
+
+
+def test_affinity_timeout_default_and_given() -> None:
+    assert only_port(service()).affinity_seconds == 0
+    assert only_port(service(sessionAffinity="ClientIP")).affinity_seconds == 10800
+    given_timeout = {"clientIP": {"timeoutSeconds": 300}}
+    assert (
+        only_port(service(sessionAffinity="ClientIP", sessionAffinityConfig=given_timeout)).affinity_seconds
+        == 300
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (service(clusterIP="10.96.0.300"), "BadClusterIP"),
+        (service(clusterIP="127.0.0.1"), "ForbiddenClusterIP"),
+        (service(externalIPs=["nonsense"]), "BadAddress"),
+        (service(externalIPs=["169.254.169.254"]), "ForbiddenAddress"),
+        (service(externalIPs=[""]), "BadAddress"),
+        (service(ports=[{"port": 80, "protocol": "ICMP"}]), "BadProtocol"),
+        (service(ports=[{"port": 70000}]), "BadPort"),
+        (service(loadBalancerSourceRanges=["10.0.0.0"]), "BadSourceRange"),
+    ],
+)
+def test_bad_content_is_left_out_and_named(made: Service, reason: str) -> None:
+    assert reasons(made) == [reason]
+
+
+def test_a_bad_port_does_not_harm_the_other() -> None:
+    ports, problems = service_ports_from_service(
+        service(ports=[{"name": "a", "port": 0}, {"name": "b", "port": 81}]), Family.IPV4
+    )
+    assert [name.port for name in ports] == ["b"]
+    assert len(problems) == 1
+
+
+def test_policies_decide_which_endpoints_are_needed() -> None:
+    local = only_port(service(internalTrafficPolicy="Local"))
+    assert (local.uses_cluster_endpoints, local.uses_local_endpoints) == (False, True)
+    external = only_port(
+        service(type="NodePort", externalTrafficPolicy="Local", ports=[{"port": 80, "nodePort": 30080}])
+    )
+    assert (external.uses_cluster_endpoints, external.uses_local_endpoints) == (True, True)
+
+
+def test_a_null_in_the_json_is_absence() -> None:
+    raw = b'{"metadata":{"name":"a","namespace":"b","creationTimestamp":null},"spec":{"clusterIP":"10.96.0.1","ports":null}}'
+    assert service_ports_from_service(msgspec.json.decode(raw, type=Service), Family.IPV4) == ({}, [])
+
+
+_text = st.text(max_size=20)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "clusterIP": _text | st.just("10.96.0.1"),
+            "clusterIPs": st.lists(_text, max_size=3),
+            "externalIPs": st.lists(_text, max_size=3),
+            "loadBalancerSourceRanges": st.lists(_text, max_size=3),
+            "type": _text,
+            "sessionAffinity": _text | st.just("ClientIP"),
+            "ports": st.lists(
+                st.fixed_dictionaries(
+                    {"port": st.integers()}, optional={"protocol": _text, "nodePort": st.integers()}
+                ),
+                max_size=3,
+            ),
+        },
+    )
+)
+def test_no_content_raises(spec: dict[str, Any]) -> None:
+    for family in Family:
+        service_ports_from_service(service(**spec), family)

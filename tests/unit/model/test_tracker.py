@@ -1,0 +1,239 @@
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.factory import endpoint_slice, service
+
+from pointsman.model.addresses import Family
+from pointsman.model.objects import TRIGGER_TIME_ANNOTATION
+from pointsman.model.service import Problem, Protocol, ServicePortName
+from pointsman.model.tracker import PortState, Tracker
+
+WEB = ServicePortName("default", "web", "http", Protocol.TCP)
+
+
+@pytest.fixture
+def tracker() -> Tracker:
+    return Tracker(Family.IPV4, "n1")
+
+
+def test_a_service_with_endpoints_becomes_dirty_once(tracker: Tracker) -> None:
+    assert tracker.service_upserted(service())
+    assert tracker.slice_upserted(endpoint_slice("10.244.1.1"))
+    assert tracker.pending == 1
+    (state,) = tracker.take().states.values()
+    assert state is not None
+    assert [str(e) for e in state.endpoints] == ["10.244.1.1:8080"]
+    assert tracker.take().states == {}
+
+
+def test_the_slice_may_come_first(tracker: Tracker) -> None:
+    assert not tracker.slice_upserted(endpoint_slice("10.244.1.1"))
+    assert tracker.service_upserted(service())
+    state = tracker.take().states[WEB]
+    assert state is not None
+    assert len(state.endpoints) == 1
+
+
+def test_an_update_without_effect_costs_nothing(tracker: Tracker) -> None:
+    tracker.service_upserted(service())
+    tracker.slice_upserted(endpoint_slice("10.244.1.1"))
+    tracker.take()
+    assert not tracker.service_upserted(service(metadata={"resourceVersion": "2", "annotations": {"a": "b"}}))
+    stamped = {"annotations": {TRIGGER_TIME_ANNOTATION: "2026-01-01T00:00:00Z"}}
+    assert not tracker.slice_upserted(endpoint_slice("10.244.1.1", metadata=stamped))
+    assert tracker.pending == 0
+    assert tracker.take().trigger_times == {}
+
+
+def test_add_then_delete_before_a_sync_is_nothing(tracker: Tracker) -> None:
+    tracker.service_upserted(service())
+    tracker.service_deleted("default/web")
+    assert tracker.take().states == {}
+
+
+def test_change_and_change_back_is_nothing(tracker: Tracker) -> None:
+    tracker.service_upserted(service())
+    tracker.slice_upserted(endpoint_slice("10.244.1.1"))
+    tracker.take()
+    tracker.slice_upserted(endpoint_slice("10.244.1.2"))
+    tracker.slice_upserted(endpoint_slice("10.244.1.1"))
+    assert tracker.take().states == {}
+
+
+def test_a_deleted_service_is_handed_out_as_none_and_forgotten(tracker: Tracker) -> None:
+    tracker.service_upserted(service())
+    tracker.take()
+    tracker.service_deleted("default/web")
+    assert tracker.take().states == {WEB: None}
+    assert tracker.states == {}
+
+
+def test_a_service_that_turns_headless_is_gone(tracker: Tracker) -> None:
+    tracker.service_upserted(service())
+    tracker.take()
+    tracker.service_upserted(service(clusterIP="None"))
+    assert tracker.take().states == {WEB: None}
+
+
+def test_several_slices_are_merged_and_one_may_leave(tracker: Tracker) -> None:
+    tracker.service_upserted(service())
+    tracker.slice_upserted(endpoint_slice("10.244.1.1", name="a"))
+    tracker.slice_upserted(endpoint_slice("10.244.1.2", "10.244.1.1", name="b"))
+    assert [str(e) for e in tracker.states[WEB].endpoints] == ["10.244.1.1:8080", "10.244.1.2:8080"]
+    tracker.slice_deleted("default/b")
+    assert [str(e) for e in tracker.states[WEB].endpoints] == ["10.244.1.1:8080"]
+
+
+def test_slices_with_different_target_ports_are_merged(tracker: Tracker) -> None:
+    tracker.service_upserted(service())
+    tracker.slice_upserted(endpoint_slice("10.244.1.1", name="a"))
+    other = [{"name": "http", "port": 9090, "protocol": "TCP"}]
+    tracker.slice_upserted(endpoint_slice("10.244.1.1", name="b", ports=other))
+    assert [str(e) for e in tracker.states[WEB].endpoints] == ["10.244.1.1:8080", "10.244.1.1:9090"]
+
+
+def test_a_slice_that_moves_to_another_service_leaves_the_first(tracker: Tracker) -> None:
+    tracker.service_upserted(service())
+    tracker.service_upserted(service("api", clusterIP="10.96.0.11"))
+    tracker.slice_upserted(endpoint_slice("10.244.1.1", name="a"))
+    assert tracker.slice_upserted(endpoint_slice("10.244.1.1", name="a", service_name="api"))
+    assert tracker.states[WEB].endpoints == ()
+    assert len(tracker.states[ServicePortName("default", "api", "http", Protocol.TCP)].endpoints) == 1
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        endpoint_slice("10.244.1.1", metadata={"labels": {}}),
+        endpoint_slice("fd00::1", family="IPv6"),
+        endpoint_slice(
+            "10.244.1.1",
+            metadata={
+                "labels": {
+                    "kubernetes.io/service-name": "web",
+                    "service.kubernetes.io/service-proxy-name": "x",
+                }
+            },
+        ),
+    ],
+)
+def test_foreign_slices_are_ignored(tracker: Tracker, foreign: Any) -> None:
+    tracker.service_upserted(service())
+    assert not tracker.slice_upserted(foreign)
+    assert tracker.states[WEB].endpoints == ()
+
+
+def test_trigger_times_are_kept_for_changes_after_the_start() -> None:
+    tracker = Tracker(Family.IPV4, "n1", started_at=1767225600.0)
+    tracker.service_upserted(service())
+    for number, text in enumerate(["2025-12-31T23:59:59Z", "2026-01-01T00:00:01.123456789Z", "yesterday"]):
+        stamped = {"annotations": {TRIGGER_TIME_ANNOTATION: text}}
+        tracker.slice_upserted(endpoint_slice(f"10.244.1.{number + 1}", metadata=stamped))
+    times = tracker.take().trigger_times["default/web"]
+    assert times == (pytest.approx(1767225601.123456),)
+
+
+def test_problems_name_the_object() -> None:
+    seen: list[tuple[str, str, str]] = []
+
+    def note(kind: str, meta: Any, problem: Problem) -> None:
+        seen.append((kind, meta.key, problem.reason))
+
+    tracker = Tracker(Family.IPV4, "n1", on_problem=note)
+    tracker.service_upserted(service(externalIPs=["x"]))
+    tracker.slice_upserted(endpoint_slice("127.0.0.1"))
+    assert seen == [
+        ("Service", "default/web", "BadAddress"),
+        ("EndpointSlice", "default/web-a", "ForbiddenEndpointAddress"),
+    ]
+
+
+def test_health_counts_ready_local_endpoints_only(tracker: Tracker) -> None:
+    tracker.service_upserted(
+        service(type="LoadBalancer", externalTrafficPolicy="Local", healthCheckNodePort=30999)
+    )
+    draining = {
+        "addresses": ["10.244.1.2"],
+        "nodeName": "n1",
+        "conditions": {"ready": False, "terminating": True},
+    }
+    tracker.slice_upserted(
+        endpoint_slice("10.244.1.1", draining, {"addresses": ["10.244.2.1"], "nodeName": "n2"})
+    )
+    assert [(port.health_check_node_port, count) for port, count in tracker.local_ready_counts()] == [
+        (30999, 1)
+    ]
+
+
+def test_take_all_hands_out_everything(tracker: Tracker) -> None:
+    tracker.service_upserted(service())
+    tracker.take()
+    everything = tracker.take_all()
+    assert everything.complete
+    assert set(everything.states) == {WEB}
+
+
+_names = st.sampled_from(["web", "api"])
+_slice_names = st.sampled_from(["a", "b", "c"])
+_addresses = st.lists(st.sampled_from(["10.244.1.1", "10.244.1.2", "10.244.2.1"]), max_size=3)
+
+
+class TrackerAgainstRebuild(RuleBasedStateMachine):
+    """Whatever the order of events, the tracker equals one built from the final objects, and what it hands
+    out, applied in turn, gives the same picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker = Tracker(Family.IPV4, "n1")
+        self.services: dict[str, Any] = {}
+        self.slices: dict[str, Any] = {}
+        self.mirror: dict[ServicePortName, PortState] = {}
+
+    @rule(name=_names, port=st.sampled_from([80, 81]), headless=st.booleans())
+    def upsert_service(self, name: str, port: int, headless: bool) -> None:
+        ip = "None" if headless else {"web": "10.96.0.10", "api": "10.96.0.11"}[name]
+        made = service(name, clusterIP=ip, ports=[{"name": "http", "port": port}])
+        self.services[name] = made
+        self.tracker.service_upserted(made)
+
+    @rule(name=_names)
+    def delete_service(self, name: str) -> None:
+        self.services.pop(name, None)
+        self.tracker.service_deleted(f"default/{name}")
+
+    @rule(name=_slice_names, owner=_names, addresses=_addresses)
+    def upsert_slice(self, name: str, owner: str, addresses: list[str]) -> None:
+        made = endpoint_slice(*addresses, name=name, service_name=owner)
+        self.slices[name] = made
+        self.tracker.slice_upserted(made)
+
+    @rule(name=_slice_names)
+    def delete_slice(self, name: str) -> None:
+        self.slices.pop(name, None)
+        self.tracker.slice_deleted(f"default/{name}")
+
+    @rule()
+    def take(self) -> None:
+        for name, state in self.tracker.take().states.items():
+            if state is None:
+                del self.mirror[name]
+            else:
+                assert self.mirror.get(name) != state
+                self.mirror[name] = state
+        assert self.mirror == self.tracker.states
+
+    @invariant()
+    def equals_rebuild(self) -> None:
+        fresh = Tracker(Family.IPV4, "n1")
+        for made in self.services.values():
+            fresh.service_upserted(made)
+        for made in self.slices.values():
+            fresh.slice_upserted(made)
+        assert fresh.states == self.tracker.states
+
+
+TestTrackerAgainstRebuild = TrackerAgainstRebuild.TestCase
+TestTrackerAgainstRebuild.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

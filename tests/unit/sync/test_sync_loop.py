@@ -1,0 +1,169 @@
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tests.factory import context, service
+from tests.fake.recording import RecordingBackend
+from tests.fake.virtual_time import run
+
+from pointsman.errors import KernelError
+from pointsman.model.addresses import Family
+from pointsman.model.tracker import Tracker
+from pointsman.sync.loop import SyncHooks, SyncLoop
+from pointsman.sync.pacing import Pace, Pacer
+from pointsman.sync.reconcile import Reconciler, SyncOutcome
+
+
+class Notes(SyncHooks):
+    def __init__(self) -> None:
+        self.events: list[tuple[str, float]] = []
+
+    def _note(self, what: str) -> None:
+        self.events.append((what, round(asyncio.get_running_loop().time(), 6)))
+
+    def queued(self) -> None:
+        self._note("queued")
+
+    def succeeded(self, outcome: SyncOutcome) -> None:
+        self._note("full" if outcome.report.full else "partial")
+
+    def failed(self, error: KernelError, retry_in: float) -> None:
+        self._note("failed")
+
+    def drifted(self, what: str) -> None:
+        self._note(f"drift: {what}")
+
+    def times(self, *kinds: str) -> list[float]:
+        return [at for what, at in self.events if what in kinds]
+
+
+class Bench:
+    """A loop around a recording backend in virtual time; the "thread" runs inline and may take its time."""
+
+    def __init__(
+        self, *, min_period: float = 1.0, drift_period: float = 1e9, sync_takes: float = 0.0
+    ) -> None:
+        self.backend = RecordingBackend()
+        self.tracker = Tracker(Family.IPV4, "n1")
+        self.notes = Notes()
+        self.sync_takes = sync_takes
+        now = asyncio.get_running_loop().time()
+        self.loop = SyncLoop(
+            self.tracker,
+            Reconciler(self.backend),
+            Pacer(Pace(min_period, 30.0), now),
+            context=context,
+            run_blocking=self._inline,
+            hooks=self.notes,
+            drift_period=drift_period,
+        )
+        self.task = asyncio.create_task(self.loop.run())
+
+    async def _inline(self, call: Callable[[], Any]) -> Any:
+        await asyncio.sleep(self.sync_takes)
+        return call()
+
+    def change(self, number: int) -> None:
+        self.tracker.service_upserted(service(f"s{number}", clusterIP=f"10.96.1.{number}"))
+        self.loop.request()
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+def bench(test: Callable[..., Awaitable[None]]) -> Callable[[], None]:
+    def wrapped() -> None:
+        run(test())
+
+    wrapped.__name__ = test.__name__
+    return wrapped
+
+
+@bench
+async def test_a_request_is_served_at_once() -> None:
+    b = Bench()
+    b.change(1)
+    await b.loop.wait_idle()
+    assert b.notes.events == [("queued", 0.0), ("full", 0.0)]
+    await b.stop()
+
+
+@bench
+async def test_a_storm_of_changes_is_served_in_few_syncs() -> None:
+    b = Bench()
+    for number in range(100):
+        b.change(number)
+        await asyncio.sleep(0.05)
+    await b.loop.wait_idle()
+    assert len(b.backend.programmed) == 100
+    assert len(b.notes.times("full", "partial")) <= 2 + 6
+    await b.stop()
+
+
+@bench
+async def test_changes_during_a_sync_cause_another_one() -> None:
+    b = Bench(sync_takes=0.5)
+    b.change(1)
+    await asyncio.sleep(0.2)
+    b.change(2)
+    await b.loop.wait_idle()
+    assert len(b.backend.programmed) == 2
+    assert b.notes.times("full", "partial") == [0.5, 1.0]
+    await b.stop()
+
+
+@bench
+async def test_a_failure_is_retried_with_growing_pauses_and_loses_nothing() -> None:
+    b = Bench()
+    b.backend.failures = [KernelError("no")] * 3
+    b.change(1)
+    await b.loop.wait_idle()
+    assert b.notes.times("failed") == [0.0, 1.0, 3.0]
+    assert b.notes.times("full") == [7.0]
+    assert len(b.backend.programmed) == 1
+    await b.stop()
+
+
+@bench
+async def test_a_bug_in_a_sync_does_not_end_the_loop_and_all_is_resent() -> None:
+    b = Bench()
+    b.change(1)
+    await b.loop.wait_idle()
+    b.backend.failures = [ZeroDivisionError()]
+    b.change(2)
+    await b.loop.wait_idle()
+    assert len(b.backend.programmed) == 2
+    assert len(b.notes.times("failed")) == 1
+    await b.stop()
+
+
+@bench
+async def test_a_full_sync_runs_every_hour_without_any_change() -> None:
+    b = Bench()
+    b.change(1)
+    await asyncio.sleep(2 * 3600 + 10)
+    assert b.notes.times("full") == [0.0, 3600.0, 7200.0]
+    await b.stop()
+
+
+@bench
+async def test_drift_is_repaired_by_a_full_sync() -> None:
+    b = Bench(drift_period=1.0)
+    b.change(1)
+    await b.loop.wait_idle()
+    b.backend.programmed.clear()
+    b.backend.drifts = ["table gone"]
+    await asyncio.sleep(1.5)
+    assert ("drift: table gone", 1.0) in b.notes.events
+    assert len(b.backend.programmed) == 1
+    await b.stop()
+
+
+@bench
+async def test_no_drift_check_before_the_first_sync() -> None:
+    b = Bench(drift_period=1.0)
+    b.backend.drifts = ["nothing there yet"]
+    await asyncio.sleep(5)
+    assert b.backend.requests == []
+    await b.stop()
