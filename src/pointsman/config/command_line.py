@@ -1,7 +1,7 @@
 """From a command line to everything `run` needs to know, as one frozen value.
 
 Flags and file do not mix: with --config the file decides everything but the node's name, logging and what is not
-configuration (facts of kube-proxy). Each given flag that the file makes ineffective is warned about by name. Calling
+configuration, as in kube-proxy. Each given flag that the file makes ineffective is warned about by name. Calling
 `parse_run` again with the same arguments reads the file again: that is what a reload does.
 """
 
