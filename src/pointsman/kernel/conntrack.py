@@ -1,0 +1,282 @@
+"""The kernel's connection tracking table: flows by original destination, and their removal by exact identity.
+
+Selection happens in the kernel (CTA_FILTER, Linux 5.8) and is repeated here, because older kernels ignore the
+filter and answer with everything. Deletion names the complete original tuple and the entry's id, so a flow that was
+replaced meanwhile is not hit; a filter is never sent with a deletion, because where it is ignored it would widen it.
+Flows in conntrack zones other than the default belong to somebody else and are not shown.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from pointsman.errors import KernelError, NotSupported
+from pointsman.kernel import attributes, netlink
+from pointsman.kernel.netlink import Message, NetlinkSocket
+from pointsman.model.addresses import Family, host_port_text
+
+_SUBSYSTEM: Final = 1 << 8
+_GET, _DELETE = _SUBSYSTEM | 1, _SUBSYSTEM | 2
+_TUPLE_ORIGINAL, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
+_IP, _PROTO, _TUPLE_ZONE = 1, 2, 3
+_NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
+_FILTER_ORIGINAL_FLAGS: Final = 1
+_BY_DESTINATION, _BY_PROTOCOL, _BY_DESTINATION_PORT = 1 << 1, 1 << 3, 1 << 5
+_NESTED: Final = attributes.NLA_F_NESTED
+_HEADER_LENGTH: Final = 4
+_DELETES_PER_CHECK: Final = 2000
+_NEEDS: Final = "CONFIG_NF_CT_NETLINK (module nf_conntrack_netlink)"
+_REFUSED_FILTER: Final = frozenset((errno.EOPNOTSUPP, errno.EINVAL))
+
+Expired = Callable[[], bool]
+
+
+class DeadlinePassed(KernelError):
+    """There was more in the table than the time allowed for; `deleted` flows are gone all the same."""
+
+    def __init__(self, message: str, deleted: int = 0) -> None:
+        super().__init__(message, errno.ETIMEDOUT)
+        self.deleted = deleted
+
+
+class Flow(NamedTuple):
+    """One tracked flow: where its first packet went, and who answers."""
+
+    protocol: int
+    source: bytes
+    source_port: int
+    destination: bytes
+    destination_port: int
+    reply_source: bytes
+    reply_source_port: int
+    reply_destination: bytes
+    reply_destination_port: int
+    id: bytes
+
+    def __str__(self) -> str:
+        return (
+            f"{host_port_text(self.source, self.source_port)} -> "
+            f"{host_port_text(self.destination, self.destination_port)} answered by "
+            f"{host_port_text(self.reply_source, self.reply_source_port)}"
+        )
+
+
+class FlowQuery(NamedTuple):
+    """Which flows to look for; None means any."""
+
+    protocol: int
+    destination: bytes | None = None
+    destination_port: int | None = None
+
+    def matches(self, protocol: int, destination: bytes, port: int) -> bool:
+        return (
+            protocol == self.protocol
+            and self.destination in (None, destination)
+            and self.destination_port in (None, port)
+        )
+
+
+class _TupleLayout:
+    """Where the fields of a tuple lie in the form every kernel so far writes it; others are parsed step by step."""
+
+    def __init__(self, family: Family) -> None:
+        size = family.address_length
+        self.number = 2 if family is Family.IPV4 else socket.AF_INET6
+        self.source, self.destination = (1, 2) if family is Family.IPV4 else (3, 4)
+        self.fields = struct.Struct(f"=HHHHHH{size}sHH{size}sHHHHB3xHH2s2xHH2s2x")
+        self.length = self.fields.size
+        address = 4 + size
+        self.headers = (
+            (0, self.length),
+            (2, 4 + 2 * address),
+            (3, _IP | _NESTED),
+            (4, address),
+            (5, self.source),
+            (7, address),
+            (8, self.destination),
+            (10, 4 + 3 * 8),
+            (11, _PROTO | _NESTED),
+            (12, 5),
+            (13, _NUMBER),
+            (15, 6),
+            (16, _SOURCE_PORT),
+            (18, 6),
+            (19, _DESTINATION_PORT),
+        )
+
+
+class _Tuple(NamedTuple):
+    protocol: int
+    source: bytes
+    source_port: bytes
+    destination: bytes
+    destination_port: bytes
+
+
+class ConntrackTable:
+    """The table of one IP family in this network namespace. Not thread-safe; open one per use."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self._layout = _TupleLayout(family)
+        self._socket = NetlinkSocket(netlink.NETLINK_NETFILTER)
+        self._filters = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def flows(
+        self, query: FlowQuery, wanted: Callable[[bytes, int], bool], expired: Expired = lambda: False
+    ) -> list[Flow]:
+        """Flows that match the query and whose original destination and port `wanted` accepts.
+
+        Raises DeadlinePassed when `expired` says so; this table must not be used again then.
+        """
+        if self._filters:
+            try:
+                return list(self._dump(query, self._filter(query), wanted, expired))
+            except DeadlinePassed:
+                raise
+            except KernelError as error:
+                if error.errno not in _REFUSED_FILTER:
+                    raise
+                self._filters = False
+        try:
+            return list(self._dump(query, b"", wanted, expired))
+        except KernelError as error:
+            if error.errno == errno.EINVAL:
+                raise NotSupported(f"list tracked flows: the kernel needs {_NEEDS}", error.errno) from error
+            raise
+
+    def delete(self, flows: Sequence[Flow], expired: Expired = lambda: False) -> int:
+        """Remove exactly these flows; how many were still there. Raises KernelError for any other refusal."""
+        deleted = 0
+        for start in range(0, len(flows), _DELETES_PER_CHECK):
+            if expired():
+                raise DeadlinePassed(f"{start} of {len(flows)} deletions done in the time allowed", deleted)
+            messages = [self._deletion(flow) for flow in flows[start : start + _DELETES_PER_CHECK]]
+            for reply in self._socket.request(messages):
+                if reply.ok:
+                    deleted += 1
+                elif reply.errno != errno.ENOENT:
+                    raise netlink.kernel_error(reply.errno, "delete a tracked flow", reply.text, needs=_NEEDS)
+        return deleted
+
+    def _generic_header(self) -> bytes:
+        return bytes((self._layout.number, 0, 0, 0))
+
+    def _filter(self, query: FlowQuery) -> bytes:
+        flags = _BY_PROTOCOL
+        addresses, ports = b"", attributes.u8(_NUMBER, query.protocol)
+        # The kernel's filter by IPv6 address selects every address but the one asked for (seen on Linux 6.18).
+        if query.destination is not None and self.family is Family.IPV4:
+            flags |= _BY_DESTINATION
+            addresses = attributes.attribute(self._layout.destination, query.destination)
+        if query.destination_port is not None:
+            flags |= _BY_DESTINATION_PORT
+            ports += attributes.u16be(_DESTINATION_PORT, query.destination_port)
+        parts = [attributes.nested(_IP, addresses)] if addresses else []
+        return attributes.nested(
+            _TUPLE_ORIGINAL, *parts, attributes.nested(_PROTO, ports)
+        ) + attributes.nested(_FILTER, attributes.u32(_FILTER_ORIGINAL_FLAGS, flags))
+
+    def _deletion(self, flow: Flow) -> Message:
+        layout = self._layout
+        original = attributes.nested(
+            _TUPLE_ORIGINAL,
+            attributes.nested(
+                _IP,
+                attributes.attribute(layout.source, flow.source),
+                attributes.attribute(layout.destination, flow.destination),
+            ),
+            attributes.nested(
+                _PROTO,
+                attributes.u8(_NUMBER, flow.protocol),
+                attributes.u16be(_SOURCE_PORT, flow.source_port),
+                attributes.u16be(_DESTINATION_PORT, flow.destination_port),
+            ),
+        )
+        identity = attributes.attribute(_ID, flow.id) if flow.id else b""
+        return Message(_DELETE, 0, self._generic_header() + original + identity)
+
+    def _dump(
+        self, query: FlowQuery, selection: bytes, wanted: Callable[[bytes, int], bool], expired: Expired
+    ) -> Iterator[Flow]:
+        """Streamed, so that a large table costs no memory for the flows nobody asked about."""
+        sequence = self._socket.next_sequence()
+        flags = netlink.NLM_F_REQUEST | netlink.NLM_F_DUMP
+        self._socket.send(netlink.frame(_GET, flags, sequence, self._generic_header() + selection))
+        while True:
+            if expired():
+                raise DeadlinePassed("listing tracked flows took longer than allowed")
+            for answer in self._socket.receive():
+                if answer.sequence != sequence:
+                    continue
+                if answer.kind in (netlink.NLMSG_DONE, netlink.NLMSG_ERROR):
+                    reply = netlink.reply_of(answer)
+                    if reply.errno:
+                        raise netlink.kernel_error(
+                            reply.errno, "list tracked flows", reply.text, needs=_NEEDS
+                        )
+                    return
+                flow = self._decoded(answer.payload, query, wanted)
+                if flow is not None:
+                    yield flow
+
+    def _decoded(self, payload: bytes, query: FlowQuery, wanted: Callable[[bytes, int], bool]) -> Flow | None:
+        original = self._tuple_at(payload, _HEADER_LENGTH, _TUPLE_ORIGINAL)
+        if original is None:
+            return None
+        port = int.from_bytes(original.destination_port, "big")
+        if not query.matches(original.protocol, original.destination, port):
+            return None
+        if not wanted(original.destination, port):
+            return None
+        found = attributes.attributes(payload, _HEADER_LENGTH)
+        reply = self._tuple_of(found.get(_TUPLE_REPLY, b""))
+        if reply is None or any(found.get(_ZONE, b"")):
+            return None
+        return Flow(
+            original.protocol,
+            original.source,
+            int.from_bytes(original.source_port, "big"),
+            original.destination,
+            port,
+            reply.source,
+            int.from_bytes(reply.source_port, "big"),
+            reply.destination,
+            int.from_bytes(reply.destination_port, "big"),
+            found.get(_ID, b""),
+        )
+
+    def _tuple_at(self, payload: bytes, offset: int, kind: int) -> _Tuple | None:
+        layout = self._layout
+        if len(payload) >= offset + layout.length:
+            fields = layout.fields.unpack_from(payload, offset)
+            if fields[1] & attributes.NLA_TYPE_MASK == kind and all(
+                fields[index] == value for index, value in layout.headers
+            ):
+                return _Tuple(fields[14], fields[6], fields[17], fields[9], fields[20])
+        return self._tuple_of(attributes.attributes(payload, offset).get(kind, b""))
+
+    def _tuple_of(self, data: bytes) -> _Tuple | None:
+        """A tuple whatever the order of its attributes; None for other zones and protocols without ports."""
+        found = attributes.attributes(data)
+        addresses = attributes.attributes(found.get(_IP, b""))
+        ports = attributes.attributes(found.get(_PROTO, b""))
+        source, destination = addresses.get(self._layout.source), addresses.get(self._layout.destination)
+        if source is None or destination is None or any(found.get(_TUPLE_ZONE, b"")):
+            return None
+        if len(ports.get(_NUMBER, b"")) != 1 or _SOURCE_PORT not in ports or _DESTINATION_PORT not in ports:
+            return None
+        return _Tuple(ports[_NUMBER][0], source, ports[_SOURCE_PORT], destination, ports[_DESTINATION_PORT])
