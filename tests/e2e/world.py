@@ -1,0 +1,105 @@
+"""A lab with a running proxy whose objects a test changes step by step."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Self, TypeVar
+
+from tests.e2e import harness
+
+from pointsman.lab import HOSTS, Cluster
+from pointsman.lab.objects import LabService
+from pointsman.lab.probe import Flow, Kind, Outcome, Probe, run_probes
+from pointsman.lab.proxy import ProxyProcess
+
+FAMILIES = (4, 6)
+T = TypeVar("T")
+
+
+class World:
+    """Cluster and proxy, with the questions tests ask."""
+
+    def __init__(self, cluster: Cluster, proxy: ProxyProcess, mode: str) -> None:
+        self.cluster = cluster
+        self.proxy = proxy
+        self.mode = mode
+
+    def probe(self, host: str, service: LabService, to: str, family: int, protocol: str = "TCP") -> Probe:
+        if to == "nodeport":
+            return Probe(host, HOSTS["n1"].address(family), service.node_port, protocol)
+        return Probe(host, service.address(to, family), service.ports[0], protocol)
+
+    def ask(
+        self, host: str, service: LabService, to: str = "cluster", count: int = 1, protocol: str = "TCP"
+    ) -> list[Outcome]:
+        """`count` connections in each family."""
+        probes = [self.probe(host, service, to, family, protocol) for family in FAMILIES] * count
+        return run_probes(self.cluster, probes)
+
+    def answerers(self, host: str, service: LabService, to: str = "cluster", count: int = 40) -> set[str]:
+        """Who answers, with anything but an answer shown as what it is."""
+        return {o.by or o.kind.value for o in self.ask(host, service, to, count)}
+
+    @contextlib.contextmanager
+    def flow(
+        self, host: str, service: LabService, to: str, family: int, protocol: str = "TCP"
+    ) -> Iterator[Flow]:
+        flow = Flow(self.cluster, self.probe(host, service, to, family, protocol))
+        try:
+            yield flow
+        finally:
+            flow.close()
+
+
+@contextlib.contextmanager
+def running(
+    directory: Path, mode: str, services: Sequence[LabService] = (), **changes: object
+) -> Iterator[World]:
+    """A fresh lab and a proxy that has caught up with `services`."""
+    with harness.lab() as cluster, harness.proxy(cluster, directory, mode, **changes) as proxy:
+        proxy.write(services)
+        proxy.start()
+        proxy.wait()
+        yield World(cluster, proxy, mode)
+
+
+def settles(question: Callable[[], T], wanted: Callable[[T], bool], seconds: float = 5.0) -> T:
+    """Ask until the answer is as wanted or time is up; returns the last answer."""
+    until = time.monotonic() + seconds
+    while True:
+        answer = question()
+        if wanted(answer) or time.monotonic() > until:
+            return answer
+        time.sleep(0.02)
+
+
+class Stream:
+    """New connections without pause, from another thread, until the block ends."""
+
+    def __init__(self, cluster: Cluster, probes: Sequence[Probe]) -> None:
+        self._cluster = cluster
+        self._probes = probes
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
+        self.made = 0
+        self.failures: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            for probe, outcome in zip(self._probes, run_probes(self._cluster, self._probes), strict=True):
+                self.made += 1
+                # A first SYN that was lost is answered after a second, with the next one: that is a failure too.
+                if outcome.kind is not Kind.ANSWERED:
+                    self.failures.append(f"{probe.host} -> {probe.address}:{probe.port}: {outcome}")
