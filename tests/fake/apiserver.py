@@ -1,0 +1,437 @@
+"""A fake API server: real HTTP list and watch on loopback, with every way of failing that real ones have.
+
+    async with FakeApiServer() as server:
+        server.add(service)                  # seen by open watches
+        server.fail_next(500, path="services")
+        server.break_watches(partial=b'{"type":"MOD')
+
+It also runs alone, for tests of whole processes:
+
+    python tests/fake/apiserver.py --objects objects.json --port 8080
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import ssl
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from aiohttp import web
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.fake.apistore import (
+    API_VERSIONS,
+    CLUSTER_SCOPED,
+    PATHS,
+    Change,
+    Conflict,
+    KubeDict,
+    Missing,
+    Store,
+    TooOld,
+    UnsupportedField,
+    objects_in,
+    selector,
+    watch_event,
+)
+
+_KIND_BY_PLURAL = {path.rpartition("/")[2]: kind for kind, path in PATHS.items()}
+
+
+@dataclass
+class Fault:
+    """Answers a matching request with an error instead."""
+
+    status: int
+    path: str = ""
+    times: int = 1
+    retry_after: int | None = None
+    body: bytes | None = None
+    watch: bool | None = None
+    """Only watches, only other requests, or both."""
+
+
+@dataclass(frozen=True)
+class SeenRequest:
+    """What a client asked."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes = b""
+
+    @property
+    def is_watch(self) -> bool:
+        return self.query.get("watch") in ("true", "1")
+
+
+@dataclass(eq=False)
+class _Watcher:
+    """An open watch; None ends it, bytes are sent as they are, an exception resets the connection."""
+
+    kind: str
+    selects: Callable[[KubeDict], bool]
+    initial: bool = False
+    queue: asyncio.Queue[bytes | Exception | None] = field(default_factory=asyncio.Queue)
+
+
+class FakeApiServer:
+    """An API server for tests. All attributes may be changed while it runs."""
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
+        watch_list: bool = True,
+        cluster_ip_field: bool = True,
+        missing_kinds: frozenset[str] = frozenset(),
+    ) -> None:
+        self.store = Store()
+        self.token = token
+        self.watch_list = watch_list
+        self.cluster_ip_field = cluster_ip_field
+        self.missing_kinds = missing_kinds
+        self.chunk_size: int | None = None
+        """When set, watch lines are sent in pieces of this size: slow and cut anywhere."""
+        self.requests: list[SeenRequest] = []
+        self._faults: list[Fault] = []
+        self._watchers: list[_Watcher] = []
+        self._pages: dict[str, tuple[list[KubeDict], int]] = {}
+        self._tls = tls
+        self._port = port
+        self._runner: web.AppRunner | None = None
+        self.store.listeners.append(self._publish)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listens; after a `stop` on the same port as before."""
+        app = web.Application(client_max_size=64 * 1024 * 1024)
+        app.router.add_route("*", "/{tail:.*}", self._handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.5, access_log=None, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=self._tls, reuse_address=True)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        for watcher in self._watchers:
+            watcher.queue.put_nowait(None)
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
+
+    def add(self, item: KubeDict) -> KubeDict:
+        return self.store.add(item)
+
+    def update(self, item: KubeDict) -> KubeDict:
+        return self.store.update(item)
+
+    def delete(self, kind: str, key: str) -> None:
+        self.store.delete(kind, key)
+
+    def load(self, document: KubeDict) -> None:
+        for item in objects_in(document):
+            self.store.add(item)
+
+    def compact(self) -> None:
+        """Makes every version handed out so far too old, continue tokens included."""
+        self.store.compact()
+        self._pages.clear()
+
+    def expire_pages(self) -> None:
+        """Makes the continue tokens handed out so far too old."""
+        self._pages.clear()
+
+    def fail_next(self, status: int, **rest: Any) -> None:
+        """The next `times` matching requests are answered with this status."""
+        self._faults.append(Fault(status, **rest))
+
+    def watch_count(self, kind: str = "") -> int:
+        """Open watches, without those that asked for initial events."""
+        return sum(not watcher.initial and kind in ("", watcher.kind) for watcher in self._watchers)
+
+    def send_raw(self, kind: str, data: bytes) -> None:
+        """Sends bytes to all watches of a kind as they are: garbage, half lines, huge lines."""
+        self._send(kind, data)
+
+    def send_bookmark(self, kind: str) -> None:
+        self._send(kind, _line({"type": "BOOKMARK", "object": self._bookmark(kind)}))
+
+    def send_error(self, kind: str, code: int, reason: str = "", message: str = "") -> None:
+        """Sends an ERROR event and ends the watches of a kind."""
+        self._send(kind, _line({"type": "ERROR", "object": _status(code, message, reason)}), None)
+
+    def end_watches(self, kind: str = "") -> None:
+        """Ends watches as a server does after timeoutSeconds."""
+        self._send(kind, None)
+
+    def break_watches(self, kind: str = "", partial: bytes = b"") -> None:
+        """Resets the connections of watches, after part of a line if given."""
+        if partial:
+            self._send(kind, partial)
+        self._send(kind, ConnectionResetError())
+
+    def _send(self, kind: str, *items: bytes | Exception | None) -> None:
+        for watcher in self._watchers:
+            if not kind or watcher.kind == kind:
+                for item in items:
+                    watcher.queue.put_nowait(item)
+
+    def _publish(self, change: Change) -> None:
+        for watcher in self._watchers:
+            if watcher.kind == change.kind:
+                event = watch_event(change, watcher.selects)
+                if event is not None:
+                    watcher.queue.put_nowait(_line(event))
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        seen = SeenRequest(request.method, request.path, dict(request.query), dict(request.headers), body)
+        self.requests.append(seen)
+        fault = self._fault_for(seen)
+        if fault is not None:
+            headers = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
+            data = json.dumps(_status(fault.status, "injected fault")).encode()
+            data = data if fault.body is None else fault.body
+            return web.Response(status=fault.status, body=data, headers=headers)
+        if self.token and seen.headers.get("Authorization") != f"Bearer {self.token}":
+            return _refusal(401, "Unauthorized")
+        kind, namespace, name = _resource(request.path)
+        if not kind or kind in self.missing_kinds:
+            return _refusal(404, "the server could not find the requested resource")
+        try:
+            if request.method == "GET" and not name:
+                return await self._collection(request, seen, kind, namespace)
+            return self._object(seen, kind, namespace, name)
+        except Missing as error:
+            return _refusal(404, f"{error} not found")
+        except Conflict as error:
+            return _refusal(409, f"{error} already exists")
+
+    def _fault_for(self, seen: SeenRequest) -> Fault | None:
+        for fault in self._faults:
+            if fault.path in seen.path and fault.watch in (None, seen.is_watch):
+                fault.times -= 1
+                if fault.times <= 0:
+                    self._faults.remove(fault)
+                return fault
+        return None
+
+    def _object(self, seen: SeenRequest, kind: str, namespace: str, name: str) -> web.Response:
+        key = f"{namespace}/{name}" if namespace else name
+        if seen.method == "GET":
+            return web.json_response(self.store.get(kind, key))
+        if seen.method == "DELETE":
+            self.store.delete(kind, key)
+            return web.json_response(_status(200, "deleted"))
+        item = json.loads(seen.body)
+        item.setdefault("kind", kind)
+        if namespace:
+            item.setdefault("metadata", {}).setdefault("namespace", namespace)
+        if seen.method == "POST":
+            return web.json_response(self.store.add(item), status=201)
+        if seen.method == "PATCH":
+            item = _merged(self.store.get(kind, key), item)
+        return web.json_response(self.store.update(item))
+
+    async def _collection(
+        self, request: web.Request, seen: SeenRequest, kind: str, namespace: str
+    ) -> web.StreamResponse:
+        try:
+            selects = selector(
+                kind,
+                seen.query.get("labelSelector", ""),
+                seen.query.get("fieldSelector", ""),
+                cluster_ip_field=self.cluster_ip_field,
+                namespace=namespace,
+            )
+        except UnsupportedField as error:
+            return _refusal(400, str(error))
+        if seen.is_watch:
+            return await self._watch(request, seen, _Watcher(kind, selects))
+        return self._list(seen, kind, selects)
+
+    def _list(self, seen: SeenRequest, kind: str, selects: Callable[[KubeDict], bool]) -> web.Response:
+        token = seen.query.get("continue", "")
+        if token:
+            if token not in self._pages:
+                return _refusal(410, "The provided continue parameter is too old", "Expired")
+            items, version = self._pages.pop(token)
+        else:
+            stored = self.store.objects[kind]
+            items, version = (
+                [stored[key] for key in sorted(stored) if selects(stored[key])],
+                self.store.version,
+            )
+        limit = int(seen.query.get("limit", "0")) or len(items)
+        page, rest = items[:limit], items[limit:]
+        metadata: KubeDict = {"resourceVersion": str(version)}
+        if rest:
+            token = base64.b64encode(f"{version}:{len(rest)}:{len(self.requests)}".encode()).decode()
+            self._pages[token] = (rest, version)
+            metadata |= {"continue": token, "remainingItemCount": len(rest)}
+        response = web.json_response(
+            {"kind": f"{kind}List", "apiVersion": API_VERSIONS[kind], "metadata": metadata, "items": page}
+        )
+        response.enable_compression()
+        return response
+
+    async def _watch(self, request: web.Request, seen: SeenRequest, watcher: _Watcher) -> web.StreamResponse:
+        initial = seen.query.get("sendInitialEvents") == "true"
+        if initial and not self.watch_list:
+            return _refusal(422, "sendInitialEvents: Forbidden: the WatchList feature gate is disabled")
+        watcher.initial = initial
+        self._fill(watcher, seen)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.enable_chunked_encoding()
+        self._watchers.append(watcher)
+        try:
+            await response.prepare(request)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(float(seen.query.get("timeoutSeconds", "600"))):
+                    await self._deliver(response, watcher)
+            await response.write_eof()
+        except ConnectionError:
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            self._watchers.remove(watcher)
+        return response
+
+    def _fill(self, watcher: _Watcher, seen: SeenRequest) -> None:
+        """Queues what lies between the version asked for and now."""
+        version = seen.query.get("resourceVersion", "")
+        stored = self.store.objects[watcher.kind]
+        if watcher.initial or version in ("", "0"):
+            for key in sorted(stored):
+                if watcher.selects(stored[key]):
+                    watcher.queue.put_nowait(_line({"type": "ADDED", "object": stored[key]}))
+            if watcher.initial:
+                bookmark = self._bookmark(watcher.kind)
+                bookmark["metadata"]["annotations"] = {"k8s.io/initial-events-end": "true"}
+                watcher.queue.put_nowait(_line({"type": "BOOKMARK", "object": bookmark}))
+            return
+        try:
+            for change in self.store.since(watcher.kind, int(version)):
+                event = watch_event(change, watcher.selects)
+                if event is not None:
+                    watcher.queue.put_nowait(_line(event))
+        except TooOld as error:
+            event = {"type": "ERROR", "object": _status(410, str(error), "Expired")}
+            watcher.queue.put_nowait(_line(event))
+            watcher.queue.put_nowait(None)
+
+    async def _deliver(self, response: web.StreamResponse, watcher: _Watcher) -> None:
+        while (item := await watcher.queue.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            size = self.chunk_size or len(item)
+            for start in range(0, len(item), size):
+                await response.write(item[start : start + size])
+                if self.chunk_size:
+                    await asyncio.sleep(0)
+
+    def _bookmark(self, kind: str) -> KubeDict:
+        return {
+            "kind": kind,
+            "apiVersion": API_VERSIONS[kind],
+            "metadata": {"resourceVersion": str(self.store.version), "creationTimestamp": None},
+        }
+
+
+def _resource(path: str) -> tuple[str, str, str]:
+    """Kind, namespace and name of a request path; an empty kind when it is unknown."""
+    parts = [part for part in path.split("/") if part]
+    prefix = parts[:2] if parts[:1] == ["api"] else parts[:3]
+    rest = parts[len(prefix) :]
+    namespace = ""
+    if len(rest) > 2 and rest[0] == "namespaces":
+        namespace, rest = rest[1], rest[2:]
+    kind = _KIND_BY_PLURAL.get(rest[0], "") if rest else ""
+    if kind and (PATHS[kind].rpartition("/")[0] != "/" + "/".join(prefix)):
+        kind = ""
+    if kind in CLUSTER_SCOPED and namespace:
+        kind = ""
+    return kind, namespace, rest[1] if len(rest) > 1 else ""
+
+
+def _merged(old: Any, patch: Any) -> Any:
+    """JSON merge patch."""
+    if not isinstance(old, dict) or not isinstance(patch, dict):
+        return patch
+    result = dict(old)
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = _merged(result.get(name), value)
+    return result
+
+
+def _line(event: KubeDict) -> bytes:
+    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+
+def _status(code: int, message: str, reason: str = "") -> KubeDict:
+    outcome = "Success" if code < 400 else "Failure"
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": outcome,
+        "message": message,
+        "reason": reason,
+        "code": code,
+    }
+
+
+def _refusal(code: int, message: str, reason: str = "") -> web.Response:
+    return web.json_response(_status(code, message, reason), status=code)
+
+
+async def _serve(options: argparse.Namespace, document: KubeDict | None) -> None:
+    server = FakeApiServer(port=options.port, token=options.token, watch_list=not options.no_watch_list)
+    if document is not None:
+        server.load(document)
+    async with server:
+        print(server.url, flush=True)
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="fake Kubernetes API server on loopback")
+    parser.add_argument("--objects", default="", help="JSON file with a List or one object")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--token", default="", help="bearer token to demand")
+    parser.add_argument("--no-watch-list", action="store_true", help="refuse sendInitialEvents")
+    options = parser.parse_args()
+    document = json.loads(Path(options.objects).read_bytes()) if options.objects else None
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(options, document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""A clock that stands still until somebody sleeps: back-off of minutes tested in no time."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class VirtualTime:
+    """Hands out `clock` and `sleep`; a sleep is recorded and over at once, with the clock moved on."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+        self.pauses: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
