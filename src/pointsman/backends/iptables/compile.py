@@ -30,20 +30,14 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     filter_external: bytes = b""
     filter_firewall: bytes = b""
     filter_node_ports: bytes = b""
+    nat_count: int = 0
+    """Rules in table nat, shared chains included."""
+    filter_count: int = 0
     endpoints: int = 0
 
     @property
     def chains(self) -> list[str]:
         return [line[1:].partition(" ")[0] for line in self.declarations.decode().splitlines()]
-
-    @property
-    def nat_rules_total(self) -> int:
-        return self.rules.count(b"\n") + self.nat_services.count(b"\n") + self.nat_node_ports.count(b"\n")
-
-    @property
-    def filter_rules_total(self) -> int:
-        parts = (self.filter_services, self.filter_external, self.filter_firewall, self.filter_node_ports)
-        return sum(part.count(b"\n") for part in parts)
 
 
 def compile_plan(plan: ServicePlan, settings: Settings, *, comments: bool = True) -> Fragment:
@@ -80,15 +74,26 @@ class _Compiler:
     def fragment(self) -> Fragment:
         own = (self.external_chain, self.firewall_chain, self.cluster_chain, self.local_chain)
         chains = [chain for chain in own if chain] + list(self.endpoint_chains.values())
+        nat = (self._own_rules(), self._nat_services(), self._nat_node_ports())
+        filtering = (
+            self._filter_services(),
+            self._filter_external(),
+            self._filter_firewall(),
+            self._filter_node_ports(),
+        )
+        rules, services, node_ports = (_lines(part) for part in nat)
+        refused, external, firewall, health = (_lines(part) for part in filtering)
         return Fragment(
             declarations="".join([f":{chain} - [0:0]\n" for chain in chains]).encode(),
-            rules=_lines(self._own_rules()),
-            nat_services=_lines(self._nat_services()),
-            nat_node_ports=_lines(self._nat_node_ports()),
-            filter_services=_lines(self._filter_services()),
-            filter_external=_lines(self._filter_external()),
-            filter_firewall=_lines(self._filter_firewall()),
-            filter_node_ports=_lines(self._filter_node_ports()),
+            rules=rules,
+            nat_services=services,
+            nat_node_ports=node_ports,
+            filter_services=refused,
+            filter_external=external,
+            filter_firewall=firewall,
+            filter_node_ports=health,
+            nat_count=sum(part.count(b"\n") for part in (rules, services, node_ports)),
+            filter_count=sum(part.count(b"\n") for part in (refused, external, firewall, health)),
             endpoints=len(self.plan.all_endpoints),
         )
 

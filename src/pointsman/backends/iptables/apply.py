@@ -1,0 +1,247 @@
+"""iptables mode of one IP family: desired state in, restore batches out, memory committed after the kernel accepted.
+
+A full sync reads the tables once (iptables-save), so it knows which jumps are missing and which chains nobody needs
+any more, and writes everything in one restore. A partial sync reads nothing and writes the chains of changed service
+ports plus those shared chains whose lines differ. A restore that fails on a line of one service port is repeated
+without that service port; any other failure leaves the state in doubt, and the next sync is a full one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from pointsman.backends.base import Difference, SyncReport, SyncRequest
+from pointsman.backends.iptables import canary, names, saved, static
+from pointsman.backends.iptables.compile import Fragment
+from pointsman.backends.iptables.isolate import refused_among
+from pointsman.backends.iptables.memory import Memory, comments_wanted
+from pointsman.backends.iptables.restore import EMPTY, Batch, Change, full_batch, partial_batch
+from pointsman.backends.iptables.settings import (
+    INVALID_COUNTER,
+    LARGE_CLUSTER_ENDPOINTS,
+    LOCALHOST_COUNTER,
+    KernelFacts,
+    Settings,
+    settings_of,
+)
+from pointsman.backends.iptables.verify import differences, has_jump
+from pointsman.errors import KernelError
+from pointsman.kernel import nfacct
+from pointsman.kernel.iptables import FILTER, NAT, Iptables, RestoreRejected
+from pointsman.kernel.sysctl import Sysctls
+from pointsman.model.addresses import Family
+from pointsman.model.service import ServicePortName
+
+ROUTE_LOCALNET = "net/ipv4/conf/all/route_localnet"
+TCP_BE_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
+
+_ISOLATION_LIMIT = 20
+"""More refused service ports than this in one sync point at the host, not at the services."""
+_TABLE = re.compile(rb"^\*(\S+)\n(.*?)^COMMIT$", re.MULTILINE | re.DOTALL)
+
+
+class IptablesBackend:
+    """See the module's docstring; the contract is in backends/base.py."""
+
+    mode = "iptables"
+
+    def __init__(
+        self,
+        family: Family,
+        *,
+        runner: Iptables,
+        sysctls: Sysctls,
+        localhost_node_ports: bool = True,
+        ensure_counter: Callable[[str], None] = nfacct.ensure,
+    ) -> None:
+        self.family = family
+        self._runner = runner
+        self._sysctls = sysctls
+        self._localhost_node_ports = localhost_node_ports
+        self._ensure_counter = ensure_counter
+        self._settings: Settings | None = None
+        self._memory = Memory()
+        self._rejected: dict[ServicePortName, str] = {}
+        self._in_doubt = True
+
+    def sync(self, request: SyncRequest) -> SyncReport:
+        settings = self._settings
+        full = request.full or self._in_doubt
+        self._in_doubt = True
+        if full or settings is None or settings.context != request.context:
+            report = self._sync_full(request)
+        else:
+            report = self._sync_partial(request, settings)
+        self._in_doubt = False
+        return report
+
+    def drift(self) -> str | None:
+        return None if self._in_doubt else canary.flush_report(self._runner)
+
+    def verify(self, request: SyncRequest) -> list[Difference]:
+        settings = self._settings
+        memory = self._memory
+        if settings is None or settings.context != request.context:
+            settings, memory = self._probe(request), Memory()
+        comments = comments_wanted(request.plans.values())
+        fragments = {
+            name: memory.recall(plan) or memory.compiled(plan, settings, comments)
+            for name, plan in request.plans.items()
+            if name not in self._rejected
+        }
+        kernel = {table: self._runner.save(table) for table in (FILTER, NAT)}
+        return differences(settings, fragments, kernel)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    # full
+
+    def _sync_full(self, request: SyncRequest) -> SyncReport:
+        settings = self._probe(request)
+        if settings != self._settings:
+            self._memory = Memory()
+            self._settings = settings
+        comments = comments_wanted(request.plans.values())
+        fragments = {
+            name: self._memory.compiled(plan, settings, comments) for name, plan in request.plans.items()
+        }
+        rejected: dict[ServicePortName, str] = {}
+        notes: list[str] = []
+
+        def batch() -> Batch:
+            for name in rejected:
+                fragments.pop(name, None)
+            return self._full_batch(settings, fragments, notes)
+
+        text = self._restore(batch, dict(fragments), rejected)
+        self._memory.replace(fragments, request.plans, comments)
+        self._rejected = rejected
+        if settings.localhost_node_ports:
+            degraded = self._sysctls.ensure(ROUTE_LOCALNET, 1)
+            if degraded is not None:
+                notes.append(f"node ports do not answer on 127.0.0.1: {degraded.message}")
+        return self._report(settings, True, text, notes)
+
+    def _probe(self, request: SyncRequest) -> Settings:
+        counters = set()
+        for name in (INVALID_COUNTER, LOCALHOST_COUNTER):
+            try:
+                self._ensure_counter(name)
+            except KernelError:
+                continue
+            counters.add(name)
+        facts = KernelFacts(
+            counters=frozenset(counters),
+            tcp_be_liberal=bool(self._sysctls.read_int(TCP_BE_LIBERAL)),
+            random_fully=self._runner.features.random_fully,
+        )
+        return settings_of(request.context, facts, localhost_node_ports=self._localhost_node_ports)
+
+    def _full_batch(
+        self, settings: Settings, fragments: Mapping[ServicePortName, Fragment], notes: list[str]
+    ) -> Batch:
+        notes.clear()
+        try:
+            held = {table: saved.outline(self._runner.save(table)) for table in (FILTER, NAT)}
+        except KernelError as error:
+            notes.append(f"stale chains are not deleted: {error}")
+            return self._blind_batch(settings, fragments)
+        wanted = {chain for fragment in fragments.values() for chain in fragment.chains}
+        return full_batch(
+            settings,
+            fragments,
+            missing_jumps=[jump for jump in static.JUMPS if not self._jump_exists(held[jump.table], jump)],
+            stale=sorted(filter(names.is_service_chain, held[NAT].chains - wanted)),
+            create_kubelet_firewall=names.KUBELET_FIREWALL not in held[FILTER].chains,
+        )
+
+    def _blind_batch(self, settings: Settings, fragments: Mapping[ServicePortName, Fragment]) -> Batch:
+        """Without a look at the tables, each jump is asked for and nothing is deleted."""
+        known = self._runner.chain_exists(FILTER, names.KUBELET_FIREWALL)
+        missing = [
+            jump for jump in static.JUMPS if not self._runner.check_rule(jump.table, jump.source, jump.rule)
+        ]
+        return full_batch(settings, fragments, missing_jumps=missing, create_kubelet_firewall=not known)
+
+    def _jump_exists(self, held: saved.TableOutline, jump: static.Jump) -> bool:
+        """By the saved text where that is clear; iptables itself decides about unfamiliar spellings."""
+        if has_jump(held, jump):
+            return True
+        if not held.jumps_between(jump.source, jump.target):
+            return False
+        return self._runner.check_rule(jump.table, jump.source, jump.rule)
+
+    # partial
+
+    def _sync_partial(self, request: SyncRequest, settings: Settings) -> SyncReport:
+        memory = self._memory
+        comments = memory.endpoints_after(request.changed) <= LARGE_CLUSTER_ENDPOINTS
+        compiled = {
+            name: memory.compiled(plan, settings, comments)
+            for name, plan in request.changed.items()
+            if plan is not None
+        }
+        after = dict(memory.fragments)
+        rejected: dict[ServicePortName, str] = {}
+
+        def batch() -> Batch:
+            changes: dict[ServicePortName, Change] = {}
+            for name in request.changed:
+                new = compiled.get(name) if name not in rejected else None
+                changes[name] = (memory.fragments.get(name, EMPTY), new or EMPTY)
+                if new is None:
+                    after.pop(name, None)
+                else:
+                    after[name] = new
+            return partial_batch(settings, after, changes)
+
+        text = self._restore(batch, compiled, rejected)
+        memory.update(request.changed, compiled, rejected, comments)
+        still = {name: why for name, why in self._rejected.items() if name not in request.changed}
+        self._rejected = still | rejected
+        return self._report(settings, False, text, ())
+
+    # both
+
+    def _restore(
+        self,
+        make_batch: Callable[[], Batch],
+        candidates: Mapping[ServicePortName, Fragment],
+        rejected: dict[ServicePortName, str],
+    ) -> bytes:
+        """Restore, leaving out service ports that are refused; fills `rejected`, returns the accepted text."""
+        while True:
+            batch = make_batch()
+            text = batch.text
+            if not text:
+                return text
+            try:
+                self._runner.restore(text)
+            except RestoreRejected as error:
+                culprit = batch.owner_of(error.line)
+                suspects = {name: part for name, part in candidates.items() if name not in rejected}
+                found = [culprit] if culprit is not None else refused_among(self._runner, suspects)
+                if not found or len(rejected) + len(found) > _ISOLATION_LIMIT:
+                    raise
+                rejected.update(dict.fromkeys(found, str(error)))
+                continue
+            return text
+
+    def _report(self, settings: Settings, full: bool, text: bytes, notes: Iterable[str]) -> SyncReport:
+        totals = {
+            FILTER: self._memory.filter_rules + sum(1 for _ in static.filter_rules(settings)),
+            NAT: self._memory.nat_rules
+            + sum(1 for _ in static.nat_rules(settings))
+            + sum(1 for _ in static.node_port_jumps(settings)),
+        }
+        written = {table.decode(): body.count(b"\n-A ") for table, body in _TABLE.findall(text)}
+        return SyncReport(
+            full=full,
+            rejected=dict(self._rejected),
+            rules_total=totals,
+            rules_last={table: written.get(table, 0) for table in totals},
+            batch_bytes=len(text),
+            notes=tuple(notes),
+        )

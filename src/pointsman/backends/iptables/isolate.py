@@ -1,0 +1,71 @@
+"""Finds service ports whose rules the kernel refuses when the tool cannot say which line was wrong.
+
+The old interface replaces a whole table at once and reports only that this failed; a kernel without, say, the SCTP
+match would then refuse every service because of one. Here the rules of suspects are loaded into scratch chains that
+no packet reaches, half of them at a time, until the culprits are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pointsman.backends.iptables import names
+from pointsman.backends.iptables.compile import Fragment
+from pointsman.kernel.iptables import Iptables, RestoreRejected
+from pointsman.model.service import ServicePortName
+
+_REAL = b"KUBE-"
+_SCRATCH = b"PTRY-"
+"""As long as the real prefix: chain names have a limit."""
+_FILTER_CHAINS = (names.SERVICES, names.EXTERNAL_SERVICES, names.PROXY_FIREWALL, names.NODE_PORTS)
+_NAT_CHAINS = (names.SERVICES, names.NODE_PORTS, names.MARK_MASQUERADE)
+_MOST = 20
+
+
+def refused_among(runner: Iptables, suspects: Mapping[ServicePortName, Fragment]) -> list[ServicePortName]:
+    """The suspects that are refused on their own; empty when each of them would be accepted."""
+    found: list[ServicePortName] = []
+    groups: list[list[ServicePortName]] = [list(suspects)]
+    while groups and len(found) < _MOST:
+        group = groups.pop()
+        if not group or _accepted(runner, [suspects[name] for name in group]):
+            continue
+        if len(group) == 1:
+            found += group
+        else:
+            half = len(group) // 2
+            groups += [group[half:], group[:half]]
+    return found
+
+
+def _accepted(runner: Iptables, fragments: Sequence[Fragment]) -> bool:
+    own = [chain for fragment in fragments for chain in fragment.chains]
+    sections = (
+        (b"*filter\n", _FILTER_CHAINS, [_filter_rules(fragment) for fragment in fragments]),
+        (b"*nat\n", (*_NAT_CHAINS, *own), [_nat_rules(fragment) for fragment in fragments]),
+    )
+    load, remove = bytearray(), bytearray()
+    for start, chains, rules in sections:
+        declared = "".join(f":{chain} - [0:0]\n" for chain in chains).encode()
+        load += start + declared + b"".join(rules) + b"COMMIT\n"
+        remove += start + declared + "".join(f"-X {chain}\n" for chain in chains).encode() + b"COMMIT\n"
+    try:
+        runner.restore(bytes(load).replace(_REAL, _SCRATCH))
+    except RestoreRejected:
+        return False
+    finally:
+        runner.restore(bytes(remove).replace(_REAL, _SCRATCH))
+    return True
+
+
+def _filter_rules(fragment: Fragment) -> bytes:
+    return (
+        fragment.filter_services
+        + fragment.filter_external
+        + fragment.filter_firewall
+        + fragment.filter_node_ports
+    )
+
+
+def _nat_rules(fragment: Fragment) -> bytes:
+    return fragment.nat_services + fragment.nat_node_ports + fragment.rules
