@@ -71,6 +71,20 @@ class NftablesSocket:
 
     def commit(self, messages: Sequence[Message]) -> int:
         """Apply all messages or raise BatchRefused; returns the number of bytes sent."""
+        size, faults = self._run(messages, apply=True)
+        if not faults:
+            return size
+        if faults[0].errno in (errno.EPERM, errno.EOPNOTSUPP):
+            raise netlink.kernel_error(
+                faults[0].errno, "nftables transaction", faults[0].text, needs=NEED_NFTABLES
+            )
+        raise BatchRefused(faults)
+
+    def check(self, messages: Sequence[Message]) -> list[Fault]:
+        """What the kernel would say, without applying anything: a batch without its end is rolled back."""
+        return self._run(messages, apply=False)[1]
+
+    def _run(self, messages: Sequence[Message], *, apply: bool) -> tuple[int, list[Fault]]:
         first = self._netlink.next_sequence(len(messages) + 2)
         request = netlink.NLM_F_REQUEST
         frames = [netlink.frame(_BATCH_BEGIN, request, first, header(0, SUBSYS_NFTABLES))]
@@ -78,18 +92,12 @@ class NftablesSocket:
             netlink.frame(message.kind, message.flags | request, first + index, message.payload)
             for index, message in enumerate(messages, 1)
         ]
-        last = first + len(messages) + 1
-        frames.append(netlink.frame(_BATCH_END, request, last, header(0, SUBSYS_NFTABLES)))
+        if apply:
+            last = first + len(messages) + 1
+            frames.append(netlink.frame(_BATCH_END, request, last, header(0, SUBSYS_NFTABLES)))
         data = b"".join(frames)
         self._netlink.send(data)
-        faults = self._faults(first, len(messages))
-        if not faults:
-            return len(data)
-        if faults[0].errno in (errno.EPERM, errno.EOPNOTSUPP):
-            raise netlink.kernel_error(
-                faults[0].errno, "nftables transaction", faults[0].text, needs=NEED_NFTABLES
-            )
-        raise BatchRefused(faults)
+        return len(data), self._faults(first, len(messages))
 
     def _faults(self, first: int, count: int) -> list[Fault]:
         faults: list[Fault] = []

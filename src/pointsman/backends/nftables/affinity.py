@@ -1,0 +1,118 @@
+"""Session affinity: the only services that get chains of their own.
+
+Every endpoint has a dynamic set of the clients that stick to it. A view chain (cluster-wide or local endpoints)
+first looks for the client in the sets of its endpoints, then picks one at random; the endpoint's chain enters the
+client into the set, or prolongs its stay, and redirects. All frontends of a service port lead to the same views, so
+a client meets the same endpoint at each of them; an endpoint that goes takes its set along, which frees exactly
+its own clients; and because packets fill the sets, they survive restarts of the process.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+import msgspec
+
+from pointsman.backends.nftables import clauses as c
+from pointsman.backends.nftables import schema, userdata
+from pointsman.backends.nftables.balancers import marked_goto, short_circuit
+from pointsman.backends.nftables.clauses import rule
+from pointsman.backends.nftables.schema import Chain, SetSpec
+from pointsman.backends.nftables.terms import Field, terms_of
+from pointsman.model.context import NodeContext
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.plan import ServicePlan
+
+_SET_PREFIX = "affinity-"
+
+
+class AffinityChains(msgspec.Struct, frozen=True, gc=False):
+    """The chains and sets of one service port, and where its frontends enter them."""
+
+    internal: str
+    external: str
+    chains: tuple[Chain, ...]
+    sets: tuple[SetSpec, ...]
+
+
+def is_affinity_set(name: str) -> bool:
+    return name.startswith(_SET_PREFIX)
+
+
+def _digest(*parts: str) -> str:
+    return base64.b32encode(hashlib.sha256("\0".join(parts).encode()).digest()[:10]).decode().lower()
+
+
+def affinity_chains(plan: ServicePlan, context: NodeContext, label: str, *, counters: bool) -> AffinityChains:
+    """Everything for one service port; endpoint chains first, then views, then the external entry."""
+    port = plan.port
+    identity = (port.name.namespace, port.name.service, port.name.port, port.protocol.lower)
+    digest = _digest(*identity)
+    names: dict[tuple[bytes, int], str] = {}
+    chains: list[Chain] = []
+    sets: list[SetSpec] = []
+    cluster = plan.cluster_endpoints if port.uses_cluster_endpoints else ()
+    local = plan.local_endpoints if port.uses_local_endpoints else ()
+    for endpoint in (*cluster, *local):
+        where = (endpoint.address, endpoint.port)
+        if where in names:
+            continue
+        name = names[where] = _digest(*identity, str(endpoint))
+        comment = userdata.printable(f"{label} to {endpoint}")
+        sets.append(schema.affinity_set(_SET_PREFIX + name, comment))
+        chains.append(_endpoint_chain(plan, endpoint, name, comment, context, counters=counters))
+    views = {"service": cluster, "local": local}
+    for kind, endpoints in views.items():
+        if endpoints:
+            ordered = [names[(endpoint.address, endpoint.port)] for endpoint in endpoints]
+            chains.append(_view_chain(f"{kind}-{digest}", ordered, label, context))
+    external = ""
+    if port.externally_accessible and (cluster or local):
+        external = f"external-{digest}"
+        chains.append(_external_chain(external, digest, plan, bool(cluster), bool(local), label, context))
+    return AffinityChains(
+        f"{'local' if port.internal_local else 'service'}-{digest}", external, tuple(chains), tuple(sets)
+    )
+
+
+def _endpoint_chain(
+    plan: ServicePlan, endpoint: Endpoint, name: str, comment: str, context: NodeContext, *, counters: bool
+) -> Chain:
+    terms = terms_of(context.family)
+    redirect = c.dnat_to(endpoint.address, endpoint.port, terms)
+    count = (c.COUNTER,) if counters else ()
+    return Chain(
+        f"endpoint-{name}",
+        (
+            rule(c.remember_source(_SET_PREFIX + name, plan.port.affinity_seconds, terms)),
+            rule(c.protocol_is(plan.port.protocol), *count, redirect),
+        ),
+        comment,
+    )
+
+
+def _view_chain(name: str, endpoints: list[str], label: str, context: NodeContext) -> Chain:
+    terms = terms_of(context.family)
+    sticky = [
+        rule(c.in_set((Field.SOURCE,), _SET_PREFIX + endpoint, terms), c.goto(f"endpoint-{endpoint}"))
+        for endpoint in endpoints
+    ]
+    left = len(endpoints)
+    random = []
+    for endpoint in endpoints[:-1]:
+        random.append(rule(c.one_in(left), c.goto(f"endpoint-{endpoint}")))
+        left -= 1
+    random.append(rule(c.goto(f"endpoint-{endpoints[-1]}")))
+    return Chain(name, (*sticky, *random), label)
+
+
+def _external_chain(
+    name: str, digest: str, plan: ServicePlan, cluster: bool, local: bool, label: str, context: NodeContext
+) -> Chain:
+    if not plan.port.external_local:
+        return Chain(name, (marked_goto(context, f"service-{digest}"),) if cluster else (), label)
+    rules = list(short_circuit(context, f"service-{digest}")) if cluster else []
+    if local:
+        rules.append(rule(c.goto(f"local-{digest}")))
+    return Chain(name, tuple(rules), label)

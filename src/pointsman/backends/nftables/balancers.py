@@ -1,0 +1,97 @@
+"""Balancer chains: one per flavour and number of endpoints in use, shared by all services of that shape.
+
+| chain                     | for                                                  | does                                  |
+|---------------------------|------------------------------------------------------|---------------------------------------|
+| lb-N                      | cluster IPs                                          | pick one of N slots                   |
+| masq-lb-N                 | external and balancer IPs, policy Cluster            | mark for masquerading, goto lb-N      |
+| local-lb-N-of-M           | the same, policy Local, N of M endpoints on the node | pods and node to lb-M, others local   |
+| nodeport-(the three)      | node ports                                           | the same, looked up by protocol, port |
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from typing import NamedTuple
+
+from pointsman.backends.nftables import clauses as c
+from pointsman.backends.nftables import schema
+from pointsman.backends.nftables.clauses import Rule, rule
+from pointsman.backends.nftables.schema import Chain
+from pointsman.backends.nftables.terms import Field, terms_of
+from pointsman.model.context import NodeContext
+
+
+class Flavour(enum.Enum):
+    """What happens before a slot is picked."""
+
+    PLAIN = "lb"
+    MASQUERADE = "masq-lb"
+    LOCAL = "local-lb"
+
+
+class Balancer(NamedTuple):
+    """Identity of a balancer chain."""
+
+    flavour: Flavour
+    node_port: bool
+    size: int
+    """Slots to pick from."""
+    cluster_size: int = 0
+    """LOCAL only: slots for pods and the node itself, who are not bound by the policy."""
+
+    @property
+    def name(self) -> str:
+        return _name(self)
+
+    def needs(self) -> Balancer | None:
+        """The balancer this one hands over to."""
+        if self.flavour is Flavour.PLAIN:
+            return None
+        size = self.size if self.flavour is Flavour.MASQUERADE else self.cluster_size
+        return Balancer(Flavour.PLAIN, self.node_port, size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _name(balancer: Balancer) -> str:
+    name = f"{'nodeport-' if balancer.node_port else ''}{balancer.flavour.value}-{balancer.size}"
+    return f"{name}-of-{balancer.cluster_size}" if balancer.flavour is Flavour.LOCAL else name
+
+
+def balancer_chain(balancer: Balancer, context: NodeContext) -> Chain:
+    """The chain with its rules."""
+    further = balancer.needs()
+    if further is None:
+        return Chain(balancer.name, (_pick(balancer, context, local=False),))
+    if balancer.flavour is Flavour.MASQUERADE:
+        return Chain(balancer.name, (marked_goto(context, further.name),))
+    rules = list(short_circuit(context, further.name))
+    if balancer.size:
+        rules.append(_pick(balancer, context, local=True))
+    return Chain(balancer.name, tuple(rules))
+
+
+def short_circuit(context: NodeContext, target: str) -> tuple[Rule, ...]:
+    """Policy Local binds outside clients only: pods and the node itself reach every endpoint."""
+    rules = []
+    pods = schema.source_match(context.local, terms_of(context.family))
+    if pods is not None:
+        rules.append(rule(pods, c.goto(target), comment="pods"))
+    mark = c.set_mark_bit(context.masquerade_mark)
+    rules.append(rule(c.SOURCE_IS_NODE, mark, c.goto(target), comment="the node itself"))
+    return tuple(rules)
+
+
+def marked_goto(context: NodeContext, target: str) -> Rule:
+    return rule(c.set_mark_bit(context.masquerade_mark), c.goto(target))
+
+
+def _pick(balancer: Balancer, context: NodeContext, *, local: bool) -> Rule:
+    key: tuple[Field, ...]
+    if balancer.node_port:
+        key = schema.NODE_PORT
+        where = schema.LOCAL_NODEPORT_ENDPOINTS if local else schema.NODEPORT_ENDPOINTS
+    else:
+        key = schema.FRONTEND
+        where = schema.LOCAL_ENDPOINTS if local else schema.ENDPOINTS
+    return rule(c.dnat_from((*key, Field.SLOT), balancer.size, where, terms_of(context.family)))

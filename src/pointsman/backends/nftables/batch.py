@@ -1,0 +1,215 @@
+"""A batch is data: it prints itself as nft commands and encodes itself as netlink messages of one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from pointsman.backends.nftables import encode, text
+from pointsman.backends.nftables.encode import Encoded
+from pointsman.backends.nftables.fragment import Element
+from pointsman.backends.nftables.schema import Chain, SetSpec
+from pointsman.backends.nftables.terms import TABLE, Terms
+
+
+class Culprit(NamedTuple):
+    """The object behind a refused message."""
+
+    what: str
+    where: str = ""
+    """Set, map or chain."""
+    key: bytes = b""
+
+
+class Step(NamedTuple):
+    """One command that is one message: everything but elements."""
+
+    command: str
+    message: Encoded
+    about: Culprit
+
+
+class AddElements(NamedTuple):
+    """Add elements of a set or verdict map, each with the label that becomes its comment."""
+
+    spec: SetSpec
+    entries: Sequence[tuple[Element, str]]
+
+    def words(self, terms: Terms) -> list[str]:
+        return [text.element_words(element, label, self.spec, terms) for element, label in self.entries]
+
+    def items(self) -> list[bytes]:
+        return encode.element_items(self.entries)
+
+    def key(self, index: int) -> bytes:
+        return self.entries[index][0].key
+
+
+class AddSlots(NamedTuple):
+    """Add endpoints: pairs of key (frontend and slot) and endpoint."""
+
+    spec: SetSpec
+    entries: Sequence[tuple[bytes, bytes]]
+
+    def words(self, terms: Terms) -> list[str]:
+        return [text.slot_words(key, data, self.spec, terms) for key, data in self.entries]
+
+    def items(self) -> list[bytes]:
+        return encode.slot_items(self.entries)
+
+    def key(self, index: int) -> bytes:
+        return self.entries[index][0]
+
+
+class DeleteElements(NamedTuple):
+    """Remove elements by key (and end of range)."""
+
+    spec: SetSpec
+    keys: Sequence[tuple[bytes, bytes]]
+
+    def words(self, terms: Terms) -> list[str]:
+        return [
+            text.element_words(Element(self.spec.name, key, None, end), "", self.spec, terms)
+            for key, end in self.keys
+        ]
+
+    def items(self) -> list[bytes]:
+        return encode.key_items(self.keys)
+
+    def key(self, index: int) -> bytes:
+        return self.keys[index][0]
+
+
+ElementOperation = AddElements | AddSlots | DeleteElements
+Operation = Step | ElementOperation
+
+
+class Steps:
+    """Makes the steps of one table."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._table = f"{terms.keyword} {TABLE}"
+
+    def add_table(self, comment: str) -> Step:
+        """Create the table unless it is there."""
+        command = f'add table {self._table} {{ comment "{comment}" ; }}'
+        return Step(command, encode.new_table(comment), Culprit(f"table {self._table}"))
+
+    def delete_table(self) -> Step:
+        command = f"delete table {self._table}"
+        return Step(command, encode.delete_table(), Culprit(f"table {self._table}"))
+
+    def flush_rules(self, chain: str = "") -> Step:
+        """Remove the rules of one chain, or of every chain."""
+        command = f"flush chain {self._table} {chain}" if chain else f"flush table {self._table}"
+        return Step(command, encode.flush_rules(chain), Culprit(command, chain))
+
+    def add_set(self, spec: SetSpec) -> Step:
+        """Create a set or map unless it is there."""
+        body = " ; ".join(text.set_statements(spec, self._terms))
+        command = f"add {text.set_keyword(spec)} {self._table} {spec.name} {{ {body} ; }}"
+        return Step(command, encode.new_set(spec, self._terms), _set_culprit(spec))
+
+    def flush_set(self, spec: SetSpec) -> Step:
+        command = f"flush {text.set_keyword(spec)} {self._table} {spec.name}"
+        return Step(command, encode.flush_set(spec.name), _set_culprit(spec))
+
+    def delete_set(self, name: str) -> Step:
+        command = f"delete set {self._table} {name}"
+        return Step(command, encode.delete_set(name), Culprit(f"set {name}", name))
+
+    def add_chain(self, chain: Chain) -> Step:
+        """Create a chain, without rules, unless it is there."""
+        body = " ".join(line.rstrip(";") + " ;" for line in text.chain_statements(chain))
+        command = f"add chain {self._table} {chain.name}{f' {{ {body} }}' if body else ''}"
+        return Step(command, encode.new_chain(chain), Culprit(f"chain {chain.name}", chain.name))
+
+    def delete_chain(self, name: str) -> Step:
+        """Remove a chain that nothing leads to any more."""
+        command = f"delete chain {self._table} {name}"
+        return Step(command, encode.delete_chain(name), Culprit(f"chain {name}", name))
+
+    def add_rules(self, chain: Chain) -> Iterator[Step]:
+        """Append the rules of a chain to it."""
+        for rule in chain.rules:
+            words = text.rule_words(rule)
+            about = Culprit(f"rule in chain {chain.name}: {words}", chain.name)
+            yield Step(
+                f"add rule {self._table} {chain.name} {words}", encode.new_rule(chain.name, rule), about
+            )
+
+
+def _set_culprit(spec: SetSpec) -> Culprit:
+    return Culprit(f"{text.set_keyword(spec)} {spec.name}", spec.name)
+
+
+class Batch:
+    """Operations that become one kernel transaction."""
+
+    def __init__(self, terms: Terms, operations: Sequence[Operation]) -> None:
+        self.terms = terms
+        self.operations = tuple(operations)
+
+    def __bool__(self) -> bool:
+        return bool(self.operations)
+
+    def text(self) -> str:
+        """The commands, one per line, loadable with `nft -f`."""
+        return "".join(f"{line}\n" for operation in self.operations for line in self._lines(operation))
+
+    def _lines(self, operation: Operation) -> Iterator[str]:
+        if isinstance(operation, Step):
+            yield operation.command
+            return
+        verb = "delete" if isinstance(operation, DeleteElements) else "add"
+        words = ", ".join(operation.words(self.terms))
+        if words:
+            yield f"{verb} element {self.terms.keyword} {TABLE} {operation.spec.name} {{ {words} }}"
+
+    def messages(self) -> list[Encoded]:
+        messages: list[Encoded] = []
+        for operation in self.operations:
+            if isinstance(operation, Step):
+                messages.append(operation.message)
+            else:
+                messages.extend(_element_encoder(operation)(operation.spec.name, operation.items()))
+        return messages
+
+    def culprit(self, position: int, offset: int) -> Culprit:
+        """What message number `position` of the batch was about; `offset` points into it."""
+        for operation in self.operations:
+            if isinstance(operation, Step):
+                if position == 0:
+                    return operation.about
+                position -= 1
+                continue
+            items = operation.items()
+            count = sum(1 for _ in encode.chunks(items))
+            if position < count:
+                return self._element_culprit(
+                    operation, encode.element_at(items, position, offset, operation.spec.name)
+                )
+            position -= count
+        return Culprit("the batch as a whole")
+
+    def _element_culprit(self, operation: ElementOperation, index: int | None) -> Culprit:
+        spec = operation.spec
+        if index is None:
+            return Culprit(f"an element of {spec.name}", spec.name)
+        key = operation.key(index)
+        words = text.key_words(key, spec, self.terms)
+        return Culprit(f"{text.set_keyword(spec)} {spec.name} {words}", spec.name, key)
+
+    def element_counts(self) -> dict[str, int]:
+        """Elements written per set and map."""
+        counts: dict[str, int] = {}
+        for operation in self.operations:
+            if not isinstance(operation, Step):
+                size = len(operation.keys if isinstance(operation, DeleteElements) else operation.entries)
+                counts[operation.spec.name] = counts.get(operation.spec.name, 0) + size
+        return counts
+
+
+def _element_encoder(operation: ElementOperation) -> Callable[[str, Sequence[bytes]], Iterator[Encoded]]:
+    return encode.delete_elements if isinstance(operation, DeleteElements) else encode.new_elements

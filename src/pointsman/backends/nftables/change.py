@@ -1,0 +1,141 @@
+"""From one state of the table to the next: a batch in proportion to what differs. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TypeVar
+
+from pointsman.backends.nftables.balancers import Balancer
+from pointsman.backends.nftables.batch import AddElements, AddSlots, Batch, DeleteElements, Operation
+from pointsman.backends.nftables.contents import Contents, balancer_order, slot_words
+from pointsman.backends.nftables.fragment import Element, Fragment, Pool
+from pointsman.model.service import ServicePortName
+
+_T = TypeVar("_T")
+_EMPTY = Fragment("")
+
+
+class Change:
+    """The way from one state of the table to the next."""
+
+    def __init__(self, contents: Contents, updates: Mapping[ServicePortName, Fragment | None]) -> None:
+        self._contents = contents
+        self._updates = dict(updates)
+        self._shared: Counter[Element] = Counter()
+        self._balancers: Counter[Balancer] = Counter()
+        self._add: dict[str, list[tuple[Element, str]]] = {}
+        self._add_slots: dict[str, list[tuple[bytes, bytes]]] = {}
+        self._delete: dict[str, list[tuple[bytes, bytes]]] = {}
+        self._operations: list[Operation] = []
+        self._later: list[Operation] = []
+        for name, fragment in updates.items():
+            self._compare(contents.fragments.get(name, _EMPTY), fragment or _EMPTY)
+        self._count_shared()
+        self.batch = self._batch()
+
+    def adopt(self) -> None:
+        """Call when the kernel has accepted the batch."""
+        contents = self._contents
+        for name, fragment in self._updates.items():
+            if fragment is None:
+                contents.fragments.pop(name, None)
+            else:
+                contents.fragments[name] = fragment
+        contents.shared = _positive(contents.shared, self._shared)
+        contents.balancers = _positive(contents.balancers, self._balancers)
+
+    def _compare(self, old: Fragment, new: Fragment) -> None:
+        if old.elements != new.elements:
+            before, after = set(old.elements), set(new.elements)
+            for element in old.elements:
+                if element not in after:
+                    self._delete.setdefault(element.where, []).append((element.key, element.key_end))
+            for element in new.elements:
+                if element not in before:
+                    self._add.setdefault(element.where, []).append((element, new.label))
+        if old.shared != new.shared:
+            self._shared.update(new.shared)
+            self._shared.subtract(old.shared)
+        if old.balancers != new.balancers:
+            self._balancers.update(new.balancers)
+            self._balancers.subtract(old.balancers)
+        if old.pools != new.pools:
+            self._compare_pools(old.pools, new.pools)
+        if old.chains != new.chains or old.sets != new.sets:
+            self._compare_chains(old, new)
+
+    def _compare_pools(self, old: tuple[Pool, ...], new: tuple[Pool, ...]) -> None:
+        before = {(pool.where, pool.prefix): pool.slots for pool in old}
+        for where, prefix, slots in new:
+            self._compare_slots(where, prefix, before.pop((where, prefix), ()), slots)
+        for (where, prefix), slots in before.items():
+            self._compare_slots(where, prefix, slots, ())
+
+    def _compare_slots(
+        self, where: str, prefix: bytes, old: tuple[bytes, ...], new: tuple[bytes, ...]
+    ) -> None:
+        numbers = slot_words(max(len(old), len(new)))
+        delete = self._delete.setdefault(where, [])
+        add = self._add_slots.setdefault(where, [])
+        for index, data in enumerate(old):
+            if index >= len(new) or new[index] != data:
+                delete.append((prefix + numbers[index], b""))
+        for index, data in enumerate(new):
+            if index >= len(old) or old[index] != data:
+                add.append((prefix + numbers[index], data))
+
+    def _compare_chains(self, old: Fragment, new: Fragment) -> None:
+        steps = self._contents.steps
+        old_chains = {chain.name: chain for chain in old.chains}
+        new_chains = {chain.name: chain for chain in new.chains}
+        old_sets, new_sets = {s.name for s in old.sets}, {s.name for s in new.sets}
+        self._operations += [steps.add_set(spec) for spec in new.sets if spec.name not in old_sets]
+        fresh = [chain for name, chain in new_chains.items() if name not in old_chains]
+        self._operations += [steps.add_chain(chain) for chain in fresh]
+        for name, chain in new_chains.items():
+            if old_chains.get(name) != chain:
+                if name in old_chains:
+                    self._operations.append(steps.flush_rules(name))
+                self._operations += steps.add_rules(chain)
+        gone = [name for name in old_chains if name not in new_chains]
+        self._later += [steps.flush_rules(name) for name in gone]
+        self._later += [steps.delete_chain(name) for name in gone]
+        self._later += [steps.delete_set(name) for name in sorted(old_sets - new_sets)]
+
+    def _count_shared(self) -> None:
+        for element, difference in self._shared.items():
+            before = self._contents.shared[element]
+            if before and before + difference <= 0:
+                self._delete.setdefault(element.where, []).append((element.key, element.key_end))
+            elif not before and difference > 0:
+                self._add.setdefault(element.where, []).append((element, ""))
+
+    def _batch(self) -> Batch:
+        contents = self._contents
+        steps = contents.steps
+        present = contents.balancers
+        created = [b for b, d in self._balancers.items() if d > 0 and not present[b]]
+        removed = [b for b, d in self._balancers.items() if present[b] and present[b] + d <= 0]
+        chains = contents.balancer_chains(created)
+        operations: list[Operation] = [steps.add_chain(chain) for chain in chains]
+        for chain in chains:
+            operations += steps.add_rules(chain)
+        operations += self._operations
+        operations += [DeleteElements(contents.sets[n], keys) for n, keys in self._delete.items() if keys]
+        operations += [AddElements(contents.sets[n], entries) for n, entries in self._add.items() if entries]
+        operations += [
+            AddSlots(contents.sets[n], entries) for n, entries in self._add_slots.items() if entries
+        ]
+        names = [b.name for b in sorted(removed, key=balancer_order)]
+        operations += [steps.flush_rules(name) for name in names]
+        operations += [steps.delete_chain(name) for name in names]
+        return Batch(contents.terms, [*operations, *self._later])
+
+
+def _positive(counts: Counter[_T], difference: Counter[_T]) -> Counter[_T]:
+    for key, change in difference.items():
+        counts[key] += change
+        if counts[key] <= 0:
+            del counts[key]
+    return counts

@@ -1,0 +1,153 @@
+"""From a plan to its fragment. Pure: the plan, the context and the previous fragment decide everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pointsman.backends.nftables import schema, userdata
+from pointsman.backends.nftables.affinity import affinity_chains
+from pointsman.backends.nftables.balancers import Balancer, Flavour
+from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arranged
+from pointsman.backends.nftables.terms import port_word, protocol_word
+from pointsman.model.addresses import Cidr
+from pointsman.model.context import NodeContext
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
+
+
+def fragment_from_plan(
+    plan: ServicePlan, context: NodeContext, previous: Fragment | None = None, *, counters: bool = False
+) -> Fragment:
+    """The fragment; slots of `previous` are kept where possible so that little has to change."""
+    return _Compilation(plan, context, previous, counters).fragment()
+
+
+class _Compilation:
+    """One service port on its way to a fragment."""
+
+    def __init__(
+        self, plan: ServicePlan, context: NodeContext, previous: Fragment | None, counters: bool
+    ) -> None:
+        self._plan = plan
+        self._context = context
+        self._protocol = protocol_word(plan.port.protocol.value)
+        self._label = userdata.printable(str(plan.name))
+        self._before = {(pool.where, pool.prefix): pool.slots for pool in previous.pools} if previous else {}
+        self._elements: dict[tuple[str, bytes], Element] = {}
+        self._pools: list[Pool] = []
+        self._balancers: dict[Balancer, None] = {}
+        self._cluster = _packed(plan.cluster_endpoints)
+        self._local = (
+            _packed(plan.local_endpoints)
+            if plan.local_endpoints is not plan.cluster_endpoints
+            else self._cluster
+        )
+        self._affinity = (
+            affinity_chains(plan, context, self._label, counters=counters)
+            if plan.port.affinity_seconds and plan.has_any
+            else None
+        )
+
+    def fragment(self) -> Fragment:
+        for frontend in self._plan.frontends:
+            self._add_frontend(frontend)
+        return Fragment(
+            label=self._label,
+            elements=tuple(self._elements.values()),
+            shared=tuple(self._shared()),
+            pools=tuple(self._pools),
+            balancers=tuple(self._balancers),
+            chains=self._affinity.chains if self._affinity else (),
+            sets=self._affinity.sets if self._affinity else (),
+        )
+
+    def _add_frontend(self, frontend: Frontend) -> None:
+        on_node = frontend.kind is FrontendKind.NODE_PORT
+        key = frontend.address + self._protocol + port_word(frontend.port)
+        if frontend.source_ranges:
+            self._restrict(key, frontend.source_ranges)
+        verdicts = schema.SERVICE_NODEPORTS if on_node else schema.SERVICE_IPS
+        if (verdicts, key) in self._elements:
+            return
+        if frontend.outcome is not Outcome.BALANCE:
+            refusals = schema.NO_ENDPOINT_NODEPORTS if on_node else schema.NO_ENDPOINT_SERVICES
+            chain = schema.REJECT_CHAIN if frontend.outcome is Outcome.REJECT else ""
+            self._put(Element(refusals, key, chain))
+        target = self._target(frontend, key, on_node)
+        if target:
+            self._put(Element(verdicts, key, target))
+
+    def _put(self, element: Element) -> None:
+        self._elements[(element.where, element.key)] = element
+
+    def _target(self, frontend: Frontend, key: bytes, on_node: bool) -> str:
+        """The chain a frontend leads to; empty when no client can get anywhere through it."""
+        external = frontend.kind is not FrontendKind.CLUSTER_IP
+        everywhere = external and frontend.local_policy and bool(self._cluster)
+        if frontend.outcome is not Outcome.BALANCE and not everywhere:
+            return ""
+        if self._affinity is not None:
+            return self._affinity.external if external else self._affinity.internal
+        if not external:
+            return self._balance(
+                Flavour.PLAIN, key, on_node, self._local if frontend.local_policy else self._cluster
+            )
+        if not frontend.local_policy:
+            return self._balance(Flavour.MASQUERADE, key, on_node, self._cluster)
+        self._pool(schema.NODEPORT_ENDPOINTS if on_node else schema.ENDPOINTS, key, self._cluster)
+        local = schema.LOCAL_NODEPORT_ENDPOINTS if on_node else schema.LOCAL_ENDPOINTS
+        self._pool(local, key, self._local)
+        return self._use(Balancer(Flavour.LOCAL, on_node, len(self._local), len(self._cluster)))
+
+    def _balance(self, flavour: Flavour, key: bytes, on_node: bool, endpoints: tuple[bytes, ...]) -> str:
+        self._pool(schema.NODEPORT_ENDPOINTS if on_node else schema.ENDPOINTS, key, endpoints)
+        return self._use(Balancer(flavour, on_node, len(endpoints)))
+
+    def _pool(self, where: str, prefix: bytes, endpoints: tuple[bytes, ...]) -> None:
+        if endpoints:
+            self._pools.append(
+                Pool(where, prefix, arranged(self._before.get((where, prefix), ()), endpoints))
+            )
+
+    def _use(self, balancer: Balancer) -> str:
+        self._balancers[balancer] = None
+        further = balancer.needs()
+        if further is not None:
+            self._balancers[further] = None
+        return balancer.name
+
+    def _restrict(self, key: bytes, ranges: tuple[Cidr, ...]) -> None:
+        self._put(Element(schema.FIREWALL_IPS, key))
+        spans = [(cidr.first, cidr.last) for cidr in ranges]
+        if any(cidr.contains(ip) for ip in self._context.node_ips for cidr in ranges):
+            # A node that holds a balancer address itself uses it as the source towards it.
+            own = (int.from_bytes(address, "big") for address in self._plan.port.load_balancer_ips)
+            spans += [(address, address) for address in own]
+        length = self._context.family.address_length
+        for first, last in _merged(spans):
+            start = key + first.to_bytes(length, "big")
+            self._elements[(schema.FIREWALL_ALLOW, start)] = Element(
+                schema.FIREWALL_ALLOW, start, None, key + last.to_bytes(length, "big")
+            )
+
+    def _shared(self) -> Iterable[Element]:
+        yield Element(schema.CLUSTER_IPS, self._plan.port.cluster_ip)
+        for endpoint in self._plan.reachable_endpoints:
+            if endpoint.local:
+                key = endpoint.address * 2 + self._protocol + port_word(endpoint.port)
+                yield Element(schema.HAIRPIN, key)
+
+
+def _packed(endpoints: tuple[Endpoint, ...]) -> tuple[bytes, ...]:
+    return tuple([e.address + e.port.to_bytes(2, "big") + b"\0\0" for e in endpoints])
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges without overlap: the kernel refuses overlapping ones."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return merged

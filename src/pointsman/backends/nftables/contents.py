@@ -1,0 +1,172 @@
+"""The table's contents as last committed, and the batch that loads all of it at once. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pointsman.backends.nftables import schema, text
+from pointsman.backends.nftables.balancers import Balancer, balancer_chain
+from pointsman.backends.nftables.batch import (
+    AddElements,
+    AddSlots,
+    Batch,
+    Operation,
+    Steps,
+)
+from pointsman.backends.nftables.fragment import Element, Fragment
+from pointsman.backends.nftables.schema import Chain, Data, SetSpec
+from pointsman.backends.nftables.terms import terms_of
+from pointsman.model.context import NodeContext
+from pointsman.model.service import ServicePortName
+
+_SLOTS: list[bytes] = []
+
+
+def slot_words(count: int) -> Sequence[bytes]:
+    """Packed numbers of at least `count` slots; grown once, shared by all."""
+    _SLOTS.extend(struct.pack("=I", number) for number in range(len(_SLOTS), count))
+    return _SLOTS
+
+
+class Contents:
+    """Everything in the table: the fixed part for a context, and the fragments of all service ports."""
+
+    def __init__(self, context: NodeContext, *, counters: bool = False) -> None:
+        self.context = context
+        self.terms = terms_of(context.family)
+        self.comment = schema.table_comment(counters=counters)
+        self.sets = {spec.name: spec for spec in schema.static_sets(counters=counters)}
+        self.fragments: dict[ServicePortName, Fragment] = {}
+        self.steps = Steps(self.terms)
+        self.shared: Counter[Element] = Counter()
+        self.balancers: Counter[Balancer] = Counter()
+        self._node_ports = [
+            (Element(schema.NODEPORT_IPS, address), "") for address in schema.node_port_addresses(context)
+        ]
+
+    def load(self, fragments: Mapping[ServicePortName, Fragment]) -> None:
+        """Start from nothing with these fragments."""
+        self.fragments = dict(fragments)
+        self.shared = Counter(e for fragment in fragments.values() for e in fragment.shared)
+        self.balancers = Counter(b for fragment in fragments.values() for b in fragment.balancers)
+
+    # --- the whole table ------------------------------------------------------------------------------------
+
+    def all_sets(self) -> Iterator[SetSpec]:
+        yield from self.sets.values()
+        for fragment in self._with_chains():
+            yield from fragment.sets
+
+    def all_chains(self) -> list[Chain]:
+        """Every chain, those that are jumped to before those that jump."""
+        static = schema.static_chains(self.context)
+        hooked = [chain for chain in static if chain.hook is not None]
+        plain = [chain for chain in static if chain.hook is None]
+        own = [chain for fragment in self._with_chains() for chain in fragment.chains]
+        return [*plain, *self.balancer_chains(self.balancers), *own, *hooked]
+
+    def _with_chains(self) -> list[Fragment]:
+        return [self.fragments[name] for name in sorted(self.fragments) if self.fragments[name].chains]
+
+    def balancer_chains(self, balancers: Iterable[Balancer]) -> list[Chain]:
+        ordered = sorted(balancers, key=balancer_order)
+        return [balancer_chain(balancer, self.context) for balancer in ordered]
+
+    def elements(self) -> dict[str, list[tuple[Element, str]]]:
+        """Elements of sets and verdict maps."""
+        found: dict[str, list[tuple[Element, str]]] = {name: [] for name in self.sets}
+        found[schema.NODEPORT_IPS].extend(self._node_ports)
+        for fragment in self.fragments.values():
+            label = fragment.label
+            for element in fragment.elements:
+                found[element.where].append((element, label))
+        for element in self.shared:
+            found[element.where].append((element, ""))
+        return found
+
+    def slots(self) -> dict[str, list[tuple[bytes, bytes]]]:
+        """Elements of endpoint maps."""
+        found: dict[str, list[tuple[bytes, bytes]]] = {
+            name: [] for name, spec in self.sets.items() if spec.data is Data.ENDPOINT
+        }
+        numbers = slot_words(_longest(self.fragments.values()))
+        for fragment in self.fragments.values():
+            for where, prefix, slots in fragment.pools:
+                found[where] += [(prefix + numbers[i], data) for i, data in enumerate(slots)]
+        return found
+
+    def element_counts(self) -> dict[str, int]:
+        counts = dict.fromkeys(self.sets, 0)
+        counts[schema.NODEPORT_IPS] = len(self._node_ports)
+        for fragment in self.fragments.values():
+            for element in fragment.elements:
+                counts[element.where] += 1
+            for pool in fragment.pools:
+                counts[pool.where] += len(pool.slots)
+        for element in self.shared:
+            counts[element.where] += 1
+        return counts
+
+    def full_batch(
+        self, *, replace: bool, update: bool, stale_chains: Sequence[str] = (), stale_sets: Sequence[str] = ()
+    ) -> Batch:
+        """Everything in one transaction.
+
+        `replace` deletes a table of another make first; `update` empties our own table in place, keeping its
+        base chains and affinity sets, so that no packet meets a half-filled table.
+        """
+        steps = self.steps
+        chains = self.all_chains()
+        operations: list[Operation] = []
+        if replace:
+            operations.append(steps.delete_table())
+        operations.append(steps.add_table(self.comment))
+        if update:
+            operations.append(steps.flush_rules())
+            operations += [steps.flush_set(spec) for spec in self.sets.values()]
+            operations += [steps.delete_chain(name) for name in stale_chains]
+            operations += [steps.delete_set(name) for name in stale_sets]
+        operations += [steps.add_set(spec) for spec in self.all_sets()]
+        operations += [steps.add_chain(chain) for chain in chains]
+        for chain in chains:
+            operations += steps.add_rules(chain)
+        slots = self.slots()
+        for name, entries in self.elements().items():
+            spec = self.sets[name]
+            if spec.data is Data.ENDPOINT:
+                operations.append(AddSlots(spec, slots[name]))
+            else:
+                operations.append(AddElements(spec, entries))
+        return Batch(self.terms, operations)
+
+    def text(self) -> str:
+        """The table in nft syntax, the same for the same contents."""
+        terms = self.terms
+        members: dict[str, list[str]] = {}
+        slots = self.slots()
+        for name, entries in self.elements().items():
+            spec = self.sets[name]
+            if spec.data is Data.ENDPOINT:
+                members[name] = [
+                    text.slot_words(k, d, spec, terms) for k, d in sorted(slots[name], key=_slot_order)
+                ]
+            else:
+                ordered = sorted(entries, key=lambda entry: entry[0].key)
+                members[name] = [text.element_words(e, label, spec, terms) for e, label in ordered]
+        return text.table_text(terms, self.comment, self.all_sets(), members, self.all_chains())
+
+
+def _longest(fragments: Iterable[Fragment]) -> int:
+    return max((len(pool.slots) for fragment in fragments for pool in fragment.pools), default=0)
+
+
+def balancer_order(balancer: Balancer) -> tuple[int, bool, str, int, int]:
+    plain_first = 0 if balancer.needs() is None else 1
+    return plain_first, balancer.node_port, balancer.flavour.value, balancer.size, balancer.cluster_size
+
+
+def _slot_order(entry: tuple[bytes, bytes]) -> tuple[bytes, int]:
+    key = entry[0]
+    return key[:-4], struct.unpack("=I", key[-4:])[0]

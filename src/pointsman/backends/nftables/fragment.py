@@ -1,0 +1,89 @@
+"""What one service port contributes to the table, in a form that is small in memory and quick to compare."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from pointsman.backends.nftables.balancers import Balancer
+from pointsman.backends.nftables.schema import Chain, SetSpec
+
+
+class Element(NamedTuple):
+    """One element of a set or verdict map."""
+
+    where: str
+    key: bytes
+    chain: str | None = None
+    """Verdict maps: the chain to go to, empty for drop. Sets: None."""
+    key_end: bytes = b""
+    """Interval sets: the last key of the range."""
+
+
+class Pool(NamedTuple):
+    """The endpoints of one frontend: slot n of `where` under `prefix` leads to `slots[n]`."""
+
+    where: str
+    prefix: bytes
+    slots: tuple[bytes, ...]
+    """Address, port and padding, as the kernel stores them."""
+
+
+class Fragment(msgspec.Struct, frozen=True, gc=False):
+    """Everything in the table that belongs to one service port."""
+
+    label: str
+    """Comment on its elements: operators find their Service by it."""
+    elements: tuple[Element, ...] = ()
+    shared: tuple[Element, ...] = ()
+    """Elements that several service ports may contribute: present while anyone does."""
+    pools: tuple[Pool, ...] = ()
+    balancers: tuple[Balancer, ...] = ()
+    """Every balancer chain in use, those handed over to included."""
+    chains: tuple[Chain, ...] = ()
+    """Session affinity only: chains of this service port alone."""
+    sets: tuple[SetSpec, ...] = ()
+    """Session affinity only: one set of clients per endpoint."""
+
+
+def arranged(previous: tuple[bytes, ...], wanted: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """`wanted` in an order that moves as few entries of `previous` as possible.
+
+    Survivors keep their slots; newcomers fill the holes first; what remains of the holes is closed from the end.
+    """
+    if not previous:
+        return wanted
+    missing = set(wanted)
+    slots: list[bytes | None] = []
+    for entry in previous:
+        if entry in missing:
+            missing.discard(entry)
+            slots.append(entry)
+        else:
+            slots.append(None)
+    newcomers = [entry for entry in wanted if entry in missing]
+    newcomers.reverse()
+    for index, slot in enumerate(slots):
+        if slot is None and newcomers:
+            slots[index] = newcomers.pop()
+    newcomers.reverse()
+    slots.extend(newcomers)
+    return tuple(_without_holes(slots))
+
+
+def _without_holes(slots: list[bytes | None]) -> list[bytes]:
+    while slots and slots[-1] is None:
+        slots.pop()
+    dense: list[bytes] = []
+    index = 0
+    while index < len(slots):
+        slot = slots[index]
+        if slot is None:
+            slot = slots.pop()
+            while slots and slots[-1] is None:
+                slots.pop()
+        if slot is not None:
+            dense.append(slot)
+        index += 1
+    return dense

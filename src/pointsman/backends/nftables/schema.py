@@ -1,0 +1,263 @@
+"""The fixed part of the table: every set and map, the base chains and the rules between them.
+
+Services contribute elements only. Which chain a frontend leads to depends on its flavour and its number of
+endpoints (balancers.py), so nothing here grows with the number of services.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from pointsman.backends.nftables import clauses as c
+from pointsman.backends.nftables.clauses import Rule, rule
+from pointsman.backends.nftables.terms import Field, Terms, terms_of
+from pointsman.model.addresses import cidr_from_text
+from pointsman.model.context import LocalDetector, LocalMode, NodeContext
+
+LAYOUT = 1
+"""Raise when sets or base chains change shape: a table of another layout is replaced, not updated."""
+
+FRONTEND = (Field.DESTINATION, Field.PROTOCOL, Field.PORT)
+NODE_PORT = (Field.PROTOCOL, Field.PORT)
+
+CLUSTER_IPS = "cluster-ips"
+NODEPORT_IPS = "nodeport-ips"
+HAIRPIN = "hairpin-connections"
+SERVICE_IPS = "service-ips"
+SERVICE_NODEPORTS = "service-nodeports"
+ENDPOINTS = "endpoints"
+LOCAL_ENDPOINTS = "local-endpoints"
+NODEPORT_ENDPOINTS = "nodeport-endpoints"
+LOCAL_NODEPORT_ENDPOINTS = "local-nodeport-endpoints"
+NO_ENDPOINT_SERVICES = "no-endpoint-services"
+NO_ENDPOINT_NODEPORTS = "no-endpoint-nodeports"
+FIREWALL_IPS = "firewall-ips"
+FIREWALL_ALLOW = "firewall-allow"
+REJECT_CHAIN = "reject-chain"
+
+AFFINITY_SIZE = 65535
+
+
+class Data(enum.Enum):
+    """What an element of a set or map leads to."""
+
+    NOTHING = ""
+    VERDICT = "verdict"
+    ENDPOINT = "endpoint"
+
+
+class SetSpec(msgspec.Struct, frozen=True, gc=False):
+    """Definition of a set or map."""
+
+    name: str
+    key: tuple[Field, ...]
+    data: Data = Data.NOTHING
+    comment: str = ""
+    interval: bool = False
+    dynamic: bool = False
+    counter: bool = False
+
+    @property
+    def typeof(self) -> bool:
+        return Field.SLOT in self.key
+
+
+class Hook(msgspec.Struct, frozen=True, gc=False):
+    """Where a base chain is attached."""
+
+    kind: str
+    name: str
+    number: int
+    priority: int
+
+
+class Chain(msgspec.Struct, frozen=True, gc=False):
+    """A chain with its rules; a base chain when it has a hook."""
+
+    name: str
+    rules: tuple[Rule, ...] = ()
+    comment: str = ""
+    hook: Hook | None = None
+
+
+def table_comment(*, counters: bool) -> str:
+    """By this the table is recognised as ours and of this layout."""
+    return f"Pointsman, layout {LAYOUT}{', counters' if counters else ''}"
+
+
+def static_sets(*, counters: bool = False) -> tuple[SetSpec, ...]:
+    """Every set and map that always exists, in listing order."""
+    slot = (Field.SLOT,)
+    return (
+        SetSpec(CLUSTER_IPS, (Field.DESTINATION,), comment="every ClusterIP in use"),
+        SetSpec(NODEPORT_IPS, (Field.DESTINATION,), comment="addresses that take NodePort traffic"),
+        SetSpec(
+            HAIRPIN,
+            (Field.SOURCE, Field.DESTINATION, Field.PROTOCOL, Field.PORT),
+            comment="endpoints of this node reaching themselves",
+        ),
+        SetSpec(
+            SERVICE_IPS,
+            FRONTEND,
+            Data.VERDICT,
+            "ClusterIP, external and load-balancer frontends",
+            counter=counters,
+        ),
+        SetSpec(SERVICE_NODEPORTS, NODE_PORT, Data.VERDICT, "NodePort frontends", counter=counters),
+        SetSpec(ENDPOINTS, FRONTEND + slot, Data.ENDPOINT, "frontend and slot to endpoint", counter=counters),
+        SetSpec(
+            LOCAL_ENDPOINTS,
+            FRONTEND + slot,
+            Data.ENDPOINT,
+            "the same for outside clients under policy Local",
+            counter=counters,
+        ),
+        SetSpec(
+            NODEPORT_ENDPOINTS,
+            NODE_PORT + slot,
+            Data.ENDPOINT,
+            "node port and slot to endpoint",
+            counter=counters,
+        ),
+        SetSpec(
+            LOCAL_NODEPORT_ENDPOINTS,
+            NODE_PORT + slot,
+            Data.ENDPOINT,
+            "the same for outside clients under policy Local",
+            counter=counters,
+        ),
+        SetSpec(NO_ENDPOINT_SERVICES, FRONTEND, Data.VERDICT, "frontends without usable endpoints"),
+        SetSpec(NO_ENDPOINT_NODEPORTS, NODE_PORT, Data.VERDICT, "node ports without usable endpoints"),
+        SetSpec(FIREWALL_IPS, FRONTEND, comment="frontends with loadBalancerSourceRanges"),
+        SetSpec(FIREWALL_ALLOW, (*FRONTEND, Field.SOURCE), comment="who may use them", interval=True),
+    )
+
+
+_PREROUTING = ("prerouting", 0)
+_INPUT = ("input", 1)
+_FORWARD = ("forward", 2)
+_OUTPUT = ("output", 3)
+_POSTROUTING = ("postrouting", 4)
+
+
+def _base(name: str, kind: str, where: tuple[str, int], priority: int, *rules: Rule) -> Chain:
+    return Chain(name, rules, hook=Hook(kind, where[0], where[1], priority))
+
+
+def static_chains(context: NodeContext) -> tuple[Chain, ...]:
+    """The chains that always exist; helpers before the chains that use them."""
+    terms = terms_of(context.family)
+    new = c.NEW_CONNECTION
+    firewall = rule(new, c.jump("firewall-check"))
+    no_endpoints = rule(new, c.jump("service-endpoints-check"))
+    cluster_ips = rule(new, c.jump("cluster-ips-check"))
+    return (
+        Chain(REJECT_CHAIN, (rule(c.reject(terms)),), "target of frontends without endpoints"),
+        Chain("services", _service_rules(context, terms)),
+        Chain("firewall-check", (_firewall_rule(terms),)),
+        Chain("service-endpoints-check", (rule(c.verdict_from(FRONTEND, NO_ENDPOINT_SERVICES, terms)),)),
+        Chain(
+            "nodeport-endpoints-check",
+            _nodeport_rules(context, terms, NO_ENDPOINT_NODEPORTS, input_hook=True),
+        ),
+        Chain("cluster-ips-check", _cluster_ip_rules(context, terms)),
+        Chain("masquerading", _masquerade_rules(context, terms)),
+        _base("filter-prerouting-pre-dnat", "filter", _PREROUTING, -110, firewall),
+        _base("filter-output-pre-dnat", "filter", _OUTPUT, -110, firewall),
+        _base(
+            "filter-input", "filter", _INPUT, 0, rule(new, c.jump("nodeport-endpoints-check")), no_endpoints
+        ),
+        _base("filter-forward", "filter", _FORWARD, 0, no_endpoints, cluster_ips),
+        _base("filter-output", "filter", _OUTPUT, 0, no_endpoints, cluster_ips),
+        _base("nat-prerouting", "nat", _PREROUTING, -100, rule(c.jump("services"))),
+        _base("nat-output", "nat", _OUTPUT, -100, rule(c.jump("services"))),
+        _base("nat-postrouting", "nat", _POSTROUTING, 100, rule(c.jump("masquerading"))),
+    )
+
+
+def _service_rules(context: NodeContext, terms: Terms) -> tuple[Rule, ...]:
+    rules = []
+    to_cluster_ip = c.in_set((Field.DESTINATION,), CLUSTER_IPS, terms)
+    mark = c.set_mark_bit(context.masquerade_mark)
+    if context.masquerade_all:
+        rules.append(rule(to_cluster_ip, mark, comment="masquerade all ClusterIP traffic"))
+    elif (outside := source_match(context.local, terms, inverted=True)) is not None:
+        rules.append(rule(to_cluster_ip, outside, mark, comment="masquerade ClusterIP traffic from outside"))
+    rules.append(rule(c.verdict_from(FRONTEND, SERVICE_IPS, terms)))
+    rules.extend(_nodeport_rules(context, terms, SERVICE_NODEPORTS))
+    return tuple(rules)
+
+
+def _nodeport_rules(
+    context: NodeContext, terms: Terms, verdicts: str, *, input_hook: bool = False
+) -> tuple[Rule, ...]:
+    """Node ports answer at every local address but loopback, or at the resolved ones."""
+    lookup = c.verdict_from(NODE_PORT, verdicts, terms)
+    if not context.node_port_addresses.match_all:
+        return (rule(c.in_set((Field.DESTINATION,), NODEPORT_IPS, terms), lookup),)
+    loopback = cidr_from_text(terms.loopback)
+    assert loopback is not None
+    elsewhere = c.destination_in(loopback, terms, inverted=True)
+    return (rule(elsewhere, lookup) if input_hook else rule(c.DESTINATION_IS_NODE, elsewhere, lookup),)
+
+
+def _firewall_rule(terms: Terms) -> Rule:
+    return rule(
+        c.in_set(FRONTEND, FIREWALL_IPS, terms),
+        c.in_set((*FRONTEND, Field.SOURCE), FIREWALL_ALLOW, terms, inverted=True),
+        c.DROP_PACKET,
+    )
+
+
+def _cluster_ip_rules(context: NodeContext, terms: Terms) -> tuple[Rule, ...]:
+    unknown_port = rule(
+        c.in_set((Field.DESTINATION,), CLUSTER_IPS, terms),
+        c.reject(terms),
+        comment="no such port at this ClusterIP",
+    )
+    unallocated = (
+        rule(c.destination_in(cidr, terms), c.DROP_PACKET, comment="no Service has this address")
+        for cidr in context.service_cidrs
+        if cidr.family is context.family and not cidr.is_everything
+    )
+    return (unknown_port, *unallocated)
+
+
+def _masquerade_rules(context: NodeContext, terms: Terms) -> tuple[Rule, ...]:
+    mark = context.masquerade_mark
+    hairpin_key = (Field.SOURCE, Field.DESTINATION, Field.PROTOCOL, Field.PORT)
+    return (
+        rule(c.mark_bit_is_set(mark), c.flip_mark_bit(mark), c.MASQUERADE),
+        rule(c.REDIRECTED, c.in_set(hairpin_key, HAIRPIN, terms), c.MASQUERADE),
+    )
+
+
+def source_match(local: LocalDetector, terms: Terms, *, inverted: bool = False) -> c.Clause | None:
+    """Traffic of local pods (or, inverted, of everybody else); None when that cannot be told or never matches."""
+    if local.mode is LocalMode.CIDR and local.cidr is not None:
+        if local.cidr.is_everything:
+            return None if inverted else c.ALWAYS
+        return c.source_in(local.cidr, terms, inverted=inverted)
+    if local.mode is LocalMode.INTERFACE and local.interface:
+        return c.arrived_on(local.interface, prefix=False, inverted=inverted)
+    if local.mode is LocalMode.INTERFACE_PREFIX and local.interface:
+        return c.arrived_on(local.interface, prefix=True, inverted=inverted)
+    return None
+
+
+def node_port_addresses(context: NodeContext) -> tuple[bytes, ...]:
+    """The addresses for the set; loopback node ports are never served by rules in this mode."""
+    if context.node_port_addresses.match_all:
+        return ()
+    return tuple(sorted({a for a in context.node_port_addresses.addresses if not _is_loopback(a)}))
+
+
+def _is_loopback(address: bytes) -> bool:
+    return address[0] == 127 if len(address) == 4 else address == bytes(15) + b"\x01"
+
+
+def affinity_set(name: str, comment: str) -> SetSpec:
+    """Clients that stick to one endpoint; filled by the packets themselves, so it survives restarts."""
+    return SetSpec(name, (Field.SOURCE,), comment=comment, dynamic=True)

@@ -1,0 +1,150 @@
+"""nft syntax for sets, elements and whole tables: what `render` prints and operators compare with a listing."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pointsman.backends.nftables.clauses import Rule, key_text
+from pointsman.backends.nftables.fragment import Element
+from pointsman.backends.nftables.schema import AFFINITY_SIZE, Chain, Data, SetSpec
+from pointsman.backends.nftables.terms import TABLE, Field, Terms, field_length
+from pointsman.model.addresses import Cidr, address_text
+
+_PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
+_ENDPOINT_FIELDS = (Field.DESTINATION, Field.PORT)
+
+
+def key_words(key: bytes, spec: SetSpec, terms: Terms) -> str:
+    """`10.96.0.1 . tcp . 443`."""
+    return " . ".join(_fields(key, spec.key, terms))
+
+
+def _fields(key: bytes, fields: Sequence[Field], terms: Terms) -> Iterator[str]:
+    offset = 0
+    for field in fields:
+        length = field_length(field, terms)
+        value = key[offset : offset + length]
+        offset += (length + 3) & ~3
+        if field is Field.PROTOCOL:
+            yield _PROTOCOLS.get(value[0], str(value[0]))
+        elif field is Field.PORT:
+            yield str(int.from_bytes(value, "big"))
+        elif field is Field.SLOT:
+            yield str(struct.unpack("=I", value)[0])
+        else:
+            yield address_text(value)
+
+
+def endpoint_words(data: bytes, terms: Terms) -> str:
+    """`10.244.1.2 . 8080`."""
+    return " . ".join(_fields(data, _ENDPOINT_FIELDS, terms))
+
+
+def range_words(element: Element, spec: SetSpec, terms: Terms) -> str:
+    """The key of an interval element: its last field is a range or prefix."""
+    *exact, first = _fields(element.key, spec.key, terms)
+    length = terms.address_length
+    start, end = element.key[-length:], element.key_end[-length:]
+    prefix = _as_prefix(start, end)
+    if prefix is None:
+        spelled = f"{first}-{address_text(end)}"
+    elif prefix.prefix == length * 8:
+        spelled = first
+    else:
+        spelled = str(prefix)
+    return " . ".join((*exact, spelled))
+
+
+def _as_prefix(start: bytes, end: bytes) -> Cidr | None:
+    """The range as a prefix when it is one."""
+    first, last, bits = int.from_bytes(start, "big"), int.from_bytes(end, "big"), len(start) * 8
+    size = last - first + 1
+    if size & (size - 1) or first % size:
+        return None
+    return Cidr(start, bits - size.bit_length() + 1)
+
+
+def element_words(element: Element, label: str, spec: SetSpec, terms: Terms) -> str:
+    """One element as it stands between braces."""
+    words = range_words(element, spec, terms) if element.key_end else key_words(element.key, spec, terms)
+    if label:
+        words += f' comment "{label}"'
+    return words if element.chain is None else f"{words} : {verdict_words(element.chain)}"
+
+
+def verdict_words(chain: str) -> str:
+    return f"goto {chain}" if chain else "drop"
+
+
+def slot_words(key: bytes, data: bytes, spec: SetSpec, terms: Terms) -> str:
+    return f"{key_words(key, spec, terms)} : {endpoint_words(data, terms)}"
+
+
+def set_keyword(spec: SetSpec) -> str:
+    return "set" if spec.data is Data.NOTHING else "map"
+
+
+def set_statements(spec: SetSpec, terms: Terms) -> list[str]:
+    """The lines of a set definition."""
+    if spec.typeof:
+        data = f" : {key_text(_ENDPOINT_FIELDS, terms)}"
+        lines = [f"typeof {key_text(spec.key, terms)}{data}"]
+    else:
+        types = {
+            Field.SOURCE: terms.address_type,
+            Field.DESTINATION: terms.address_type,
+            Field.PROTOCOL: "inet_proto",
+            Field.PORT: "inet_service",
+        }
+        data = " : verdict" if spec.data is Data.VERDICT else ""
+        lines = [f"type {' . '.join(types[field] for field in spec.key)}{data}"]
+    if spec.dynamic:
+        lines += [f"size {AFFINITY_SIZE}", "flags dynamic,timeout"]
+    if spec.interval:
+        lines.append("flags interval")
+    if spec.counter:
+        lines.append("counter")
+    if spec.comment:
+        lines.append(f'comment "{spec.comment}"')
+    return lines
+
+
+def chain_statements(chain: Chain) -> list[str]:
+    """The lines of a chain definition, without its rules."""
+    lines = [f'comment "{chain.comment}"'] if chain.comment else []
+    if chain.hook is not None:
+        hook = chain.hook
+        lines.append(f"type {hook.kind} hook {hook.name} priority {hook.priority}; policy accept;")
+    return lines
+
+
+def rule_words(rule: Rule) -> str:
+    return f'{rule.text} comment "{rule.comment}"' if rule.comment else rule.text
+
+
+def table_text(
+    terms: Terms,
+    comment: str,
+    sets: Iterable[SetSpec],
+    elements: Mapping[str, Sequence[str]],
+    chains: Sequence[Chain],
+) -> str:
+    """A whole table; the elements of each set are printed in sorted order, so equal tables print equally."""
+    lines = [f"table {terms.keyword} {TABLE} {{", f'\tcomment "{comment}"']
+    for spec in sets:
+        lines += ["", f"\t{set_keyword(spec)} {spec.name} {{"]
+        lines += [f"\t\t{line}" for line in set_statements(spec, terms)]
+        members = elements.get(spec.name)
+        if members:
+            lines.append("\t\telements = {")
+            lines += [f"\t\t\t{member}," for member in members]
+            lines.append("\t\t}")
+        lines.append("\t}")
+    for chain in chains:
+        lines += ["", f"\tchain {chain.name} {{"]
+        lines += [f"\t\t{line}" for line in chain_statements(chain)]
+        lines += [f"\t\t{rule_words(rule)}" for rule in chain.rules]
+        lines.append("\t}")
+    lines.append("}")
+    return "\n".join(lines) + "\n"
