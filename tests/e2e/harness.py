@@ -20,8 +20,7 @@ from pointsman.lab.probe import Kind, Probe, connect
 from pointsman.lab.proxy import Command, ProxyProcess, configuration, pointsman_command
 
 REFERENCE = os.environ.get("KUBE_PROXY_BINARY", "")
-API_STUB = os.environ.get("KUBE_API_STUB", str(Path(__file__).parents[1] / "fake" / "apiserver.py"))
-"""Lists and watches the objects of a manifest directory: `SCRIPT --listen HOST:PORT DIRECTORY`."""
+API_SCRIPT = Path(__file__).parent / "manifest_api.py"
 API_PORT = 8099
 OTHER_TARGET_PORT = 8081
 
@@ -68,7 +67,6 @@ def _reference_command(configuration_file: Path, manifests: Path) -> Sequence[st
 
 @contextlib.contextmanager
 def _api_server(cluster: Cluster, directory: Path) -> Iterator[None]:
-    (directory / "manifests" / "cluster.json").write_text('{"kind": "List", "items": []}')
     kubeconfig = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -78,7 +76,7 @@ def _api_server(cluster: Cluster, directory: Path) -> Iterator[None]:
         "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "lab"}}],
     }
     (directory / "kubeconfig").write_text(json.dumps(kubeconfig))
-    command = (sys.executable, API_STUB, "--listen", f"127.0.0.1:{API_PORT}", str(directory / "manifests"))
+    command = (sys.executable, str(API_SCRIPT), str(API_PORT), str(directory / "manifests" / "cluster.json"))
     with cluster["n1"].entered(), (directory / "api.log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:

@@ -1,0 +1,57 @@
+"""Serves a manifest file as an API server would, following its changes: how kube-proxy takes part in the lab.
+
+python tests/e2e/manifest_api.py PORT FILE
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.apistore import key_of
+
+_POLL_SECONDS = 0.02
+
+
+async def serve(port: int, file: Path) -> None:
+    server = FakeApiServer(port=port)
+    known: dict[tuple[str, str], Any] = {}
+    last = b""
+    async with server:
+        while True:
+            content = await asyncio.to_thread(_content, file)
+            if content != last:
+                last = content
+                known = _follow(server, known, json.loads(content)["items"])
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+def _content(file: Path) -> bytes:
+    return file.read_bytes() if file.exists() else b""
+
+
+def _follow(
+    server: FakeApiServer, known: dict[tuple[str, str], Any], items: list[Any]
+) -> dict[tuple[str, str], Any]:
+    """Bring the server to `items`, in their order."""
+    wanted = {(item["kind"], key_of(item)): item for item in items}
+    for kind, key in known.keys() - wanted.keys():
+        server.delete(kind, key)
+    for name, item in wanted.items():
+        fresh = json.loads(json.dumps(item))
+        fresh["metadata"].setdefault("uid", "-".join(name))
+        if name not in known:
+            server.add(fresh)
+        elif known[name] != item:
+            server.update(fresh)
+    return wanted
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1]), Path(sys.argv[2])))
