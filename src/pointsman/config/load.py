@@ -67,7 +67,7 @@ def config_to_json(config: KubeProxyConfiguration) -> bytes:
 
 def config_to_yaml(config: KubeProxyConfiguration) -> str:
     """The external v1alpha1 object as a file that reads back to the same configuration."""
-    return yaml.safe_dump(_external(config), sort_keys=False, allow_unicode=True, width=1000)
+    return yaml.safe_dump(_external(config), sort_keys=False, width=1000)
 
 
 def _external(config: KubeProxyConfiguration) -> dict[str, object]:

@@ -1,0 +1,82 @@
+"""Sub-commands, and what `run` and `check` do before anything runs."""
+
+from pathlib import Path
+
+import pytest
+
+from pointsman import __version__
+from pointsman.cli import check, main
+from pointsman.config.command_line import RunOptions
+from pointsman.config.load import config_from_bytes
+
+HEADER = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+Captured = pytest.CaptureFixture[str]
+
+
+def test_version_names_the_surface(capsys: Captured) -> None:
+    assert main.main(["version"]) == 0
+    assert capsys.readouterr().out == f"Pointsman {__version__} (kube-proxy v1.37 compatible)\n"
+
+
+def test_raw_version_has_details(capsys: Captured) -> None:
+    assert main.main(["version", "raw"]) == 0
+    assert "python: " in capsys.readouterr().out
+
+
+def test_unknown_subcommand_suggests_the_nearest(capsys: Captured) -> None:
+    assert main.main(["explian"]) == 2
+    assert "unknown sub-command explian, did you mean explain?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("argv", "status"), [([], 2), (["help"], 0), (["--help"], 0)])
+def test_usage_lists_the_subcommands(argv: list[str], status: int, capsys: Captured) -> None:
+    assert main.main(argv) == status
+    assert "  run " in capsys.readouterr().out
+
+
+def test_check_prints_the_effective_configuration(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(HEADER + "mode: nftables\nclusterCidr: x\n")
+    assert main.main(["check", f"--config={file}", "--masquerade-all"]) == 0
+    printed = capsys.readouterr()
+    assert config_from_bytes(printed.out.encode()).node_port_addresses == ("primary",)
+    assert "pointsman: warning: flag --masquerade-all is ignored" in printed.err
+    assert "did you mean clusterCIDR?" in printed.err
+
+
+def test_check_says_when_the_mode_is_open(capsys: Captured) -> None:
+    assert check.main([]) == 0
+    assert capsys.readouterr().out.startswith("# mode is empty")
+
+
+def test_check_lists_all_problems_and_fails(capsys: Captured) -> None:
+    assert check.main(["--oom-score-adj=5000", "--conntrack-min=-1"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("Invalid value") == 2
+    assert printed.err.endswith("pointsman: 2 problems found; nothing was changed\n")
+
+
+def test_prepare_returns_options_when_there_is_something_to_run() -> None:
+    options = check.prepare(["--proxy-mode=ipvs"], program="kube-proxy")
+    assert isinstance(options, RunOptions)
+    assert options.config.mode == "ipvs"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"), [(["--help"], "Usage:\n  kube-proxy [flags]"), (["--version"], "Pointsman")]
+)
+def test_help_and_version_end_with_success(argv: list[str], words: str, capsys: Captured) -> None:
+    assert check.prepare(argv, program="kube-proxy") == 0
+    assert words in capsys.readouterr().out
+
+
+def test_write_config_writes_what_reads_back(tmp_path: Path) -> None:
+    file = tmp_path / "out.yaml"
+    assert check.prepare([f"--write-config-to={file}", "--proxy-mode=ipvs"], program="kube-proxy") == 0
+    assert config_from_bytes(file.read_bytes()).mode == "ipvs"
+
+
+def test_write_config_to_an_impossible_place_fails_clearly(tmp_path: Path, capsys: Captured) -> None:
+    assert check.prepare([f"--write-config-to={tmp_path}"], program="kube-proxy") == 1
+    assert f"cannot write {tmp_path}" in capsys.readouterr().err
