@@ -1,0 +1,205 @@
+"""Log lines, verbosity, routing, and live re-configuration."""
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from pointsman.obs import log as obs_log
+from pointsman.obs.log import LogSettings, configure, get_log
+
+
+class Streams:
+    """Captured stdout and stderr of the log."""
+
+    def __init__(self) -> None:
+        self.out = io.StringIO()
+        self.err = io.StringIO()
+
+    def configure(self, settings: LogSettings) -> None:
+        configure(settings, stdout=self.out, stderr=self.err)
+
+    @property
+    def last(self) -> str:
+        return self.err.getvalue().splitlines()[-1]
+
+
+@pytest.fixture
+def streams() -> Iterator[Streams]:
+    captured = Streams()
+    captured.configure(LogSettings())
+    yield captured
+    configure(LogSettings())
+
+
+def test_text_line_is_klogs(streams: Streams) -> None:
+    get_log("pointsman.a").info(
+        "Synced rules", services=12, node="n1", took=0.5, ok=True, none=None, names=["a", "b"]
+    )
+    assert re.fullmatch(
+        r'I\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ test_log_output\.py:\d+\] "Synced rules" '
+        r'services=12 node="n1" took=0\.5 ok=true none=null names=\["a","b"\]',
+        streams.last,
+    )
+
+
+def test_severity_letters(streams: Streams) -> None:
+    log = get_log("pointsman.a")
+    log.warning("w")
+    log.error("e", err=ValueError("broken"), name="x")
+    lines = streams.err.getvalue().splitlines()
+    assert [line[0] for line in lines] == ["W", "E"]
+    assert lines[1].endswith('"e" err="broken" name="x"')
+
+
+def test_quotes_and_newlines_cannot_forge_a_line(streams: Streams) -> None:
+    get_log("pointsman.a").info('say "hi"\nI0101 forged', value='a"b', text="one\ntwo")
+    lines = streams.err.getvalue().splitlines()
+    assert lines[0].endswith('"say \\"hi\\"\\nI0101 forged" value="a\\"b" text=<')
+    assert lines[1:] == ["\tone", "\ttwo", " >"]
+
+
+def test_json_line_is_upstreams(streams: Streams) -> None:
+    streams.configure(LogSettings(format="json", verbosity=3))
+    get_log("pointsman.a").info("Synced", v=3, services=12, who={"a": 1})
+    line = json.loads(streams.last)
+    assert line["msg"] == "Synced"
+    assert line["v"] == 3
+    assert line["services"] == 12
+    assert line["who"] == {"a": 1}
+    assert re.fullmatch(r"obs_log/test_log_output\.py:\d+", line["caller"])
+    assert 1e12 < line["ts"] < 1e13
+
+
+def test_json_errors_have_err_and_no_v(streams: Streams) -> None:
+    streams.configure(LogSettings(format="json"))
+    get_log("pointsman.a").error("Failed", err=OSError(5, "io"))
+    line = json.loads(streams.last)
+    assert line["err"] == "[Errno 5] io"
+    assert "v" not in line
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_traceback_is_kept(streams: Streams, form: str) -> None:
+    streams.configure(LogSettings(format=form))
+    try:
+        raise RuntimeError("boom")
+    except RuntimeError as problem:
+        get_log("pointsman.a").exception("Unexpected", err=problem)
+    assert "test_traceback_is_kept" in streams.err.getvalue()
+
+
+def test_verbosity_decides(streams: Streams) -> None:
+    log = get_log("pointsman.kube.listwatch")
+    streams.configure(LogSettings(verbosity=2))
+    log.info("two", v=2)
+    log.info("three", v=3)
+    assert log.enabled(2)
+    assert not log.enabled(3)
+    assert "two" in streams.err.getvalue()
+    assert "three" not in streams.err.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("listwatch", True),
+        ("list*", True),
+        ("pointsman/kube/*", True),
+        ("kube", False),
+        ("pointsman/sync/*", False),
+    ],
+)
+def test_vmodule_raises_single_modules(streams: Streams, pattern: str, matches: bool) -> None:
+    streams.configure(LogSettings(vmodule=((pattern, 6),)))
+    assert get_log("pointsman.kube.listwatch").enabled(6) is matches
+    assert not get_log("pointsman.other").enabled(1)
+
+
+def test_reconfiguring_reaches_logs_made_earlier_and_writes_lines_once(streams: Streams) -> None:
+    log = get_log("pointsman.early")
+    assert not log.enabled(4)
+    streams.configure(LogSettings(verbosity=4))
+    obs_log.set_verbosity(5)
+    assert obs_log.current_settings().verbosity == 5
+    log.info("once", v=5)
+    assert streams.err.getvalue().count("once") == 1
+
+
+def test_same_name_is_the_same_log() -> None:
+    assert get_log("pointsman.x") is get_log("pointsman.x")
+
+
+def test_other_libraries_come_out_in_the_same_format(streams: Streams) -> None:
+    logging.getLogger("aiohttp.server").warning("odd %s", "request")
+    logging.getLogger("aiohttp.access").info("not shown")
+    assert re.match(r"W\d{4} .*test_log_output\.py:\d+\] odd request$", streams.last)
+    assert "not shown" not in streams.err.getvalue()
+
+
+def test_split_stream_routes_by_severity(streams: Streams) -> None:
+    streams.configure(LogSettings(split_stream=True))
+    get_log("pointsman.a").info("fine")
+    get_log("pointsman.a").error("bad")
+    assert "fine" in streams.out.getvalue()
+    assert "fine" not in streams.err.getvalue()
+    assert "bad" in streams.err.getvalue()
+
+
+def test_buffered_lines_appear_when_full_or_flushed(streams: Streams) -> None:
+    streams.configure(LogSettings(split_stream=True, info_buffer_size=500, flush_seconds=3600))
+    log = get_log("pointsman.a")
+    log.info("first")
+    assert streams.out.getvalue() == ""
+    obs_log.flush()
+    assert "first" in streams.out.getvalue()
+    log.info("x" * 500)
+    assert "xxx" in streams.out.getvalue()
+
+
+def test_reconfiguring_loses_no_buffered_line(streams: Streams) -> None:
+    streams.configure(LogSettings(split_stream=True, info_buffer_size=5000, flush_seconds=3600))
+    get_log("pointsman.a").info("kept")
+    streams.configure(LogSettings())
+    assert "kept" in streams.out.getvalue()
+
+
+def test_buffered_lines_appear_after_the_flush_time(streams: Streams) -> None:
+    import threading
+
+    written = threading.Event()
+
+    class Noticing(io.StringIO):
+        def write(self, text: str) -> int:
+            written.set()
+            return super().write(text)
+
+    streams.out = Noticing()
+    streams.configure(LogSettings(split_stream=True, info_buffer_size=5000, flush_seconds=0.01))
+    get_log("pointsman.a").info("later")
+    assert written.wait(10)
+
+
+def test_closed_stream_does_not_stop_the_work(streams: Streams) -> None:
+    streams.err.close()
+    get_log("pointsman.a").info("lost")
+    streams.err = io.StringIO()
+    streams.configure(LogSettings())
+    get_log("pointsman.a").info("seen")
+    assert "seen" in streams.err.getvalue()
+
+
+def test_value_without_a_usable_text_is_survived(
+    streams: Streams, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Hostile:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    get_log("pointsman.a").info("odd", value=Hostile())
+    get_log("pointsman.a").info("next")
+    assert '"next"' in streams.last
+    assert "no text" in capsys.readouterr().err
