@@ -120,7 +120,7 @@ class Cidr(msgspec.Struct, frozen=True, gc=False, order=True):
 def cidr_from_text(text: str) -> Cidr | None:
     """The range, host bits cleared, or None; white space around it is tolerated as kube-proxy does."""
     address_part, slash, prefix_part = text.strip().partition("/")
-    if not slash or not prefix_part.isascii() or not prefix_part.isdigit():
+    if not slash or not prefix_part.isascii() or not prefix_part.isdigit() or len(prefix_part) > 3:
         return None
     address = address_from_text(address_part)
     if address is None:

@@ -73,6 +73,7 @@ class Tracker:
         self._changed_services: set[str] = set()
         self._changed_endpoints: set[str] = set()
         self._trigger_times: dict[str, list[float]] = {}
+        self._health_checked: set[ServicePortName] = set()
 
     @property
     def states(self) -> Mapping[ServicePortName, PortState]:
@@ -155,9 +156,9 @@ class Tracker:
 
     def local_ready_counts(self) -> Iterator[tuple[ServicePort, int]]:
         """Service ports with a health check node port, and how many ready endpoints run here."""
-        for state in self._states.values():
-            if state.port.health_check_node_port:
-                yield state.port, sum(e.local and e.ready and not e.terminating for e in state.endpoints)
+        for name in self._health_checked:
+            state = self._states[name]
+            yield state.port, sum(e.local and e.ready for e in state.endpoints)
 
     def _replace_service(self, key: str, ports: dict[ServicePortName, ServicePort]) -> bool:
         known = self._services.get(key, {})
@@ -193,6 +194,10 @@ class Tracker:
             del self._states[name]
         else:
             self._states[name] = now
+        if now is not None and now.port.health_check_node_port:
+            self._health_checked.add(name)
+        else:
+            self._health_checked.discard(name)
         return True
 
     def _endpoints(self, name: ServicePortName) -> tuple[Endpoint, ...]:

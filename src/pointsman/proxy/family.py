@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.context import NodeContext
 from pointsman.model.service import Problem, ServicePortName
 from pointsman.model.tracker import OnProblem, Tracker
+from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
 from pointsman.serve.health import ProxyHealth
 from pointsman.sync.loop import SyncHooks, SyncLoop
@@ -26,7 +26,7 @@ from pointsman.sync.reconcile import Reconciler, SyncOutcome
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 HISTORY = 240
 """Syncs remembered for `status` and the status page."""
@@ -88,19 +88,19 @@ class FamilyHooks(SyncHooks):
         metrics.batch_bytes.labels(ip_family=family).set(report.batch_bytes)
         metrics.services_rejected.labels(ip_family=family).set(len(report.rejected))
         for note in report.notes:
-            _log.info("%s: %s", family, note)
+            _log.info("Sync note", ipFamily=family, note=note)
         self.rejected = report.rejected
         self.last_error = ""
         self.history.append(
             SyncRecord(now, outcome.seconds, report.full, len(outcome.changes), report.batch_bytes)
         )
-        _log.log(
-            logging.INFO if outcome.first else logging.DEBUG,
-            "%s synced: %d service ports changed, %s, %.1f ms",
-            family,
-            len(outcome.changes),
-            "full" if report.full else "partial",
-            outcome.seconds * 1000,
+        _log.info(
+            "Synced",
+            v=0 if outcome.first else 2,
+            ipFamily=family,
+            changed=len(outcome.changes),
+            full=report.full,
+            ms=round(outcome.seconds * 1000, 1),
         )
         self._after_sync(outcome)
 
@@ -110,12 +110,14 @@ class FamilyHooks(SyncHooks):
         metrics.restore_failures.labels(ip_family=family).inc()
         self.last_error = str(error)
         self.history.append(SyncRecord(time.time(), 0.0, full=False, changed=0, error=str(error)))
-        _log.error("%s sync failed, the old rules stand, next try in %.0f s: %s", family, retry_in, error)
+        _log.error("Sync failed, the old rules stand", err=error, ipFamily=family, retryIn=f"{retry_in:.0f}s")
 
     def drifted(self, what: str) -> None:
         self.drift_repaired += 1
         self._metrics.drift_repaired.labels(ip_family=self._family.value).inc()
-        _log.warning("%s: somebody else changed our rules (%s); restoring them", self._family.value, what)
+        _log.warning(
+            "Somebody else changed our rules; restoring them", ipFamily=self._family.value, what=what
+        )
         self._on_drift(what)
 
 

@@ -1,0 +1,23 @@
+"""`pointsman run`, and `kube-proxy`: program this node's Services until stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pointsman.cli.check import prepare
+
+
+def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
+    """Exit status: 0 after a stop or clean-up, 1 when the configuration or the machine does not allow to run."""
+    options = prepare(argv, program=program)
+    if isinstance(options, int):
+        return options
+    if options.cleanup:
+        from pointsman.cli.cleanup import clean_up
+
+        return clean_up(options.state_dir)
+    from pointsman.proxy.supervisor import initialise, serve
+
+    if options.init_only:
+        return initialise(options)
+    return serve(argv, options)

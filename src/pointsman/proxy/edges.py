@@ -1,0 +1,70 @@
+"""What the assembled proxy needs from outside, as small interfaces: objects, the machine, events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
+
+from pointsman.kube.events import EventRecorder, ObjectReference, node_reference
+from pointsman.kube.status import WatchStatus
+from pointsman.model.addresses import Family
+from pointsman.model.objects import Event
+
+
+class EventSource(Protocol):
+    """An API server or a directory of manifests."""
+
+    @property
+    def statuses(self) -> Mapping[str, WatchStatus]:
+        """How each watch is doing, by kind; empty where there is none."""
+
+    def events(self) -> AsyncIterator[Event]:
+        """Every object, then changes, until closed."""
+
+    async def close(self) -> None:
+        """End the iteration."""
+
+
+class Machine(Protocol):
+    """The node as the kernel sees it."""
+
+    def local_addresses(self, family: Family) -> tuple[bytes, ...]:
+        """Addresses of all interfaces but kube-ipvs0."""
+
+    def address_changes(self) -> AsyncIterator[None]:
+        """Yields when addresses may have changed."""
+
+
+class Recorder(Protocol):
+    """Where Kubernetes events go; never blocks, never fails."""
+
+    def node_event(self, kind: str, reason: str, note: str) -> None:
+        """An event about this Node; `kind` is Normal or Warning."""
+
+    def service_event(self, namespace: str, name: str, kind: str, reason: str, note: str) -> None:
+        """An event about a Service."""
+
+
+class SilentRecorder:
+    """For runs without an API server: logs say the same."""
+
+    def node_event(self, kind: str, reason: str, note: str) -> None:
+        del kind, reason, note
+
+    def service_event(self, namespace: str, name: str, kind: str, reason: str, note: str) -> None:
+        del namespace, name, kind, reason, note
+
+
+class ApiRecorder:
+    """Events on the Node and on Services, through the API server."""
+
+    def __init__(self, sender: EventRecorder, node_name: str) -> None:
+        self._sender = sender
+        self._node = node_reference(node_name)
+
+    def node_event(self, kind: str, reason: str, note: str) -> None:
+        self._sender.record(self._node, reason, note, warning=kind == "Warning")
+
+    def service_event(self, namespace: str, name: str, kind: str, reason: str, note: str) -> None:
+        service = ObjectReference("Service", name, namespace)
+        self._sender.record(service, reason, note, warning=kind == "Warning", action="SyncProxyRules")

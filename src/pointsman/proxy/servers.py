@@ -1,0 +1,68 @@
+"""The HTTP servers of a running proxy: the health port and the metrics port, following the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pointsman import __version__
+from pointsman.config.gates import GATES, effective_gates
+from pointsman.config.load import config_to_json
+from pointsman.config.types import KubeProxyConfiguration
+from pointsman.obs.log import set_verbosity
+from pointsman.proxy.edges import Recorder
+from pointsman.proxy.proxy import Proxy
+from pointsman.serve.http import Handler, Listener, routed
+from pointsman.serve.metrics import Pages, health_routes, metrics_routes
+
+
+class Servers:
+    """Both listeners of one proxy."""
+
+    def __init__(
+        self, proxy: Proxy, recorder: Recorder, flags: Mapping[str, str], extra: Mapping[str, Handler]
+    ) -> None:
+        config = proxy.config
+        self._describe_build(proxy)
+        pages = Pages(
+            configuration=lambda: config_to_json(proxy.config),
+            flags=lambda: flags,
+            version=__version__,
+            profiling=config.enable_profiling,
+            set_verbosity=set_verbosity,
+            extra=extra,
+        )
+
+        def failed(reason: str) -> Callable[[str], None]:
+            return lambda message: recorder.node_event("Warning", reason, message)
+
+        self._health = Listener(
+            "health server",
+            routed(health_routes(proxy.health, proxy.metrics)),
+            hard_fail=config.bind_address_hard_fail,
+            on_bind_failure=failed("FailedToStartProxierHealthcheck"),
+        )
+        self._metrics = Listener(
+            "metrics server",
+            routed(metrics_routes(proxy.metrics, pages)),
+            hard_fail=config.bind_address_hard_fail,
+            on_bind_failure=failed("FailedToStartMetricServer"),
+        )
+
+    async def start(self, config: KubeProxyConfiguration) -> None:
+        await self._health.start(config.healthz_bind_address)
+        await self._metrics.start(config.metrics_bind_address)
+
+    async def rebind(self, config: KubeProxyConfiguration) -> None:
+        await self._health.rebind(config.healthz_bind_address)
+        await self._metrics.rebind(config.metrics_bind_address)
+
+    async def stop(self) -> None:
+        await self._health.stop()
+        await self._metrics.stop()
+
+    def _describe_build(self, proxy: Proxy) -> None:
+        gates = effective_gates(proxy.config.feature_gates)
+        for gate in GATES.values():
+            proxy.metrics.feature_enabled.labels(name=gate.name, stage=gate.stage.value).set(
+                gates.enabled(gate.name)
+            )

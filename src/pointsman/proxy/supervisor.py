@@ -1,0 +1,279 @@
+"""The life of the process: start, signals, changes of the configuration file, in-process restarts, stop.
+
+A new configuration is validated first. What can change while running is applied at once; for the rest the proxy
+is taken down and put up again inside this process, with every rule staying in the kernel. A bad file changes
+nothing but a metric, the log and the status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from pointsman.config.command_line import RunOptions, parse_run
+from pointsman.config.defaults import with_mode
+from pointsman.config.flags import flagz
+from pointsman.config.gates import effective_gates
+from pointsman.config.log_settings import log_settings
+from pointsman.config.reload import reload_plan
+from pointsman.config.types import IPVS, KubeProxyConfiguration
+from pointsman.errors import ConfigError, PointsmanError
+from pointsman.kernel.inotify import path_changes
+from pointsman.kube.events import EventRecorder
+from pointsman.kube.kubeconfig import load_access
+from pointsman.kube.transport import Transport
+from pointsman.obs.log import configure, flush, get_log
+from pointsman.obs.registry import Metrics
+from pointsman.proxy import modes
+from pointsman.proxy.aftercare import Aftercare
+from pointsman.proxy.edges import ApiRecorder, EventSource, Recorder, SilentRecorder
+from pointsman.proxy.machine import LinuxMachine
+from pointsman.proxy.proxy import Proxy, Settings
+from pointsman.proxy.servers import Servers
+from pointsman.source.api import ApiSource
+from pointsman.source.manifests import ManifestSource
+from pointsman.sync.host import apply_conntrack, apply_oom_score, core_count
+
+KUBE_PROXY = "kube-proxy"
+
+_log = get_log(__name__)
+
+
+class Reload(msgspec.Struct):
+    """How the configuration file is doing, for status and tests."""
+
+    count: int = 0
+    error: str = ""
+    at: float = 0.0
+
+
+class Supervisor:
+    """Runs proxies one after the other until told to stop."""
+
+    def __init__(self, argv: Sequence[str], options: RunOptions) -> None:
+        self._argv = list(argv)
+        self._options = options
+        self._stop = asyncio.Event()
+        self._restart = asyncio.Event()
+        self.reload = Reload()
+        self.proxy: Proxy | None = None
+        self._servers: Servers | None = None
+        self._chosen_mode = ""
+        self._rebinding: asyncio.Task[None] | None = None
+
+    async def run(self) -> int:
+        """Until SIGTERM or SIGINT; the rules stay in the kernel."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        while not self._stop.is_set():
+            self._restart.clear()
+            await self._run_once()
+        _log.info("Stopped; the rules stay in place")
+        return 0
+
+    async def _run_once(self) -> None:
+        options = self._options
+        configure(log_settings(options.config.logging))
+        for warning in options.warnings:
+            _log.warning(warning)
+        mode, why = modes.choose(options)
+        config = with_mode(options.config, mode)
+        self._chosen_mode = mode
+        node_name = config.hostname_override or socket.gethostname().strip().lower()
+        _log.info("Starting", mode=mode, why=why, node=node_name)
+        metrics = Metrics(mode)
+        self._prepare_host(options, config, metrics)
+        backends = modes.backends(mode, config, options)
+        async with self._outside(options, config, node_name, metrics) as (source, recorder):
+            aftercare = Aftercare(
+                list(backends), metrics, lambda: modes.remove_leftovers(mode, options.state_dir)
+            )
+            proxy = Proxy(
+                Settings(
+                    config=config,
+                    node_name=node_name,
+                    external_allow=options.external_ip_allow_cidrs,
+                    from_manifests=options.manifests is not None,
+                ),
+                source,
+                backends,
+                LinuxMachine(),
+                metrics,
+                recorder,
+                after_sync=aftercare.synced,
+            )
+            servers = Servers(proxy, recorder, dict(flagz(options.flags_set)), {})
+            self.proxy, self._servers = proxy, servers
+            announce(options, mode, recorder)
+            try:
+                await servers.start(config)
+                await self._until_told(proxy)
+            finally:
+                await servers.stop()
+                aftercare.close()
+
+    async def _until_told(self, proxy: Proxy) -> None:
+        tasks = [
+            asyncio.create_task(proxy.run()),
+            asyncio.create_task(self._stop.wait()),
+            asyncio.create_task(self._restart.wait()),
+            asyncio.create_task(self._watch_config()),
+            asyncio.create_task(self._watch_ages(proxy)),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def _outside(
+        self, options: RunOptions, config: KubeProxyConfiguration, node_name: str, metrics: Metrics
+    ) -> AsyncIterator[tuple[EventSource, Recorder]]:
+        """The source of objects and the sink of events."""
+
+        def bad_object(kind: str, key: str, error: str) -> None:
+            metrics.objects_skipped.labels(kind=kind, reason="Undecodable").inc()
+            _log.error("An object cannot be read and is skipped", kind=kind, object=key, err=error)
+
+        if options.manifests is not None:
+            manifests = ManifestSource(options.manifests, node_name=node_name, on_bad_object=bad_object)
+            yield manifests, SilentRecorder()
+            return
+        connection = config.client_connection
+        access = load_access(connection.kubeconfig, options.master)
+        transport = Transport(access, qps=connection.qps, burst=connection.burst)
+        sender = EventRecorder(transport, node_name=node_name)
+        source = ApiSource(
+            transport,
+            node_name=node_name,
+            on_bad_object=bad_object,
+            watch_list=effective_gates(config.feature_gates).enabled("WatchListClient"),
+        )
+        sending = asyncio.create_task(sender.run())
+        try:
+            yield source, ApiRecorder(sender, node_name)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            await transport.close()
+
+    async def _watch_config(self) -> None:
+        if self._options.config_file is None:
+            await asyncio.Event().wait()
+            return
+        async for _ in path_changes(self._options.config_file):
+            self._reload()
+
+    async def _watch_ages(self, proxy: Proxy) -> None:
+        """Keep the watch metrics current; a watch that says nothing cannot do it itself."""
+        failures: dict[str, int] = {}
+        while True:
+            for kind, status in proxy.source.statuses.items():
+                age = status.age(time.monotonic())
+                if age is not None:
+                    proxy.metrics.watch_age.labels(resource=kind).set(age)
+                new = status.failures_total - failures.get(kind, 0)
+                proxy.metrics.watch_failures.labels(resource=kind).inc(max(0, new))
+                failures[kind] = status.failures_total
+            await asyncio.sleep(5)
+
+    def _reload(self) -> None:
+        """Read the configuration again and apply it, or keep the old one when it is bad."""
+        proxy, servers = self.proxy, self._servers
+        if proxy is None or servers is None:
+            return
+        self.reload.at = time.time()
+        try:
+            options = parse_run(self._argv, program=self._options.program)
+        except ConfigError as error:
+            self.reload.error = str(error)
+            proxy.metrics.config_reloads.labels(result="rejected").inc()
+            _log.error("The new configuration is not used, the old one stays", err=error)
+            return
+        self.reload.error = ""
+        plan = reload_plan(self._options.config, options.config)
+        self._options = options
+        if plan.is_empty:
+            return
+        self.reload.count += 1
+        if plan.needs_restart:
+            proxy.metrics.config_reloads.labels(result="restarted").inc()
+            _log.info("Restarting the proxy inside this process", changes=[str(c) for c in plan.restart])
+            self._restart.set()
+            return
+        config = with_mode(options.config, self._chosen_mode)
+        configure(log_settings(config.logging))
+        proxy.metrics.config_reloads.labels(result="applied").inc()
+        _log.info("New configuration applied", changes=[str(change) for change in plan.live])
+        proxy.apply_config(config)
+        if plan.touches("conntrack", "oomScoreAdj"):
+            self._prepare_host(options, config, proxy.metrics)
+        self._rebinding = asyncio.create_task(servers.rebind(config))
+
+    def _prepare_host(self, options: RunOptions, config: KubeProxyConfiguration, metrics: Metrics) -> None:
+        """Sysctls and OOM score; what cannot be set is reported and never fatal."""
+        sysctls = modes.sysctl_journal(options.state_dir)
+        for report in (
+            apply_conntrack(config.conntrack, sysctls, core_count()),
+            apply_oom_score(config.oom_score_adj),
+        ):
+            for degraded in report.degraded:
+                metrics.degraded.labels(check=degraded.check).set(1)
+                _log.warning("Degraded", check=degraded.check, reason=degraded.message)
+
+
+def initialise(options: RunOptions) -> int:
+    """--init-only: what needs full privileges (sysctls, the OOM score, loading modules), then exit."""
+    configure(log_settings(options.config.logging))
+    mode, _ = modes.choose(options)
+    sysctls = modes.sysctl_journal(options.state_dir)
+    report = apply_conntrack(options.config.conntrack, sysctls, core_count())
+    for setting in report.applied:
+        _log.info("Set", setting=setting)
+    for degraded in report.degraded:
+        _log.error("Not set", check=degraded.check, err=degraded.message)
+    modes.initialise(mode, options.config, sysctls)
+    flush()
+    return 1 if report.degraded else 0
+
+
+def announce(options: RunOptions, mode: str, recorder: Recorder) -> None:
+    """The events kube-proxy emits at start."""
+    recorder.node_event("Normal", "Starting", "")
+    if options.program == KUBE_PROXY and not options.mode_explicit:
+        recorder.node_event(
+            "Warning",
+            "KubeProxyDefaultMode",
+            "No proxy mode is configured, so iptables is used; a later release will pick nftables. "
+            "Set mode in the configuration to keep it.",
+        )
+    if mode == IPVS:
+        recorder.node_event(
+            "Warning",
+            "IPVSDeprecation",
+            "kube-proxy has deprecated mode ipvs; Pointsman keeps it. Consider nftables for new nodes.",
+        )
+
+
+def serve(argv: Sequence[str], options: RunOptions) -> int:
+    """Run until stopped; the exit status of the process."""
+    try:
+        return asyncio.run(Supervisor(argv, options).run())
+    except PointsmanError as error:
+        _log.error("Cannot run", err=error)
+        return 1
+    finally:
+        flush()
