@@ -19,6 +19,7 @@ import msgspec
 
 from pointsman.errors import ConfigError
 from pointsman.kube.access import Access, ExecPlugin, Material
+from pointsman.kube.yamltext import YamlError, load_documents
 
 SERVICE_ACCOUNT_DIRECTORY = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
@@ -312,16 +313,11 @@ def _known(names: list[str]) -> str:
 
 
 def _parse(data: bytes, path: Path) -> _File:
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        content = yaml.load(data, Loader=loader)  # noqa: S506  a safe loader, chosen for speed
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}: " if mark is not None else ""
-        problem = getattr(error, "problem", None) or "not valid YAML"
-        raise ConfigError([f"kubeconfig {path}: {line}{problem}"]) from None
+        documents = load_documents(data)
+    except YamlError as error:
+        raise ConfigError([f"kubeconfig {path}: {error}"]) from None
+    content = documents[0] if documents else None
     try:
         return msgspec.convert({} if content is None else content, _File)
     except msgspec.ValidationError as error:

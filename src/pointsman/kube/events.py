@@ -1,0 +1,203 @@
+"""Events for people: what happened to this node's proxy or to a Service, via events.k8s.io/v1.
+
+Recording never blocks and never fails: the queue is bounded, sending is rate limited, repetitions of one event
+become a series that is updated now and then. An event that cannot be sent is dropped and counted, because
+nothing may depend on events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from pointsman.errors import KubeError
+from pointsman.kube.ratelimit import Clock, TokenBucket
+from pointsman.kube.transport import Transport
+from pointsman.model.objects import Service
+
+_log = logging.getLogger(__name__)
+
+_QUEUE_LIMIT = 256
+_SERIES_LIMIT = 512
+_BURST = 25
+_PER_SECOND = 0.2
+_SERIES_INTERVAL_SECONDS = 60.0
+_NOTE_BYTES = 1024
+_MERGE_PATCH = "application/merge-patch+json"
+
+
+class ObjectReference(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The object an event is about."""
+
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    api_version: str = "v1"
+
+
+def node_reference(name: str) -> ObjectReference:
+    """The own Node; kube-proxy uses the name as uid, which is what `kubectl describe node` looks for."""
+    return ObjectReference("Node", name, uid=name)
+
+
+def service_reference(service: Service) -> ObjectReference:
+    metadata = service.metadata
+    return ObjectReference("Service", metadata.name, metadata.namespace, metadata.uid)
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What makes two events the same; the note may differ."""
+
+    regarding: ObjectReference
+    reason: str
+    action: str
+    type: str
+
+
+@dataclass(slots=True)
+class _Series:
+    """An event on the server and what has been added to it since."""
+
+    path: str
+    count: int
+    updated: float
+    sent: bool = False
+
+
+class EventRecorder:
+    """Queues events with `record` and sends them in `run`."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        node_name: str,
+        controller: str = "kube-proxy",
+        clock: Clock = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._transport = transport
+        self._instance = f"{controller}-{node_name}"[:128]
+        self._controller = controller
+        self._clock = clock
+        self._now = now
+        self._queue: asyncio.Queue[tuple[_Key, str]] = asyncio.Queue(_QUEUE_LIMIT)
+        self._bucket = TokenBucket(_PER_SECOND, _BURST, clock=clock)
+        self._series: OrderedDict[_Key, _Series] = OrderedDict()
+        self._numbers = itertools.count(time.time_ns())
+        self.dropped = 0
+        """Events that were not sent: queue full, rate exceeded or refused by the server."""
+
+    def record(
+        self,
+        regarding: ObjectReference,
+        reason: str,
+        note: str,
+        *,
+        warning: bool = False,
+        action: str = "StartKubeProxy",
+    ) -> None:
+        """Queues an event. To be called on the event loop's thread."""
+        key = _Key(regarding, reason, action, "Warning" if warning else "Normal")
+        try:
+            self._queue.put_nowait((key, _cut(note)))
+        except asyncio.QueueFull:
+            self.dropped += 1
+
+    async def run(self) -> None:
+        """Sends until cancelled."""
+        while True:
+            key, note = await self._queue.get()
+            await self._send(key, note)
+            self._queue.task_done()
+
+    async def flush(self, timeout: float) -> None:  # noqa: ASYNC109  a deadline is the point
+        """Waits until everything recorded so far has been handled, at most this long."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._queue.join()
+        except TimeoutError:
+            _log.debug("%d events were not sent in time", self._queue.qsize())
+
+    async def _send(self, key: _Key, note: str) -> None:
+        series = self._series.get(key)
+        now = self._clock()
+        if series is not None:
+            series.count += 1
+            if series.sent and now - series.updated < _SERIES_INTERVAL_SECONDS:
+                return
+        if not self._bucket.try_take():
+            self.dropped += 1
+            return
+        try:
+            if series is None or not await self._extend(series):
+                self._remember(key, _Series(await self._create(key, note), 1, now))
+            else:
+                series.updated, series.sent = now, True
+        except KubeError as error:
+            self.dropped += 1
+            _log.info(
+                "event %s for %s %s was not sent: %s",
+                key.reason,
+                key.regarding.kind,
+                key.regarding.name,
+                error,
+            )
+
+    async def _create(self, key: _Key, note: str) -> str:
+        namespace = key.regarding.namespace or "default"
+        name = f"{key.regarding.name[:230]}.{next(self._numbers):x}"
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        body = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "eventTime": self._timestamp(),
+            "reportingController": self._controller,
+            "reportingInstance": self._instance,
+            "action": key.action,
+            "reason": key.reason,
+            "type": key.type,
+            "regarding": key.regarding,
+            "note": note,
+        }
+        await self._transport.request("POST", path, body=msgspec.json.encode(body), timeout=10.0)
+        return f"{path}/{name}"
+
+    async def _extend(self, series: _Series) -> bool:
+        """Adds to an existing event; False when the server no longer has it."""
+        body = {"series": {"count": series.count, "lastObservedTime": self._timestamp()}}
+        try:
+            await self._transport.request(
+                "PATCH", series.path, body=msgspec.json.encode(body), content_type=_MERGE_PATCH, timeout=10.0
+            )
+        except KubeError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    def _remember(self, key: _Key, series: _Series) -> None:
+        self._series[key] = series
+        self._series.move_to_end(key)
+        while len(self._series) > _SERIES_LIMIT:
+            self._series.popitem(last=False)
+
+    def _timestamp(self) -> str:
+        return self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _cut(note: str) -> str:
+    """At most as many bytes as the API accepts, cut between characters."""
+    data = note.encode(errors="replace")
+    return note if len(data) <= _NOTE_BYTES else data[: _NOTE_BYTES - 3].decode(errors="ignore") + "..."
