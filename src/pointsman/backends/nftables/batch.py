@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pointsman.backends.nftables import encode, text
@@ -167,37 +167,33 @@ class Batch:
         if words:
             yield f"{verb} element {self.terms.keyword} {TABLE} {operation.spec.name} {{ {words} }}"
 
-    def messages(self) -> list[Encoded]:
+    def messages(self, *, one_by_one: bool = False) -> list[Encoded]:
+        """The encoded messages; `one_by_one` gives each element its own, so that a refusal names it."""
         messages: list[Encoded] = []
         for operation in self.operations:
             if isinstance(operation, Step):
                 messages.append(operation.message)
-            else:
-                messages.extend(_element_encoder(operation)(operation.spec.name, operation.items()))
+                continue
+            encoder = encode.delete_elements if isinstance(operation, DeleteElements) else encode.new_elements
+            messages.extend(encoder(operation.spec.name, operation.items(), one_by_one=one_by_one))
         return messages
 
-    def culprit(self, position: int, offset: int) -> Culprit:
-        """What message number `position` of the batch was about; `offset` points into it."""
+    def culprit(self, position: int) -> Culprit:
+        """What message number `position` of the batch, encoded one by one, was about."""
         for operation in self.operations:
             if isinstance(operation, Step):
                 if position == 0:
                     return operation.about
                 position -= 1
                 continue
-            items = operation.items()
-            count = sum(1 for _ in encode.chunks(items))
+            count = len(operation.keys if isinstance(operation, DeleteElements) else operation.entries)
             if position < count:
-                return self._element_culprit(
-                    operation, encode.element_at(items, position, offset, operation.spec.name)
-                )
+                return self._element_culprit(operation, position)
             position -= count
         return Culprit("the batch as a whole")
 
-    def _element_culprit(self, operation: ElementOperation, index: int | None) -> Culprit:
-        spec = operation.spec
-        if index is None:
-            return Culprit(f"an element of {spec.name}", spec.name)
-        key = operation.key(index)
+    def _element_culprit(self, operation: ElementOperation, index: int) -> Culprit:
+        spec, key = operation.spec, operation.key(index)
         words = text.key_words(key, spec, self.terms)
         return Culprit(f"{text.set_keyword(spec)} {spec.name} {words}", spec.name, key)
 
@@ -209,7 +205,3 @@ class Batch:
                 size = len(operation.keys if isinstance(operation, DeleteElements) else operation.entries)
                 counts[operation.spec.name] = counts.get(operation.spec.name, 0) + size
         return counts
-
-
-def _element_encoder(operation: ElementOperation) -> Callable[[str, Sequence[bytes]], Iterator[Encoded]]:
-    return encode.delete_elements if isinstance(operation, DeleteElements) else encode.new_elements

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar
 
-from pointsman.backends.nftables.balancers import Balancer
+from pointsman.backends.nftables.balancers import Balancer, with_spares
 from pointsman.backends.nftables.batch import AddElements, AddSlots, Batch, DeleteElements, Operation
 from pointsman.backends.nftables.contents import Contents, balancer_order, slot_words
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool
@@ -14,6 +14,7 @@ from pointsman.model.service import ServicePortName
 
 _T = TypeVar("_T")
 _EMPTY = Fragment("")
+_IDLE_BALANCERS = 128
 
 
 class Change:
@@ -24,6 +25,7 @@ class Change:
         self._updates = dict(updates)
         self._shared: Counter[Element] = Counter()
         self._balancers: Counter[Balancer] = Counter()
+        self._verdicts: Counter[str] = Counter()
         self._add: dict[str, list[tuple[Element, str]]] = {}
         self._add_slots: dict[str, list[tuple[bytes, bytes]]] = {}
         self._delete: dict[str, list[tuple[bytes, bytes]]] = {}
@@ -32,6 +34,7 @@ class Change:
         for name, fragment in updates.items():
             self._compare(contents.fragments.get(name, _EMPTY), fragment or _EMPTY)
         self._count_shared()
+        self._created, self._removed = self._balancer_changes()
         self.batch = self._batch()
 
     def adopt(self) -> None:
@@ -44,15 +47,28 @@ class Change:
                 contents.fragments[name] = fragment
         contents.shared = _positive(contents.shared, self._shared)
         contents.balancers = _positive(contents.balancers, self._balancers)
+        contents.present |= self._created
+        contents.present -= self._removed
+        contents.verdicts = _positive(contents.verdicts, self._verdicts)
+        for where, entries in self._add.items():
+            contents.counts[where] += len(entries)
+        for where, slots in self._add_slots.items():
+            contents.counts[where] += len(slots)
+        for where, keys in self._delete.items():
+            contents.counts[where] -= len(keys)
 
     def _compare(self, old: Fragment, new: Fragment) -> None:
         if old.elements != new.elements:
             before, after = set(old.elements), set(new.elements)
             for element in old.elements:
                 if element not in after:
+                    if element.chain:
+                        self._verdicts[element.chain] -= 1
                     self._delete.setdefault(element.where, []).append((element.key, element.key_end))
             for element in new.elements:
                 if element not in before:
+                    if element.chain:
+                        self._verdicts[element.chain] += 1
                     self._add.setdefault(element.where, []).append((element, new.label))
         if old.shared != new.shared:
             self._shared.update(new.shared)
@@ -111,12 +127,23 @@ class Change:
             elif not before and difference > 0:
                 self._add.setdefault(element.where, []).append((element, ""))
 
+    def _balancer_changes(self) -> tuple[set[Balancer], set[Balancer]]:
+        """Chains to create and to remove; idle ones stay until there are many."""
+        contents = self._contents
+        counts = contents.balancers
+        new = {b for b, d in self._balancers.items() if d > 0 and b not in contents.present}
+        created = with_spares(new) - contents.present
+        idle = {b for b in contents.present if counts[b] + self._balancers[b] <= 0}
+        if len(idle) <= _IDLE_BALANCERS:
+            return created, set()
+        in_use = contents.present - idle | new
+        return created, idle - with_spares(in_use)
+
     def _batch(self) -> Batch:
         contents = self._contents
         steps = contents.steps
-        present = contents.balancers
-        created = [b for b, d in self._balancers.items() if d > 0 and not present[b]]
-        removed = [b for b, d in self._balancers.items() if present[b] and present[b] + d <= 0]
+        created = self._created
+        removed = self._removed
         chains = contents.balancer_chains(created)
         operations: list[Operation] = [steps.add_chain(chain) for chain in chains]
         for chain in chains:
@@ -127,7 +154,7 @@ class Change:
         operations += [
             AddSlots(contents.sets[n], entries) for n, entries in self._add_slots.items() if entries
         ]
-        names = [b.name for b in sorted(removed, key=balancer_order)]
+        names = [b.name for b in sorted(removed, key=balancer_order, reverse=True)]
         operations += [steps.flush_rules(name) for name in names]
         operations += [steps.delete_chain(name) for name in names]
         return Batch(contents.terms, [*operations, *self._later])

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pointsman.backends.nftables import schema, text
-from pointsman.backends.nftables.balancers import Balancer, balancer_chain
+from pointsman.backends.nftables.balancers import Balancer, balancer_chain, with_spares
 from pointsman.backends.nftables.batch import (
     AddElements,
     AddSlots,
@@ -42,6 +42,11 @@ class Contents:
         self.steps = Steps(self.terms)
         self.shared: Counter[Element] = Counter()
         self.balancers: Counter[Balancer] = Counter()
+        self.present: set[Balancer] = set()
+        """Balancer chains in the table: those in use and some spare ones."""
+        self.verdicts: Counter[str] = Counter()
+        """How many elements lead to each chain."""
+        self.counts: Counter[str] = Counter()
         self._node_ports = [
             (Element(schema.NODEPORT_IPS, address), "") for address in schema.node_port_addresses(context)
         ]
@@ -51,6 +56,16 @@ class Contents:
         self.fragments = dict(fragments)
         self.shared = Counter(e for fragment in fragments.values() for e in fragment.shared)
         self.balancers = Counter(b for fragment in fragments.values() for b in fragment.balancers)
+        self.present = with_spares(self.balancers)
+        self.verdicts = Counter(
+            e.chain for fragment in fragments.values() for e in fragment.elements if e.chain
+        )
+        self.counts = Counter(e.where for fragment in fragments.values() for e in fragment.elements)
+        self.counts.update(element.where for element in self.shared)
+        self.counts[schema.NODEPORT_IPS] += len(self._node_ports)
+        for fragment in fragments.values():
+            for pool in fragment.pools:
+                self.counts[pool.where] += len(pool.slots)
 
     # --- the whole table ------------------------------------------------------------------------------------
 
@@ -65,7 +80,7 @@ class Contents:
         hooked = [chain for chain in static if chain.hook is not None]
         plain = [chain for chain in static if chain.hook is None]
         own = [chain for fragment in self._with_chains() for chain in fragment.chains]
-        return [*plain, *self.balancer_chains(self.balancers), *own, *hooked]
+        return [*plain, *self.balancer_chains(self.present), *own, *hooked]
 
     def _with_chains(self) -> list[Fragment]:
         return [self.fragments[name] for name in sorted(self.fragments) if self.fragments[name].chains]
@@ -98,16 +113,8 @@ class Contents:
         return found
 
     def element_counts(self) -> dict[str, int]:
-        counts = dict.fromkeys(self.sets, 0)
-        counts[schema.NODEPORT_IPS] = len(self._node_ports)
-        for fragment in self.fragments.values():
-            for element in fragment.elements:
-                counts[element.where] += 1
-            for pool in fragment.pools:
-                counts[pool.where] += len(pool.slots)
-        for element in self.shared:
-            counts[element.where] += 1
-        return counts
+        """Elements per set and map."""
+        return {name: self.counts[name] for name in self.sets}
 
     def full_batch(
         self, *, replace: bool, update: bool, stale_chains: Sequence[str] = (), stale_sets: Sequence[str] = ()

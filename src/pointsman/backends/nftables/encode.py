@@ -21,8 +21,6 @@ NEW_ELEMENT, GET_ELEMENT, DELETE_ELEMENT = 12, 13, 14
 
 _CREATE = 0x400
 _APPEND = 0x800
-_MESSAGE_HEADER = 20
-"""Netlink header and nfgenmsg, which error offsets count."""
 _ELEMENTS_PER_MESSAGE = 60_000
 """Bytes: an attribute cannot exceed 64 KB."""
 
@@ -176,13 +174,13 @@ def key_items(keys: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     return items
 
 
-def new_elements(name: str, items: Sequence[bytes]) -> Iterator[Encoded]:
-    for chunk in chunks(items):
+def new_elements(name: str, items: Sequence[bytes], *, one_by_one: bool) -> Iterator[Encoded]:
+    for chunk in _chunks(items, one_by_one):
         yield NEW_ELEMENT, _CREATE, _element_body(name, chunk)
 
 
-def delete_elements(name: str, items: Sequence[bytes]) -> Iterator[Encoded]:
-    for chunk in chunks(items):
+def delete_elements(name: str, items: Sequence[bytes], *, one_by_one: bool) -> Iterator[Encoded]:
+    for chunk in _chunks(items, one_by_one):
         yield DELETE_ELEMENT, 0, _element_body(name, chunk)
 
 
@@ -190,28 +188,13 @@ def _element_body(name: str, chunk: Sequence[bytes]) -> bytes:
     return _TABLE_ATTRIBUTE + text(2, name) + attribute(3 | NLA_F_NESTED, b"".join(chunk))
 
 
-def chunks(items: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+def _chunks(items: Sequence[bytes], one_by_one: bool) -> Iterator[Sequence[bytes]]:
+    limit = 0 if one_by_one else _ELEMENTS_PER_MESSAGE
     start = size = 0
     for index, item in enumerate(items):
-        if size + len(item) > _ELEMENTS_PER_MESSAGE:
+        if size and size + len(item) > limit:
             yield items[start:index]
             start, size = index, 0
         size += len(item)
     if start < len(items):
         yield items[start:]
-
-
-def element_at(items: Sequence[bytes], message: int, offset: int, name: str) -> int | None:
-    """Index of the item that byte `offset` of the given message lies in; None when it cannot be told."""
-    first = 0
-    for number, chunk in enumerate(chunks(items)):
-        if number != message:
-            first += len(chunk)
-            continue
-        position = _MESSAGE_HEADER + len(_TABLE_ATTRIBUTE) + len(text(2, name)) + 4
-        for index, item in enumerate(chunk):
-            if position <= offset < position + len(item):
-                return first + index
-            position += len(item)
-        return first if len(chunk) == 1 else None
-    return None

@@ -1,0 +1,287 @@
+"""The nftables backend: the one place of this package that changes the kernel."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+
+from pointsman.backends.base import Difference, SyncReport, SyncRequest
+from pointsman.backends.nftables import drift, verify
+from pointsman.backends.nftables.affinity import is_affinity_set
+from pointsman.backends.nftables.batch import Batch, Culprit, Steps
+from pointsman.backends.nftables.change import Change
+from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.contents import Contents
+from pointsman.backends.nftables.counters import ConnectionCounts, ConnectionTotals
+from pointsman.backends.nftables.fragment import Fragment
+from pointsman.backends.nftables.reader import KernelTable, Reader
+from pointsman.backends.nftables.terms import TABLE, Terms, terms_of
+from pointsman.errors import Rejected
+from pointsman.kernel.netlink import Message
+from pointsman.kernel.nfnl import BatchRefused, Fault, NftablesSocket, nftables_message
+from pointsman.model.addresses import Family
+from pointsman.model.service import ServicePortName
+
+_BLAME_ROUNDS = 5
+
+Fragments = dict[ServicePortName, Fragment]
+
+
+class NftablesBackend:
+    """nftables mode for one IP family. Implements `pointsman.backends.base.Backend`.
+
+    Belongs to one thread. The kernel socket is opened in the network namespace of the first call that needs it.
+    """
+
+    mode = "nftables"
+
+    def __init__(self, family: Family, *, service_metrics: bool = False) -> None:
+        self.family = family
+        self._terms = terms_of(family)
+        self._counters = service_metrics
+        self._socket: NftablesSocket | None = None
+        self._contents: Contents | None = None
+        self._rejected: dict[ServicePortName, str] = {}
+        self._watch = drift.Watch()
+        self._totals = ConnectionTotals()
+
+    # --- the contract ---------------------------------------------------------------------------------------
+
+    def sync(self, request: SyncRequest) -> SyncReport:
+        """Bring the kernel to the desired state; raises KernelError and changes nothing on failure."""
+        contents = self._contents
+        if request.full or contents is None or contents.context != request.context:
+            return self._full_sync(request, ())
+        try:
+            return self._incremental_sync(contents, request)
+        except Rejected:
+            trouble = self._watch.damage(contents, self._reader())
+            if trouble is None:
+                raise
+            return self._full_sync(request, (f"{trouble}; loaded everything anew",))
+
+    def drift(self) -> str | None:
+        """Whether somebody else changed what we own, seen by the generation and a short inventory."""
+        if self._contents is None:
+            return None
+        return self._watch.drift(self._contents, self._open(), self._reader())
+
+    def verify(self, request: SyncRequest) -> list[Difference]:
+        """Every difference between the kernel and the desired state."""
+        return verify.differences(self._desired(request), self._reader())
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    # --- beyond the contract --------------------------------------------------------------------------------
+
+    def render(self, request: SyncRequest) -> str:
+        """The complete table in nft syntax; needs no kernel and is the same for the same request."""
+        return self._desired(request).text()
+
+    def read_counters(self) -> ConnectionCounts:
+        """Connections per service port and endpoint since the first sync; empty without service metrics."""
+        if self._contents is not None and self._counters:
+            self._totals.add(self._contents, self._reader())
+        return self._totals.counts()
+
+    # --- syncing --------------------------------------------------------------------------------------------
+
+    def _full_sync(self, request: SyncRequest, notes: tuple[str, ...]) -> SyncReport:
+        fragments = self._compile_all(request)
+        table = self._reader().table()
+        rejected: dict[ServicePortName, str] = {}
+        contents, batch, size = self._load(request, fragments, table, rejected)
+        if table is not None and table.comment != contents.comment:
+            notes = (
+                *notes,
+                f"replaced table {self._terms.keyword} {TABLE} ({table.comment or 'no comment'})",
+            )
+        self._contents = contents
+        self._rejected = rejected
+        self._watch.loaded(self._open(), self._reader())
+        return self._report(contents, batch, size, full=True, notes=notes)
+
+    def _load(
+        self,
+        request: SyncRequest,
+        fragments: Fragments,
+        table: KernelTable | None,
+        rejected: dict[ServicePortName, str],
+    ) -> tuple[Contents, Batch, int]:
+        """Commit everything; what the kernel refuses is taken out of `fragments` and put into `rejected`."""
+        in_place = True
+
+        def attempt() -> tuple[Contents, Batch]:
+            contents = self._contents_of(request, fragments)
+            return contents, _full_batch(contents, table, in_place=in_place)
+
+        contents, batch = attempt()
+        for _ in range(_BLAME_ROUNDS):
+            try:
+                return contents, batch, self._commit(batch)
+            except BatchRefused as refusal:
+                guilty = self._blame(batch, fragments, refusal)
+                if not guilty:
+                    if table is None or not in_place:
+                        raise self._explained(batch, refusal) from refusal
+                    in_place = False
+                for name, reason in guilty.items():
+                    del fragments[name]
+                    rejected[name] = reason
+                contents, batch = attempt()
+        return contents, batch, self._commit(batch)
+
+    def _incremental_sync(self, contents: Contents, request: SyncRequest) -> SyncReport:
+        updates = {
+            name: None if plan is None else self._compile(request, name, contents)
+            for name, plan in request.changed.items()
+        }
+        rejected = {name: why for name, why in self._rejected.items() if name not in updates}
+        for _ in range(_BLAME_ROUNDS):
+            change = Change(contents, updates)
+            if not change.batch:
+                size = 0
+                break
+            try:
+                size = self._commit(change.batch)
+                break
+            except BatchRefused as refusal:
+                new = {name: fragment for name, fragment in updates.items() if fragment is not None}
+                guilty = self._blame(change.batch, new, refusal)
+                if not guilty:
+                    raise self._explained(change.batch, refusal) from refusal
+                for name, reason in guilty.items():
+                    del updates[name]
+                    rejected[name] = reason
+        else:
+            raise Rejected("the kernel keeps refusing parts of the change", errno.EINVAL)
+        change.adopt()
+        self._rejected = rejected
+        if change.batch:
+            self._watch.committed(self._open())
+        return self._report(contents, change.batch, size, full=False)
+
+    def _report(
+        self, contents: Contents, batch: Batch, size: int, *, full: bool, notes: tuple[str, ...] = ()
+    ) -> SyncReport:
+        return SyncReport(
+            full=full,
+            rejected=dict(self._rejected),
+            rules_total=contents.element_counts(),
+            rules_last=batch.element_counts(),
+            batch_bytes=size,
+            notes=notes,
+        )
+
+    # --- compiling ------------------------------------------------------------------------------------------
+
+    def _compile(self, request: SyncRequest, name: ServicePortName, contents: Contents) -> Fragment:
+        plan = request.changed[name]
+        assert plan is not None
+        previous = contents.fragments.get(name)
+        return fragment_from_plan(plan, request.context, previous, counters=self._counters)
+
+    def _compile_all(self, request: SyncRequest) -> Fragments:
+        context, counters = request.context, self._counters
+        return {
+            name: fragment_from_plan(plan, context, counters=counters) for name, plan in request.plans.items()
+        }
+
+    def _contents_of(self, request: SyncRequest, fragments: Mapping[ServicePortName, Fragment]) -> Contents:
+        contents = Contents(request.context, counters=self._counters)
+        contents.load(fragments)
+        return contents
+
+    def _desired(self, request: SyncRequest) -> Contents:
+        fragments = self._compile_all(request)
+        for name in self._rejected:
+            fragments.pop(name, None)
+        return self._contents_of(request, fragments)
+
+    # --- the kernel -----------------------------------------------------------------------------------------
+
+    def _open(self) -> NftablesSocket:
+        if self._socket is None:
+            self._socket = NftablesSocket()
+        return self._socket
+
+    def _reader(self) -> Reader:
+        return Reader(self._open(), self._terms)
+
+    def _commit(self, batch: Batch, *, one_by_one: bool = False) -> int:
+        return self._open().commit(_messages(batch, self._terms, one_by_one=one_by_one))
+
+    def _blame(
+        self, batch: Batch, fragments: Mapping[ServicePortName, Fragment], refusal: BatchRefused
+    ) -> dict[ServicePortName, str]:
+        """Service ports whose objects the kernel refuses, with the reason.
+
+        Asked again without applying and with every element in its own message: one round then names them all.
+        """
+        faults = self._open().check(_messages(batch, self._terms, one_by_one=True)) or refusal.faults
+        guilty: dict[ServicePortName, str] = {}
+        for fault in faults:
+            culprit = batch.culprit(fault.position) if fault.position >= 0 else Culprit("the batch")
+            owners = [name for name, fragment in fragments.items() if _owns(fragment, culprit)]
+            if owners:
+                guilty[owners[-1]] = f"{culprit.what}: {fault}"
+        return guilty
+
+    def _explained(self, batch: Batch, refusal: BatchRefused) -> Rejected:
+        faults: list[Fault] = self._open().check(_messages(batch, self._terms, one_by_one=True))
+        known = [fault for fault in faults if fault.position >= 0]
+        objects = [batch.culprit(fault.position).what for fault in known[:5]]
+        reasons = [f"{what}: {fault}" for what, fault in zip(objects, known, strict=False)]
+        message = "; ".join(reasons) or str(refusal)
+        return Rejected(f"nftables refused the change: {message}", refusal.errno, objects)
+
+
+def _messages(batch: Batch, terms: Terms, *, one_by_one: bool) -> list[Message]:
+    encoded = batch.messages(one_by_one=one_by_one)
+    return [nftables_message(kind, terms.nfproto, flags, body) for kind, flags, body in encoded]
+
+
+def _full_batch(contents: Contents, table: KernelTable | None, *, in_place: bool) -> Batch:
+    if table is None:
+        return contents.full_batch(replace=False, update=False)
+    if table.comment != contents.comment or not in_place:
+        return contents.full_batch(replace=True, update=False)
+    chains = {chain.name for chain in contents.all_chains()}
+    sets = {spec.name for spec in contents.all_sets()}
+    return contents.full_batch(
+        replace=False,
+        update=True,
+        stale_chains=sorted(table.chains.keys() - chains),
+        stale_sets=sorted(name for name in table.sets.keys() - sets if is_affinity_set(name)),
+    )
+
+
+def _owns(fragment: Fragment, culprit: Culprit) -> bool:
+    where, key = culprit.where, culprit.key
+    if key:
+        return any(e.where == where and e.key == key for e in fragment.elements) or any(
+            pool.where == where and pool.prefix == key[:-4] for pool in fragment.pools
+        )
+    return any(chain.name == where for chain in fragment.chains) or any(
+        spec.name == where for spec in fragment.sets
+    )
+
+
+def cleanup(families: tuple[Family, ...] = (Family.IPV4, Family.IPV6)) -> list[str]:
+    """Remove the table of each family, ours or kube-proxy's; says what was removed."""
+    removed: list[str] = []
+    socket = NftablesSocket()
+    try:
+        for family in families:
+            terms = terms_of(family)
+            if Reader(socket, terms).table_handle() is None:
+                continue
+            deletion = Batch(terms, [Steps(terms).delete_table()])
+            socket.commit(_messages(deletion, terms, one_by_one=False))
+            removed.append(f"table {terms.keyword} {TABLE}")
+    finally:
+        socket.close()
+    return removed

@@ -1,0 +1,130 @@
+"""Does this kernel have everything the table needs? Asked with transactions that are never applied."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+
+from pointsman.backends.nftables import clauses as c
+from pointsman.backends.nftables import schema
+from pointsman.backends.nftables.batch import Batch, Operation, Steps
+from pointsman.backends.nftables.schema import Chain, Hook
+from pointsman.backends.nftables.terms import TABLE, Field, Terms, terms_of
+from pointsman.errors import KernelError
+from pointsman.kernel.netlink import Message, text
+from pointsman.kernel.nfnl import NEED_NFTABLES, NftablesSocket, nftables_message
+from pointsman.model.addresses import Family
+from pointsman.model.service import Protocol
+
+OLDEST_KERNEL = (5, 13)
+"""kube-proxy's own minimum for this mode."""
+
+_SCRATCH_TABLE = "pointsman-preflight"
+
+
+def preflight(family: Family) -> list[str]:
+    """What is missing, each with the kernel option that brings it; empty when all is well."""
+    problems = _kernel_version(os.uname().release)
+    try:
+        socket = NftablesSocket()
+    except KernelError as error:
+        return [*problems, f"{error}; enable {NEED_NFTABLES}"]
+    try:
+        terms = terms_of(family)
+        faults = socket.check(_messages(terms, [Steps(terms).add_table("preflight")]))
+        if faults:
+            if faults[0].errno in (errno.EPERM, errno.EACCES):
+                return [*problems, "not allowed to change nftables: CAP_NET_ADMIN is needed"]
+            return [*problems, f"nftables is not usable ({faults[0]}): enable {NEED_NFTABLES}"]
+        for option, operations in _probes(terms):
+            faults = socket.check(_messages(terms, operations))
+            if faults:
+                problems.append(f"{option} is missing or too old ({faults[0]})")
+    finally:
+        socket.close()
+    return problems
+
+
+def _kernel_version(release: str) -> list[str]:
+    found = re.match(r"(\d+)\.(\d+)", release)
+    if found is None or (int(found[1]), int(found[2])) >= OLDEST_KERNEL:
+        return []
+    return [f"kernel {release} is older than {'.'.join(map(str, OLDEST_KERNEL))}, the oldest supported"]
+
+
+def _messages(terms: Terms, operations: list[Operation]) -> list[Message]:
+    """The messages, aimed at a table of another name so that what exists cannot matter."""
+    head = len(text(1, TABLE))
+    return [
+        nftables_message(kind, terms.nfproto, flags, text(1, _SCRATCH_TABLE) + body[head:])
+        for kind, flags, body in Batch(terms, operations).messages()
+    ]
+
+
+def _probes(terms: Terms) -> list[tuple[str, list[Operation]]]:
+    v = "4" if terms.family is Family.IPV4 else "6"
+    sets = {spec.name: spec for spec in schema.static_sets()}
+    steps = Steps(terms)
+    destination = (Field.DESTINATION,)
+
+    def probe(kind: str, hook: tuple[str, int], rule: c.Rule, *needed: str) -> list[Operation]:
+        chain = Chain("preflight", (rule,), hook=Hook(kind, hook[0], hook[1], 0))
+        extra = schema.affinity_set("affinity-preflight", "")
+        return [
+            steps.add_table("preflight"),
+            *(steps.add_set(sets.get(name, extra)) for name in needed),
+            steps.add_chain(chain),
+            *steps.add_rules(chain),
+        ]
+
+    prerouting, postrouting, entry = ("prerouting", 0), ("postrouting", 4), ("input", 1)
+    fields = (*schema.FRONTEND, Field.SLOT)
+    allow = (*schema.FRONTEND, Field.SOURCE)
+    return [
+        (
+            "CONFIG_NFT_CT (nft_ct) with CONFIG_NF_CONNTRACK",
+            probe("filter", entry, c.rule(c.NEW_CONNECTION)),
+        ),
+        (f"CONFIG_NFT_REJECT_IPV{v} (nft_reject_ipv{v})", probe("filter", entry, c.rule(c.reject(terms)))),
+        ("CONFIG_NFT_NAT (nft_chain_nat, nft_nat)", probe("nat", prerouting, _nat_rule(terms))),
+        ("CONFIG_NFT_MASQ (nft_masq)", probe("nat", postrouting, c.rule(c.MASQUERADE))),
+        (
+            f"CONFIG_NFT_FIB_IPV{v} (nft_fib_ipv{v})",
+            probe("filter", prerouting, c.rule(c.DESTINATION_IS_NODE)),
+        ),
+        ("CONFIG_NFT_NUMGEN (nft_numgen)", probe("filter", entry, c.rule(c.one_in(2)))),
+        (
+            "nft sets: CONFIG_NF_TABLES of 5.6 or later",
+            probe(
+                "filter", entry, c.rule(c.in_set(destination, schema.CLUSTER_IPS, terms)), schema.CLUSTER_IPS
+            ),
+        ),
+        (
+            "maps of concatenations for NAT (kernel 5.13)",
+            probe(
+                "nat", prerouting, c.rule(c.dnat_from(fields, 2, schema.ENDPOINTS, terms)), schema.ENDPOINTS
+            ),
+        ),
+        (
+            "interval concatenations (kernel 5.6)",
+            probe(
+                "filter", entry, c.rule(c.in_set(allow, schema.FIREWALL_ALLOW, terms)), schema.FIREWALL_ALLOW
+            ),
+        ),
+        (
+            "dynamic sets with timeouts (nft_dynset)",
+            probe(
+                "filter",
+                entry,
+                c.rule(c.remember_source("affinity-preflight", 60, terms)),
+                "affinity-preflight",
+            ),
+        ),
+    ]
+
+
+def _nat_rule(terms: Terms) -> c.Rule:
+    return c.rule(
+        c.protocol_is(Protocol.TCP), c.dnat_to(bytes(terms.address_length - 1) + b"\x01", 80, terms)
+    )
