@@ -10,11 +10,9 @@ import errno
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
-
 from pointsman.errors import Busy, KernelError
 from pointsman.kernel import netlink
-from pointsman.kernel.ipvs_types import SetEntry, SetType
+from pointsman.kernel.ipvs_types import SetEntry, SetHeader, SetType
 from pointsman.kernel.netlink import Message, NetlinkSocket
 from pointsman.model.addresses import Family
 
@@ -35,7 +33,7 @@ CMD_PROTOCOL, CMD_CREATE, CMD_DESTROY, CMD_FLUSH, CMD_LIST, CMD_ADD, CMD_DELETE,
 ATTR_PROTOCOL, ATTR_NAME, ATTR_TYPE, ATTR_REVISION, ATTR_FAMILY = 1, 2, 3, 4, 5
 ATTR_FLAGS, ATTR_DATA, ATTR_ENTRIES, ATTR_LINE = 6, 7, 8, 9
 DATA_IP, DATA_CIDR, DATA_PORT, DATA_PORT_TO, DATA_PROTOCOL, DATA_LINE = 1, 3, 4, 5, 7, 9
-DATA_HASH_SIZE, DATA_MAX_ELEMENTS = 18, 19
+DATA_HASH_SIZE, DATA_MAX_ELEMENTS, DATA_ELEMENTS, DATA_REFERENCES = 18, 19, 24, 25
 DATA_IP2, DATA_CIDR2 = 20, 21
 ADDRESS_V4, ADDRESS_V6 = 1, 2
 
@@ -54,15 +52,6 @@ _PRIVATE_ERRORS = {
     errno.EEXIST: "a set of that name has another type or options",
     4352: "the set is full (maxelem)",
 }
-
-
-class SetHeader(msgspec.Struct, frozen=True, gc=False):
-    """Name and type of a set; `family` is None for types without one."""
-
-    name: str
-    type: SetType
-    family: Family | None = None
-    max_elements: int = 65536
 
 
 def _message(command: int, *attributes: bytes, flags: int = 0, family: int = 0) -> Message:
@@ -139,7 +128,15 @@ def _header_of(name: str, fields: Mapping[int, bytes]) -> SetHeader | None:
     except ValueError:
         return None
     family = _FAMILIES.get(fields[ATTR_FAMILY][0]) if ATTR_FAMILY in fields and kind.has_family else None
-    return SetHeader(name, kind, family)
+    data = netlink.attributes(fields.get(ATTR_DATA, b""))
+    return SetHeader(
+        name,
+        kind,
+        family,
+        max_elements=int.from_bytes(data.get(DATA_MAX_ELEMENTS, b""), "big"),
+        references=int.from_bytes(data.get(DATA_REFERENCES, b""), "big"),
+        elements=int.from_bytes(data[DATA_ELEMENTS], "big") if DATA_ELEMENTS in data else -1,
+    )
 
 
 class IpsetSocket:

@@ -6,6 +6,7 @@ nothing here decides what should exist. Addresses travel in 16 bytes whatever th
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import sys
@@ -46,6 +47,7 @@ _DEST_REST = struct.Struct("=HHI HHI HHI HHI")
 _NEST = struct.Struct("=HH")
 _U32 = struct.Struct("=I")
 _PORT = struct.Struct(">H")
+_PROBE_MARK = 0x7F504D01
 _V4_ALL_BITS, _V6_ALL_BITS = 0xFFFFFFFF, 128
 
 
@@ -185,6 +187,24 @@ class IpvsSocket:
         payload = genl.header(CMD_GET_DEST) + _nest(ATTR_SERVICE, service_id(key))
         answers = self._netlink.dump(Message(self._family, 0, payload), f"list real servers of {key}")
         return [real_server_of(answer.payload, _af(key.address)) for answer in answers]
+
+    def has_scheduler(self, name: str) -> bool:
+        """Whether the kernel has, or can load, a scheduler: a virtual server for an unused mark tries it."""
+        content = (
+            netlink.u16(SVC_AF, socket.AF_INET)
+            + netlink.u32(SVC_FWMARK, _PROBE_MARK)
+            + netlink.text(SVC_SCHEDULER, name)
+            + _SERVICE_REST.pack(
+                *(12, SVC_FLAGS, 0, 0xFFFFFFFF), *(8, SVC_TIMEOUT, 0), *(8, SVC_NETMASK, _V4_ALL_BITS)
+            )
+        )
+        probe = _nest(ATTR_SERVICE, content)
+        added, removed = self.apply(
+            (genl.header(CMD_NEW_SERVICE) + probe, genl.header(CMD_DEL_SERVICE) + probe)
+        )
+        if added.errno not in (0, errno.ENOENT):
+            raise netlink.kernel_error(added.errno, f"try IPVS scheduler {name}", added.text, needs=NEEDS)
+        return added.ok and removed.ok
 
     def flush(self) -> None:
         """Remove every virtual server."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from pointsman.model.addresses import address_text, host_port_text
+from pointsman.model.addresses import Family, address_text, host_port_text
 
 PERSISTENT = 0x1
 HASHED = 0x2
@@ -91,6 +91,19 @@ class SetType(enum.Enum):
     @property
     def has_family(self) -> bool:
         return self is not SetType.BITMAP_PORT
+
+
+class SetHeader(NamedTuple):
+    """A set without its entries; `family` is None for types without one."""
+
+    name: str
+    type: SetType
+    family: Family | None = None
+    max_elements: int = 65536
+    references: int = 0
+    """How many rules match on it, as the kernel reports."""
+    elements: int = -1
+    """How many entries it has, as the kernel reports; negative where it does not say."""
 
 
 class SetEntry(NamedTuple):

@@ -246,6 +246,7 @@ class NetlinkSocket:
             ) from error
         self._sequence = 1
         self._send_buffer = 0
+        self._received = memoryview(bytearray(_RECEIVE_SIZE))
         _set_buffer(self._socket, _SO_RCVBUFFORCE, socket.SO_RCVBUF, receive_buffer)
         self.reserve_send_buffer(send_buffer)
         for option in (_NETLINK_CAP_ACK, _NETLINK_EXT_ACK):
@@ -299,7 +300,8 @@ class NetlinkSocket:
         """The messages of the next datagram; empty when there is none and `wait` is false."""
         while True:
             try:
-                data, sender = self._socket.recvfrom(_RECEIVE_SIZE, 0 if wait else socket.MSG_DONTWAIT)
+                flags = 0 if wait else socket.MSG_DONTWAIT
+                size, sender = self._socket.recvfrom_into(self._received, 0, flags)
             except BlockingIOError:
                 if not wait:
                     return []
@@ -307,7 +309,7 @@ class NetlinkSocket:
             except OSError as error:
                 raise kernel_error(error.errno or 0, "receive over netlink") from error
             if sender[0] == 0:
-                return list(split(data))
+                return list(split(bytes(self._received[:size])))
 
     def request(self, messages: Sequence[Message]) -> list[Reply]:
         """Send all messages, many per system call, and return what became of each, in order.

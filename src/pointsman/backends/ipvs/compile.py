@@ -1,0 +1,169 @@
+"""One plan to the IPVS objects of its service port. Pure and deterministic.
+
+Differences from the other modes that kube-proxy's users know and rely on: a Local policy without local endpoints
+falls back to all endpoints instead of dropping (outside clients still fail, as their packets keep their source),
+and a service without endpoints keeps an empty virtual server, which refuses.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pointsman.backends.ipvs import sets
+from pointsman.backends.ipvs.sets import SetSpec
+from pointsman.kernel.ipvs_types import (
+    PERSISTENT,
+    SCHEDULER_2,
+    RealKey,
+    SetEntry,
+    VirtualKey,
+    VirtualServer,
+)
+from pointsman.model.context import NodeContext
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
+from pointsman.model.service import Protocol
+
+MAGLEV = "mh"
+_NODE_PORT_SETS = {
+    Protocol.TCP: (sets.NODE_PORT_TCP, sets.NODE_PORT_LOCAL_TCP),
+    Protocol.UDP: (sets.NODE_PORT_UDP, sets.NODE_PORT_LOCAL_UDP),
+    Protocol.SCTP: (sets.NODE_PORT_SCTP, sets.NODE_PORT_LOCAL_SCTP),
+}
+
+
+class Fragment(msgspec.Struct, frozen=True, gc=False):
+    """Everything in the kernel that exists because of one service port."""
+
+    servers: tuple[tuple[VirtualServer, tuple[RealKey, ...]], ...]
+    entries: tuple[tuple[str, SetEntry], ...]
+    """Set name and entry."""
+    addresses: tuple[bytes, ...]
+    """To be bound to the dummy device."""
+    hidden: tuple[VirtualKey, ...] = ()
+    """Load balancer addresses that this node itself may not use: it is outside their source ranges."""
+
+
+def node_addresses(context: NodeContext) -> tuple[bytes, ...]:
+    """The node's own addresses as far as services are concerned: no loopback, no IPv6 link-local."""
+    return tuple(address for address in context.local_addresses if _usable(address))
+
+
+def node_port_addresses(context: NodeContext) -> tuple[bytes, ...]:
+    """Where node ports get a virtual server each."""
+    if context.node_port_addresses.match_all:
+        return node_addresses(context)
+    return tuple(address for address in context.node_port_addresses.addresses if _usable(address))
+
+
+def _usable(address: bytes) -> bool:
+    if len(address) == 4:
+        return address[0] != 127
+    link_local = address[0] == 0xFE and address[1] & 0xC0 == 0x80
+    return not link_local and address != bytes(15) + b"\x01"
+
+
+class Compiler:
+    """Compiles plans under one node context and default scheduler; make a new one when either changes."""
+
+    def __init__(self, context: NodeContext, scheduler: str) -> None:
+        self._scheduler = scheduler
+        self._own = frozenset(node_addresses(context))
+        self._node_ports_at = node_port_addresses(context)
+        self._node_ip = context.node_ips[0] if context.node_ips else b""
+        self._names = {spec: spec.name(context.family) for spec in sets.ALL}
+
+    def fragment(self, plan: ServicePlan, scheduler: str = "") -> Fragment:
+        """The fragment of a plan; `scheduler` overrides the default for this service."""
+        pieces = _Pieces(plan, scheduler or self._scheduler)
+        protocol = plan.port.protocol.value
+        for endpoint in plan.all_endpoints:
+            if endpoint.local:
+                entry = SetEntry(endpoint.address, protocol, endpoint.port, endpoint.address)
+                pieces.entries.append((self._names[sets.LOOP_BACK], entry))
+        for frontend in plan.frontends:
+            if frontend.kind is FrontendKind.NODE_PORT:
+                self._node_port(pieces, frontend, plan.port.protocol)
+            else:
+                self._address(pieces, frontend, protocol)
+        if plan.port.health_check_node_port:
+            entry = SetEntry(port=plan.port.health_check_node_port)
+            pieces.entries.append((self._names[sets.HEALTH_CHECK_NODE_PORT], entry))
+        return Fragment(
+            tuple(pieces.servers),
+            tuple(dict.fromkeys(pieces.entries)),
+            tuple(dict.fromkeys(pieces.addresses)),
+            tuple(pieces.hidden),
+        )
+
+    def _address(self, pieces: _Pieces, frontend: Frontend, protocol: int) -> None:
+        address, port = frontend.address, frontend.port
+        entry = SetEntry(address, protocol, port)
+        for spec in _address_sets(frontend):
+            pieces.entries.append((self._names[spec], entry))
+        if frontend.source_ranges:
+            self._source_ranges(pieces, frontend, protocol)
+        pieces.serve(VirtualKey(protocol, address, port), local=frontend.local_policy)
+        if frontend.kind is FrontendKind.CLUSTER_IP or address not in self._own:
+            pieces.addresses.append(address)
+            pieces.entries.append((self._names[sets.IPVS_IPS], SetEntry(address)))
+
+    def _source_ranges(self, pieces: _Pieces, frontend: Frontend, protocol: int) -> None:
+        address, port = frontend.address, frontend.port
+        allowed = self._names[sets.LOAD_BALANCER_SOURCE_CIDR]
+        for cidr in frontend.source_ranges:
+            pieces.entries.append((allowed, SetEntry(address, protocol, port, cidr.network, cidr.prefix)))
+        if self._node_ip and any(cidr.contains(self._node_ip) for cidr in frontend.source_ranges):
+            # The node's own packets to an address it holds carry that very address as their source.
+            entry = SetEntry(address, protocol, port, address)
+            pieces.entries.append((self._names[sets.LOAD_BALANCER_SOURCE_IP], entry))
+        else:
+            pieces.hidden.append(VirtualKey(protocol, address, port))
+
+    def _node_port(self, pieces: _Pieces, frontend: Frontend, protocol: Protocol) -> None:
+        if not self._node_ports_at:
+            return
+        everyone, local = _NODE_PORT_SETS[protocol]
+        if protocol is Protocol.SCTP:
+            entries = [SetEntry(address, protocol.value, frontend.port) for address in self._node_ports_at]
+        else:
+            entries = [SetEntry(port=frontend.port)]
+        for spec in (everyone, local) if frontend.local_policy else (everyone,):
+            pieces.entries.extend((self._names[spec], entry) for entry in entries)
+        for address in self._node_ports_at:
+            pieces.serve(VirtualKey(protocol.value, address, frontend.port), local=frontend.local_policy)
+
+
+def _address_sets(frontend: Frontend) -> tuple[SetSpec, ...]:
+    if frontend.kind is FrontendKind.CLUSTER_IP:
+        return (sets.CLUSTER_IP,)
+    if frontend.kind is FrontendKind.EXTERNAL_IP:
+        return (sets.EXTERNAL_IP_LOCAL if frontend.local_policy else sets.EXTERNAL_IP,)
+    return (
+        sets.LOAD_BALANCER,
+        *((sets.LOAD_BALANCER_LOCAL,) if frontend.local_policy else ()),
+        *((sets.LOAD_BALANCER_FIREWALL,) if frontend.source_ranges else ()),
+    )
+
+
+class _Pieces:
+    """A fragment while it is put together."""
+
+    def __init__(self, plan: ServicePlan, scheduler: str) -> None:
+        self.servers: list[tuple[VirtualServer, tuple[RealKey, ...]]] = []
+        self.entries: list[tuple[str, SetEntry]] = []
+        self.addresses: list[bytes] = []
+        self.hidden: list[VirtualKey] = []
+        self._scheduler = scheduler
+        self._timeout = plan.port.affinity_seconds
+        self._flags = (PERSISTENT if self._timeout else 0) | (SCHEDULER_2 if scheduler == MAGLEV else 0)
+        self._everywhere = _real_keys(plan.cluster_endpoints)
+        self._here = _real_keys(plan.local_endpoints)
+
+    def serve(self, key: VirtualKey, *, local: bool) -> None:
+        server = VirtualServer(key, self._scheduler, self._flags, self._timeout)
+        self.servers.append((server, (self._here or self._everywhere) if local else self._everywhere))
+
+
+def _real_keys(endpoints: tuple[Endpoint, ...]) -> tuple[RealKey, ...]:
+    return tuple(RealKey(endpoint.address, endpoint.port) for endpoint in endpoints)

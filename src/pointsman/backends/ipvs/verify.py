@@ -1,0 +1,98 @@
+"""Differences between what services want and what the kernel holds, in words an operator can act on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+from pointsman.backends.base import Difference
+from pointsman.backends.iptables import saved, text
+from pointsman.backends.ipvs.desired import Desired
+from pointsman.backends.ipvs.drain import Departure, Draining
+from pointsman.backends.ipvs.rules import CHAINS, JUMPS, RuleSet
+from pointsman.kernel.ipvs_types import PERSISTENT, RealKey, SetEntry, VirtualKey, VirtualServer
+from pointsman.model.addresses import address_text
+
+_WEIGHT = 1
+
+
+class Found(Protocol):
+    """What was read from the kernel; `KernelState` after `read`."""
+
+    servers: dict[VirtualKey, VirtualServer]
+    weights: dict[VirtualKey, dict[RealKey, int]]
+    entries: dict[str, set[SetEntry]]
+    addresses: set[bytes]
+
+
+def describe(server: VirtualServer) -> str:
+    """A virtual server's settings on one line."""
+    affinity = f", affinity {server.timeout} s" if server.flags & PERSISTENT else ""
+    return f"scheduler {server.scheduler}{affinity}, flags {server.flags:#x}"
+
+
+def server_differences(
+    desired: Desired, found: Found, draining: Draining, excluded: Callable[[VirtualKey], bool]
+) -> Iterator[Difference]:
+    """Virtual and real servers; real servers that are draining and virtual servers of others are no difference."""
+    for key, (server, reals) in desired.servers.items():
+        service, what = str(desired.owners[key]), f"virtual server {key}"
+        have = found.servers.get(key)
+        if have is None:
+            yield Difference(what, describe(server), "", service)
+            continue
+        if have != server:
+            yield Difference(what, describe(server), describe(have), service)
+        weights = found.weights.get(key, {})
+        for real in reals:
+            if weights.get(real) != _WEIGHT:
+                seen = f"weight {weights[real]}" if real in weights else ""
+                yield Difference(f"real server {real} of {key}", f"weight {_WEIGHT}", seen, service)
+        for real in weights.keys() - set(reals):
+            if weights[real] or Departure(key, real) not in draining:
+                yield Difference(f"real server {real} of {key}", "", f"weight {weights[real]}", service)
+    for key, server in found.servers.items():
+        if key not in desired.servers and not excluded(key):
+            yield Difference(f"virtual server {key}", "", describe(server))
+
+
+def entry_differences(desired: Desired, found: Found) -> Iterator[Difference]:
+    """Entries of our sets."""
+    for name, entry in desired.entries:
+        if entry not in found.entries.get(name, ()):
+            yield Difference(f"ipset {name}", str(entry), "")
+    for name, entries in found.entries.items():
+        for entry in entries:
+            if (name, entry) not in desired.entries:
+                yield Difference(f"ipset {name}", "", str(entry))
+
+
+def address_differences(desired: Desired, found: Found) -> Iterator[Difference]:
+    """Addresses of the dummy device."""
+    for address in desired.addresses.keys() - found.addresses:
+        yield Difference("address on kube-ipvs0", address_text(address), "")
+    for address in found.addresses - desired.addresses.keys():
+        yield Difference("address on kube-ipvs0", "", address_text(address))
+
+
+def rule_differences(rules: RuleSet, tables: Mapping[str, bytes]) -> Iterator[Difference]:
+    """Rules of our chains, and the jumps that lead there."""
+    for table, wanted in rules.tables():
+        have = saved.rules_by_chain(tables[table])
+        outline = saved.outline(tables[table])
+        for chain in CHAINS[table]:
+            want = [text.canonical(rule) for rule in wanted if rule.startswith(f"-A {chain} ")]
+            seen = [text.canonical(rule) for rule in have.get(chain, ())]
+            for rule in want:
+                if rule not in seen:
+                    yield Difference(f"{table} rule in {chain}", rule, "")
+            for rule in seen:
+                if rule not in want:
+                    yield Difference(f"{table} rule in {chain}", "", rule)
+            if sorted(want) == sorted(seen) and want != seen:
+                yield Difference(
+                    f"{table} chain {chain}", "its rules in order", "the same rules in another order"
+                )
+        for jump in JUMPS:
+            if jump.table == table and not outline.jumps_between(jump.source, jump.target):
+                yield Difference(f"{table} rule in {jump.source}", f"-A {jump.rule}", "")
