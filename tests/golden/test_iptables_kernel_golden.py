@@ -6,11 +6,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import compare_iptables
 import msgspec
 import pytest
-import scenario as scenarios
-from recorded_node import recorded_node
+from tests.golden import compare_iptables
+from tests.golden import scenario as scenarios
+from tests.golden.recorded_node import recorded_node
 
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.kernel.command import SystemCommands

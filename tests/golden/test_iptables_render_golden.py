@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import compare_iptables
 import pytest
-import scenario as scenarios
+from tests.golden import compare_iptables
+from tests.golden import scenario as scenarios
 
 from pointsman.backends.iptables.render import USUAL_KERNEL, render
 from pointsman.backends.iptables.settings import KernelFacts

@@ -125,6 +125,11 @@ def choose_variant(
     return HOST_DEFAULT
 
 
+def variants_in_use(family: Family, *, proc: Path = Path("/proc")) -> list[str]:
+    """Every variant that may hold rules, for cleaning up after others."""
+    return [NFT, LEGACY] if _legacy_tables_exist(family, proc) else [NFT]
+
+
 def _dump(commands: Commands, family: Family, variant: str) -> bytes:
     try:
         return commands.run((programs(family, variant).save,)).stdout

@@ -49,4 +49,4 @@ def is_service_chain(chain: str) -> bool:
 
 
 def _hash(text: str) -> str:
-    return base64.b32encode(hashlib.sha256(text.encode()).digest()[:10]).decode()
+    return base64.b32encode(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:10]).decode()

@@ -12,7 +12,7 @@ from pointsman.model.addresses import Family, address_text
 
 _COMMENT_LIMIT = 255
 """The kernel stores 256 bytes, the last one zero."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _ESCAPED = re.compile(r"([\"'\\])")
 _IMPLIED_MATCH = re.compile(r" -m (?:tcp|udp|sctp)(?= )")
 _STATES = re.compile(r"--ctstate (\S+)")
@@ -21,9 +21,7 @@ _COUNTERS = re.compile(r"^\[\d+:\d+\] ")
 
 def comment(text: str) -> str:
     """`-m comment --comment "..."`; hostile characters cannot end the quotes or the line."""
-    safe = _CONTROL.sub("?", text)
-    if len(safe) > 60:
-        safe = safe.encode()[:_COMMENT_LIMIT].decode(errors="ignore")
+    safe = _UNPRINTABLE.sub("?", text)[:_COMMENT_LIMIT]
     return '-m comment --comment "' + _ESCAPED.sub(r"\\\1", safe) + '"'
 
 
@@ -34,7 +32,7 @@ def host(address: bytes) -> str:
 
 def interface(name: str) -> str:
     """An interface name that cannot break out of its place in the rule."""
-    return re.sub(r"[\s\"'\\]", "?", name)
+    return re.sub(r"[^\x21-\x7e]|[\"'\\]", "?", name)
 
 
 @functools.cache

@@ -1,0 +1,245 @@
+"""Running the tools: versions and flags, errors by kind, locks, variants."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from pointsman.errors import Busy, KernelError, NotSupported, Rejected
+from pointsman.kernel.command import CommandResult
+from pointsman.kernel.iptables import NAT, Iptables, Position, RestoreRejected
+from pointsman.kernel.iptables_programs import (
+    LEGACY,
+    NFT,
+    choose_variant,
+    features_of,
+    programs,
+    variants_in_use,
+)
+from pointsman.model.addresses import Family
+
+Answer = Callable[[Sequence[str], bytes], CommandResult]
+
+
+class Scripted:
+    """Answers every command through a function; `--version` through a version."""
+
+    def __init__(self, answer: Answer, version: str = "v1.8.9 (nf_tables)") -> None:
+        self.answer = answer
+        self.version = version
+        self.calls: list[list[str]] = []
+
+    def run(self, arguments: Sequence[str], *, stdin: bytes = b"", timeout: float = 30.0) -> CommandResult:
+        if "--version" in arguments and not arguments[0].endswith("-restore"):
+            return CommandResult(0, f"{arguments[0]} {self.version}\n".encode())
+        self.calls.append(list(arguments))
+        return self.answer(arguments, stdin)
+
+
+def _says(status: int, error: str = "", output: str = "") -> Answer:
+    return lambda arguments, stdin: CommandResult(status, output.encode(), error.encode())
+
+
+@pytest.mark.parametrize(
+    ("version", "check", "wait", "restore_wait", "random_fully"),
+    [
+        ((1, 4, 10), False, (), (), False),
+        ((1, 4, 11), True, (), (), False),
+        ((1, 4, 20), True, ("-w",), (), False),
+        ((1, 4, 22), True, ("-w", "5"), (), False),
+        ((1, 6, 1), True, ("-w", "5", "-W", "100000"), (), False),
+        ((1, 6, 2), True, ("-w", "5", "-W", "100000"), ("-w", "5", "-W", "100000"), True),
+        ((1, 8, 9), True, ("-w", "5"), ("-w", "5"), True),
+    ],
+)
+def test_each_version_gets_the_flags_it_knows(
+    version: tuple[int, ...],
+    check: bool,
+    wait: tuple[str, ...],
+    restore_wait: tuple[str, ...],
+    random_fully: bool,
+) -> None:
+    found = features_of(version)
+    assert (found.check, found.wait, found.restore_wait, found.random_fully) == (
+        check,
+        wait,
+        restore_wait,
+        random_fully,
+    )
+
+
+def test_an_old_restore_that_knows_its_version_can_wait() -> None:
+    commands = Scripted(_says(0, output="iptables-restore v1.4.21\n"), "v1.4.21")
+    assert Iptables(Family.IPV4, commands).features.restore_wait == ("--wait",)
+
+
+def test_a_restore_that_cannot_wait_runs_under_the_lock() -> None:
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def lock(path: Path) -> Iterator[None]:
+        events.append("locked")
+        yield
+        events.append("unlocked")
+
+    def answer(arguments: Sequence[str], stdin: bytes) -> CommandResult:
+        events.append("probed" if "--version" in arguments else "restored")
+        return CommandResult(1 if "--version" in arguments else 0)
+
+    Iptables(Family.IPV4, Scripted(answer, "v1.4.19"), take_lock=lock).restore(b"*nat\nCOMMIT\n")
+    assert events == ["probed", "locked", "restored", "unlocked"]
+
+
+def test_missing_programs_say_so() -> None:
+    with pytest.raises(NotSupported, match="gave no version: iptables boom"):
+        _ = Iptables(Family.IPV4, Scripted(_says(0), "boom")).features
+
+
+@pytest.mark.parametrize(
+    ("complaint", "line"),
+    [
+        ("iptables-restore: line 3 failed", 3),
+        (
+            "iptables-nft-restore v1.8.9 (nf_tables): \nline 2: RULE_APPEND failed (No such file): rule in chain X",
+            2,
+        ),
+        (
+            "iptables-restore v1.8.9 (legacy): unknown option\nError occurred at line: 2\nTry `iptables-restore -h'",
+            2,
+        ),
+    ],
+)
+def test_a_refused_restore_names_and_shows_the_line(complaint: str, line: int) -> None:
+    text = b"*nat\n-A BAD --rule\n-A WORSE --rule\nCOMMIT\n"
+    with pytest.raises(RestoreRejected) as caught:
+        Iptables(Family.IPV4, Scripted(_says(2, complaint))).restore(text)
+    assert caught.value.line == line
+    assert text.splitlines()[line - 1].decode() in str(caught.value)
+
+
+def test_a_refused_restore_without_a_line_is_an_ordinary_error() -> None:
+    with pytest.raises(KernelError, match="out of memory") as caught:
+        Iptables(Family.IPV4, Scripted(_says(1, "out of memory"))).restore(b"*nat\nCOMMIT\n")
+    assert not isinstance(caught.value, Rejected)
+
+
+def test_a_taken_lock_is_busy_for_every_operation(tmp_path: Path) -> None:
+    text = "Another app is currently holding the xtables lock; still 4s 0us time ahead to have a chance"
+    runner = Iptables(Family.IPV4, Scripted(_says(4, text)), lock_file=tmp_path / "lock")
+    for operation in (
+        lambda: runner.chain_exists(NAT, "X"),
+        lambda: runner.ensure_chain(NAT, "X"),
+        lambda: runner.check_rule(NAT, "X", ["-j", "Y"]),
+        lambda: runner.restore(b""),
+    ):
+        with pytest.raises(Busy, match="is held by"):
+            operation()
+
+
+def test_a_missing_chain_is_not_an_error_but_a_lack_of_rights_is() -> None:
+    gone = Iptables(Family.IPV4, Scripted(_says(1, "iptables: No chain/target/match by that name.")))
+    assert not gone.chain_exists(NAT, "X")
+    denied = Iptables(Family.IPV4, Scripted(_says(4, "iptables: Permission denied (you must be root).")))
+    with pytest.raises(KernelError, match="you must be root"):
+        denied.chain_exists(NAT, "X")
+    assert not denied.present()
+
+
+def test_a_rule_that_leads_to_a_missing_chain_does_not_exist() -> None:
+    text = "iptables v1.8.9 (nf_tables): Chain 'NOPE' does not exist\nTry `iptables -h'"
+    assert not Iptables(Family.IPV4, Scripted(_says(2, text))).check_rule(NAT, "X", ["-j", "NOPE"])
+
+
+def test_wrong_usage_is_an_error() -> None:
+    text = 'iptables v1.8.9 (nf_tables): unknown option "--bogus"'
+    with pytest.raises(KernelError, match="--bogus"):
+        Iptables(Family.IPV4, Scripted(_says(2, text))).check_rule(NAT, "X", ["--bogus"])
+
+
+def test_native_rules_in_a_table_of_iptables_are_explained() -> None:
+    text = "iptables v1.8.9 (nf_tables): table `nat' is incompatible, use 'nft' tool."
+    with pytest.raises(Rejected, match="move them"):
+        Iptables(Family.IPV4, Scripted(_says(1, text))).save(NAT)
+
+
+def test_ensure_rule_inserts_only_what_is_missing() -> None:
+    present: list[bool] = [False]
+    commands = Scripted(lambda a, _: CommandResult(1 if "-C" in a and not present[0] else 0))
+    runner = Iptables(Family.IPV6, commands)
+    assert not runner.ensure_rule(Position.PREPEND, NAT, "OUTPUT", ["-j", "X"])
+    assert commands.calls[-1] == ["ip6tables", "-w", "5", "-t", "nat", "-I", "OUTPUT", "-j", "X"]
+    present[0] = True
+    assert runner.ensure_rule(Position.APPEND, NAT, "OUTPUT", ["-j", "X"])
+    assert "-C" in commands.calls[-1]
+
+
+def test_delete_rule_tells_whether_there_was_one() -> None:
+    absent = Iptables(Family.IPV4, Scripted(_says(1, "iptables: Bad rule")))
+    assert not absent.delete_rule(NAT, "OUTPUT", ["-j", "X"])
+    commands = Scripted(_says(0))
+    assert Iptables(Family.IPV4, commands).delete_rule(NAT, "OUTPUT", ["-j", "X"])
+    assert "-D" in commands.calls[-1]
+
+
+def test_without_check_rules_are_looked_up_in_the_saved_text() -> None:
+    saved = '*nat\n-A OUTPUT -m comment --comment "a b" -j X\nCOMMIT\n'
+    runner = Iptables(Family.IPV4, Scripted(_says(0, output=saved), "v1.4.7"))
+    assert runner.check_rule(NAT, "OUTPUT", ["-j", "X", "-m", "comment", "--comment", "a b"])
+    assert not runner.check_rule(NAT, "OUTPUT", ["-j", "Y"])
+
+
+def test_flush_and_delete_name_their_chain() -> None:
+    commands = Scripted(_says(0))
+    runner = Iptables(Family.IPV4, commands)
+    runner.flush_chain(NAT, "X")
+    runner.delete_chain(NAT, "X")
+    assert [call[-2:] for call in commands.calls] == [["-F", "X"], ["-X", "X"]]
+
+
+def _host(nft: str, legacy: str) -> Scripted:
+    return Scripted(
+        lambda arguments, _: CommandResult(0, (legacy if "legacy" in arguments[0] else nft).encode())
+    )
+
+
+@pytest.fixture
+def legacy_in_use(tmp_path: Path) -> Path:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "ip_tables_names").write_text("nat\nfilter\n")
+    return tmp_path
+
+
+def test_the_operators_choice_wins(legacy_in_use: Path) -> None:
+    commands = _host("", "")
+    assert choose_variant(commands, Family.IPV4, LEGACY, proc=legacy_in_use) == LEGACY
+    assert commands.calls == []
+
+
+@pytest.mark.parametrize(
+    ("nft", "legacy", "chosen"),
+    [
+        (":KUBE-KUBELET-CANARY - [0:0]\n", ":KUBE-SERVICES - [0:0]\n-A INPUT\n-A INPUT\n", NFT),
+        ("-A INPUT -j ACCEPT\n", ":KUBE-KUBELET-CANARY - [0:0]\n", LEGACY),
+        ("-A INPUT -j ACCEPT\n", ":KUBE-SERVICES - [0:0]\n", LEGACY),
+        (":INPUT ACCEPT\n", "-A INPUT -j ACCEPT\n", LEGACY),
+        ("-A INPUT -j ACCEPT\n", ":INPUT ACCEPT\n", NFT),
+        ("", "", ""),
+    ],
+)
+def test_the_variant_in_use_is_chosen(nft: str, legacy: str, chosen: str, legacy_in_use: Path) -> None:
+    assert choose_variant(_host(nft, legacy), Family.IPV4, proc=legacy_in_use) == chosen
+
+
+def test_legacy_tables_are_not_created_by_looking(tmp_path: Path) -> None:
+    commands = _host("", ":KUBE-KUBELET-CANARY - [0:0]\n")
+    assert choose_variant(commands, Family.IPV4, proc=tmp_path) == ""
+    assert [call[0] for call in commands.calls] == ["iptables-nft-save"]
+    assert variants_in_use(Family.IPV4, proc=tmp_path) == [NFT]
+
+
+def test_program_names_follow_family_and_variant() -> None:
+    assert programs(Family.IPV6, LEGACY).restore == "ip6tables-legacy-restore"
+    assert programs(Family.IPV4).save == "iptables-save"

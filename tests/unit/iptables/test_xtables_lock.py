@@ -1,0 +1,106 @@
+"""The lock of the iptables tools: taken, waited for, and traced to its holder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pointsman.errors import Busy, KernelError
+from pointsman.kernel import xtables_lock
+
+SOCKET = f"@pointsman-test-{os.getpid()}"
+
+
+def _free(path: Path) -> bool:
+    with path.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
+
+
+def test_both_locks_are_held_inside_and_free_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with xtables_lock.held(path, SOCKET):
+        assert not _free(path)
+        with socket.socket(socket.AF_UNIX) as other, pytest.raises(OSError, match="in use"):
+            other.bind("\0" + SOCKET[1:])
+    assert _free(path)
+
+
+def test_locks_are_freed_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), xtables_lock.held(tmp_path / "lock", SOCKET):
+        _ = 1 / 0
+    assert _free(tmp_path / "lock")
+
+
+def test_a_lock_held_by_another_process_is_busy_and_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    code = f"import fcntl; f = open({str(path)!r}, 'w'); fcntl.flock(f, 2); print('x', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        waits: list[float] = []
+        now = iter(range(100))
+        with (
+            pytest.raises(Busy, match=rf"python\S* \(pid {holder.pid}\)"),
+            xtables_lock.held(path, SOCKET, seconds=3, sleep=waits.append, clock=lambda: next(now)),
+        ):
+            pytest.fail("must not get the lock")
+        assert waits
+        assert any(f"pid {holder.pid})" in one for one in xtables_lock.lock_holders(path, Path("/proc")))
+        holder.communicate(b"\n")
+
+
+def test_the_old_lock_is_waited_for_too(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind("\0" + SOCKET[1:])
+        with (
+            pytest.raises(Busy, match="old iptables lock"),
+            xtables_lock.held(tmp_path / "lock", SOCKET, seconds=0),
+        ):
+            pytest.fail("must not get the lock")
+    assert _free(tmp_path / "lock")
+
+
+def test_an_unusable_lock_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(KernelError, match="no/lock"), xtables_lock.held(tmp_path / "no" / "lock", SOCKET):
+        pytest.fail("must not get the lock")
+
+
+def test_holders_in_other_pid_namespaces_are_found_by_open_files(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.touch()
+    proc = tmp_path / "proc"
+    (proc / "77" / "fd").mkdir(parents=True)
+    (proc / "77" / "comm").write_text("firewalld\n")
+    (proc / "77" / "fd" / "3").symlink_to(lock)
+    inode = lock.stat().st_ino
+    (proc / "locks").write_text(f"1: FLOCK  ADVISORY  WRITE 0 08:01:{inode} 0 EOF\n")
+    assert xtables_lock.lock_holders(lock, proc) == ["firewalld (pid 77)"]
+    assert "firewalld" in xtables_lock.busy_text(lock, proc)
+
+
+def test_waiting_processes_are_not_holders(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.touch()
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    inode = lock.stat().st_ino
+    (proc / "locks").write_text(
+        f"1: FLOCK  ADVISORY  WRITE 5 08:01:{inode} 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 6 08:01:{inode} 0 EOF\n"
+    )
+    assert xtables_lock.lock_holders(lock, proc) == ["unknown (pid 5)"]
+
+
+def test_an_unknown_holder_is_admitted(tmp_path: Path) -> None:
+    assert "cannot be seen" in xtables_lock.busy_text(tmp_path / "lock", tmp_path)
