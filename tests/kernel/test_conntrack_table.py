@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.kernel.conntrack_flows import add_flows
 
 from pointsman.errors import KernelError
 from pointsman.kernel import attributes as nla
-from pointsman.kernel import netlink
 from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed, Flow, FlowQuery
-from pointsman.kernel.netlink import Message, NetlinkSocket
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
 
@@ -53,39 +52,7 @@ def udp(space: Namespace, source: str, to: str, answering: str = "", *more: str)
     )
 
 
-def add_flows(family: Family, flows: list[Flow]) -> None:
-    """Put flows into the table by netlink, many at once."""
-    number = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
-    first = 1 if family is Family.IPV4 else 3
-
-    def side(kind: int, source: bytes, source_port: int, to: bytes, port: int, protocol: int) -> bytes:
-        addresses = nla.nested(1, nla.attribute(first, source), nla.attribute(first + 1, to))
-        ports = nla.nested(2, nla.u8(1, protocol), nla.u16be(2, source_port), nla.u16be(3, port))
-        return nla.nested(kind, addresses, ports)
-
-    messages = [
-        Message(
-            1 << 8,
-            netlink.NLM_F_CREATE | netlink.NLM_F_EXCL,
-            bytes((number, 0, 0, 0))
-            + side(1, f.source, f.source_port, f.destination, f.destination_port, f.protocol)
-            + side(
-                2,
-                f.reply_source,
-                f.reply_source_port,
-                f.reply_destination,
-                f.reply_destination_port,
-                f.protocol,
-            )
-            + nla.u32be(7, 300),
-        )
-        for f in flows
-    ]
-    with NetlinkSocket(netlink.NETLINK_NETFILTER) as sock:
-        assert {reply.errno for reply in sock.request(messages)} == {0}
-
-
-def everything(_address: bytes, _port: int) -> bool:
+def everything(_to: bytes, _port: int, _by: bytes, _by_port: int) -> bool:
     return True
 
 
@@ -162,7 +129,10 @@ def test_queries_select_by_protocol_address_and_port(namespace: Namespace, famil
         assert len(found(FlowQuery(17))) == 4
         assert found(FlowQuery(6)) == {(first, 53)}
         assert found(FlowQuery(132)) == set()
-        assert {f.destination_port for f in table.flows(FlowQuery(17), lambda _a, p: p == 53)} == {53}
+        assert {
+            f.destination_port
+            for f in table.flows(FlowQuery(17), lambda _to, port, _by, _by_port: port == 53)
+        } == {53}
 
 
 def test_a_kernel_that_ignores_or_refuses_the_filter_gives_the_same_answer(

@@ -13,7 +13,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, cast
 
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel import attributes, netlink
@@ -34,6 +34,8 @@ _NEEDS: Final = "CONFIG_NF_CT_NETLINK (module nf_conntrack_netlink)"
 _REFUSED_FILTER: Final = frozenset((errno.EOPNOTSUPP, errno.EINVAL))
 
 Expired = Callable[[], bool]
+Wanted = Callable[[bytes, int, bytes, int], bool]
+"""Original destination and port, address and port that answer: is this flow of interest?"""
 
 
 class DeadlinePassed(KernelError):
@@ -81,41 +83,45 @@ class FlowQuery(NamedTuple):
         )
 
 
-class _TupleLayout:
-    """Where the fields of a tuple lie in the form every kernel so far writes it; others are parsed step by step."""
+class _Layout:
+    """Where the two tuples' fields lie in the form every kernel so far writes them.
+
+    Comparing the few attribute headers in between as bytes is what makes a walk over a large table cheap; a message
+    that looks different is parsed step by step.
+    """
 
     def __init__(self, family: Family) -> None:
         size = family.address_length
-        self.number = 2 if family is Family.IPV4 else socket.AF_INET6
+        self.number = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
         self.source, self.destination = (1, 2) if family is Family.IPV4 else (3, 4)
-        self.fields = struct.Struct(f"=HHHHHH{size}sHH{size}sHHHHB3xHH2s2xHH2s2x")
-        self.length = self.fields.size
-        address = 4 + size
-        self.headers = (
-            (0, self.length),
-            (2, 4 + 2 * address),
-            (3, _IP | _NESTED),
-            (4, address),
-            (5, self.source),
-            (7, address),
-            (8, self.destination),
-            (10, 4 + 3 * 8),
-            (11, _PROTO | _NESTED),
-            (12, 5),
-            (13, _NUMBER),
-            (15, 6),
-            (16, _SOURCE_PORT),
-            (18, 6),
-            (19, _DESTINATION_PORT),
+        one = f"12x{size}s4x{size}s8xB3x4x2s2x4x2s2x"
+        self.fields = struct.Struct(f"={_HEADER_LENGTH}x{one}{one}")
+        length = 44 + 2 * size
+        self.fixed = (
+            *self._headers(size, _HEADER_LENGTH, length, _TUPLE_ORIGINAL),
+            *self._headers(size, _HEADER_LENGTH + length, length, _TUPLE_REPLY),
         )
 
+    def _headers(self, size: int, start: int, length: int, kind: int) -> Iterator[tuple[slice, bytes]]:
+        header = struct.Struct("=HH").pack
+        addresses, ports = 4 + 2 * (4 + size), 4 + 3 * 8
+        for offset, expected in (
+            (
+                0,
+                header(length, kind | _NESTED)
+                + header(addresses, _IP | _NESTED)
+                + header(4 + size, self.source),
+            ),
+            (12 + size, header(4 + size, self.destination)),
+            (16 + 2 * size, header(ports, _PROTO | _NESTED) + header(5, _NUMBER)),
+            (28 + 2 * size, header(6, _SOURCE_PORT)),
+            (36 + 2 * size, header(6, _DESTINATION_PORT)),
+        ):
+            yield slice(start + offset, start + offset + len(expected)), expected
 
-class _Tuple(NamedTuple):
-    protocol: int
-    source: bytes
-    source_port: bytes
-    destination: bytes
-    destination_port: bytes
+
+_Fields = tuple[bytes, bytes, int, bytes, bytes, bytes, bytes, int, bytes, bytes]
+"""Source, destination, protocol, source port and destination port of the original tuple, then of the reply."""
 
 
 class ConntrackTable:
@@ -123,7 +129,7 @@ class ConntrackTable:
 
     def __init__(self, family: Family) -> None:
         self.family = family
-        self._layout = _TupleLayout(family)
+        self._layout = _Layout(family)
         self._socket = NetlinkSocket(netlink.NETLINK_NETFILTER)
         self._filters = True
 
@@ -135,10 +141,8 @@ class ConntrackTable:
     ) -> None:
         self._socket.close()
 
-    def flows(
-        self, query: FlowQuery, wanted: Callable[[bytes, int], bool], expired: Expired = lambda: False
-    ) -> list[Flow]:
-        """Flows that match the query and whose original destination and port `wanted` accepts.
+    def flows(self, query: FlowQuery, wanted: Wanted, expired: Expired = lambda: False) -> list[Flow]:
+        """Flows that match the query and that `wanted` accepts.
 
         Raises DeadlinePassed when `expired` says so; this table must not be used again then.
         """
@@ -209,9 +213,7 @@ class ConntrackTable:
         identity = attributes.attribute(_ID, flow.id) if flow.id else b""
         return Message(_DELETE, 0, self._generic_header() + original + identity)
 
-    def _dump(
-        self, query: FlowQuery, selection: bytes, wanted: Callable[[bytes, int], bool], expired: Expired
-    ) -> Iterator[Flow]:
+    def _dump(self, query: FlowQuery, selection: bytes, wanted: Wanted, expired: Expired) -> Iterator[Flow]:
         """Streamed, so that a large table costs no memory for the flows nobody asked about."""
         sequence = self._socket.next_sequence()
         flags = netlink.NLM_F_REQUEST | netlink.NLM_F_DUMP
@@ -233,43 +235,45 @@ class ConntrackTable:
                 if flow is not None:
                     yield flow
 
-    def _decoded(self, payload: bytes, query: FlowQuery, wanted: Callable[[bytes, int], bool]) -> Flow | None:
-        original = self._tuple_at(payload, _HEADER_LENGTH, _TUPLE_ORIGINAL)
-        if original is None:
+    def _decoded(self, payload: bytes, query: FlowQuery, wanted: Wanted) -> Flow | None:
+        fields = self._fields(payload)
+        if fields is None:
             return None
-        port = int.from_bytes(original.destination_port, "big")
-        if not query.matches(original.protocol, original.destination, port):
+        source, destination, protocol, source_port, port_bytes = fields[:5]
+        port, answering_port = int.from_bytes(port_bytes, "big"), int.from_bytes(fields[8], "big")
+        if not query.matches(protocol, destination, port):
             return None
-        if not wanted(original.destination, port):
+        if not wanted(destination, port, fields[5], answering_port):
             return None
         found = attributes.attributes(payload, _HEADER_LENGTH)
-        reply = self._tuple_of(found.get(_TUPLE_REPLY, b""))
-        if reply is None or any(found.get(_ZONE, b"")):
+        if any(found.get(_ZONE, b"")):
             return None
         return Flow(
-            original.protocol,
-            original.source,
-            int.from_bytes(original.source_port, "big"),
-            original.destination,
+            protocol,
+            source,
+            int.from_bytes(source_port, "big"),
+            destination,
             port,
-            reply.source,
-            int.from_bytes(reply.source_port, "big"),
-            reply.destination,
-            int.from_bytes(reply.destination_port, "big"),
+            fields[5],
+            answering_port,
+            fields[6],
+            int.from_bytes(fields[9], "big"),
             found.get(_ID, b""),
         )
 
-    def _tuple_at(self, payload: bytes, offset: int, kind: int) -> _Tuple | None:
-        layout = self._layout
-        if len(payload) >= offset + layout.length:
-            fields = layout.fields.unpack_from(payload, offset)
-            if fields[1] & attributes.NLA_TYPE_MASK == kind and all(
-                fields[index] == value for index, value in layout.headers
-            ):
-                return _Tuple(fields[14], fields[6], fields[17], fields[9], fields[20])
-        return self._tuple_of(attributes.attributes(payload, offset).get(kind, b""))
+    def _fields(self, payload: bytes) -> _Fields | None:
+        for place, expected in self._layout.fixed:
+            if payload[place] != expected:
+                break
+        else:
+            if len(payload) >= self._layout.fields.size:
+                return cast("_Fields", self._layout.fields.unpack_from(payload))
+        found = attributes.attributes(payload, _HEADER_LENGTH)
+        original = self._tuple_of(found.get(_TUPLE_ORIGINAL, b""))
+        reply = self._tuple_of(found.get(_TUPLE_REPLY, b""))
+        return (*original, *reply) if original and reply else None
 
-    def _tuple_of(self, data: bytes) -> _Tuple | None:
+    def _tuple_of(self, data: bytes) -> tuple[bytes, bytes, int, bytes, bytes] | None:
         """A tuple whatever the order of its attributes; None for other zones and protocols without ports."""
         found = attributes.attributes(data)
         addresses = attributes.attributes(found.get(_IP, b""))
@@ -279,4 +283,4 @@ class ConntrackTable:
             return None
         if len(ports.get(_NUMBER, b"")) != 1 or _SOURCE_PORT not in ports or _DESTINATION_PORT not in ports:
             return None
-        return _Tuple(ports[_NUMBER][0], source, ports[_SOURCE_PORT], destination, ports[_DESTINATION_PORT])
+        return source, destination, ports[_NUMBER][0], ports[_SOURCE_PORT], ports[_DESTINATION_PORT]

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -34,8 +34,8 @@ from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import PlanChange
 
 DEADLINE: Final = timedelta(seconds=30)
-MAX_EXACT_QUERIES: Final = 4
-"""Up to so many frontends are looked up one by one; beyond, one walk over all flows of the protocol is cheaper."""
+MAX_EXACT_QUERIES: Final = 8
+"""Up to so many ports are looked up one by one; beyond, one walk over all flows of the protocol is cheaper."""
 
 _PROTOCOLS: Final = frozenset((Protocol.UDP, Protocol.SCTP))
 _ANYWHERE: Final = b""
@@ -43,14 +43,8 @@ _ANYWHERE: Final = b""
 _log = logging.getLogger(__name__)
 
 Backend = tuple[bytes, int]
-
-
-class FrontendKey(NamedTuple):
-    """A destination packets are sent to; the address is empty for a node port."""
-
-    protocol: int
-    address: bytes
-    port: int
+FrontendKey = tuple[int, bytes, int]
+"""Protocol number, address and port packets are sent to; the address is empty for a node port."""
 
 
 class Expectation(msgspec.Struct, frozen=True, gc=False):
@@ -59,14 +53,10 @@ class Expectation(msgspec.Struct, frozen=True, gc=False):
     serving: frozenset[Backend]
     removed: bool = False
 
-    def refutes(self, flow: Flow) -> bool:
-        answering = (flow.reply_source, flow.reply_source_port)
-        if self.removed:
-            return answering in self.serving
+    def refutes(self, destination: Backend, answering: Backend) -> bool:
         if answering in self.serving:
-            return False
-        translated = answering != (flow.destination, flow.destination_port)
-        return translated or bool(self.serving)
+            return self.removed
+        return not self.removed and (answering != destination or bool(self.serving))
 
 
 class Checklist(msgspec.Struct, frozen=True):
@@ -77,17 +67,25 @@ class Checklist(msgspec.Struct, frozen=True):
     """Where node ports answer, loopback apart."""
     loopback: bool = False
 
-    def expectation(self, protocol: int, address: bytes, port: int) -> Expectation | None:
-        found = self.frontends.get(FrontendKey(protocol, address, port))
+    def refutes(self, protocol: int, destination: Backend, answering: Backend) -> bool:
+        """Whether a flow to this destination must not go on being answered from there."""
+        address, port = destination
+        found = self.frontends.get((protocol, address, port))
         if found is None and (address in self.node_addresses or (self.loopback and _is_loopback(address))):
-            found = self.frontends.get(FrontendKey(protocol, _ANYWHERE, port))
-        return found
+            found = self.frontends.get((protocol, _ANYWHERE, port))
+        return found is not None and found.refutes(destination, answering)
 
     def queries(self) -> list[FlowQuery]:
         """What to ask the kernel for."""
-        if len(self.frontends) > MAX_EXACT_QUERIES:
-            return [FlowQuery(number) for number in sorted({key.protocol for key in self.frontends})]
-        return [FlowQuery(key.protocol, key.address or None, key.port) for key in self.frontends]
+        by_port: dict[tuple[int, int], set[bytes]] = {}
+        for protocol, address, port in self.frontends:
+            by_port.setdefault((protocol, port), set()).add(address)
+        if len(by_port) > MAX_EXACT_QUERIES:
+            return [FlowQuery(number) for number in sorted({protocol for protocol, _ in by_port})]
+        return [
+            FlowQuery(protocol, (addresses.pop() or None) if len(addresses) == 1 else None, port)
+            for (protocol, port), addresses in by_port.items()
+        ]
 
 
 class Unsettled(msgspec.Struct, frozen=True, gc=False):
@@ -106,7 +104,7 @@ def frontends_of(plan: ServicePlan | None) -> frozenset[FrontendKey]:
     if plan is None:
         return frozenset()
     number = plan.port.protocol.value
-    return frozenset(FrontendKey(number, entry.address, entry.port) for entry in plan.frontends)
+    return frozenset((number, entry.address, entry.port) for entry in plan.frontends)
 
 
 def serving_of(plan: ServicePlan | None) -> frozenset[Backend]:
@@ -156,12 +154,15 @@ def checklist_of(unsettled: Iterable[Unsettled], context: NodeContext) -> Checkl
 
 def stale_flows(flows: Iterable[Flow], checklist: Checklist) -> list[Flow]:
     """The flows to delete."""
-    stale: list[Flow] = []
-    for flow in flows:
-        expectation = checklist.expectation(flow.protocol, flow.destination, flow.destination_port)
-        if expectation is not None and expectation.refutes(flow):
-            stale.append(flow)
-    return stale
+    return [
+        flow
+        for flow in flows
+        if checklist.refutes(
+            flow.protocol,
+            (flow.destination, flow.destination_port),
+            (flow.reply_source, flow.reply_source_port),
+        )
+    ]
 
 
 class CleanReport(msgspec.Struct, frozen=True):
@@ -249,10 +250,12 @@ class StaleFlowCleaner:
         with self._open_table(self._family) as table:
             for query in checklist.queries():
 
-                def listed(address: bytes, port: int, number: int = query.protocol) -> bool:
-                    return checklist.expectation(number, address, port) is not None
+                def suspect(
+                    to: bytes, port: int, by: bytes, by_port: int, number: int = query.protocol
+                ) -> bool:
+                    return checklist.refutes(number, (to, port), (by, by_port))
 
-                candidates += table.flows(query, listed, expired)
+                candidates += table.flows(query, suspect, expired)
             _, newest = self._snapshot()
             return table.delete(list(dict.fromkeys(stale_flows(candidates, newest))), expired)
 

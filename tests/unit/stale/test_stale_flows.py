@@ -10,7 +10,7 @@ from typing import Self
 import pytest
 
 from pointsman.errors import NotSupported, Rejected
-from pointsman.kernel.conntrack import DeadlinePassed, Flow, FlowQuery
+from pointsman.kernel.conntrack import DeadlinePassed, Flow, FlowQuery, Wanted
 from pointsman.model.addresses import Family
 from pointsman.model.context import NodeContext, NodePortAddresses
 from pointsman.model.endpoint import Endpoint
@@ -197,15 +197,12 @@ def test_more_endpoints_need_no_look_at_the_flows() -> None:
     assert may_leave_stale_flows(PlanChange(plan(), plan(pod(POD_A))))
 
 
-def test_few_frontends_are_asked_for_exactly_and_many_by_protocol() -> None:
-    few = checklist(PlanChange(plan(pod(POD_A)), plan()))
-    assert set(few.queries()) == {
-        FlowQuery(17, CLUSTER, 53),
-        FlowQuery(17, EXTERNAL, 53),
-        FlowQuery(17, BALANCER, 53),
-        FlowQuery(17, None, NODE_PORT),
-    }
-    many = checklist(PlanChange(plan(pod(POD_A)), plan(addresses=[bytes((10, 96, 1, n)) for n in range(9)])))
+def test_few_ports_are_asked_for_exactly_and_many_by_protocol() -> None:
+    one = checklist(PlanChange(plan(pod(POD_A), addresses=(CLUSTER,)), plan(addresses=(CLUSTER,))))
+    assert set(one.queries()) == {FlowQuery(17, CLUSTER, 53), FlowQuery(17, None, NODE_PORT)}
+    several = checklist(PlanChange(plan(pod(POD_A)), plan()))
+    assert set(several.queries()) == {FlowQuery(17, None, 53), FlowQuery(17, None, NODE_PORT)}
+    many = checklist(*(PlanChange(plan(pod(POD_A), port=port), None) for port in range(1, 10)))
     assert many.queries() == [FlowQuery(17)]
 
 
@@ -227,9 +224,7 @@ class FakeTable:
     def __exit__(self, *_: object) -> None:
         self.after_dump = lambda: None
 
-    def flows(
-        self, query: FlowQuery, wanted: Callable[[bytes, int], bool], expired: Callable[[], bool]
-    ) -> list[Flow]:
+    def flows(self, query: FlowQuery, wanted: Wanted, expired: Callable[[], bool]) -> list[Flow]:
         self.queries.append(query)
         if self.failure:
             raise self.failure
@@ -239,7 +234,7 @@ class FakeTable:
             entry
             for entry in self.entries
             if query.matches(entry.protocol, entry.destination, entry.destination_port)
-            and wanted(entry.destination, entry.destination_port)
+            and wanted(entry.destination, entry.destination_port, entry.reply_source, entry.reply_source_port)
         ]
         self.after_dump()
         return found

@@ -1,0 +1,105 @@
+"""Flows are decoded right in whatever order the kernel writes their attributes, and garbage harms nothing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pointsman.kernel import attributes as nla
+from pointsman.kernel.conntrack import ConntrackTable, Flow, FlowQuery
+from pointsman.model.addresses import Family
+
+V4 = [bytes((10, 0, 0, n)) for n in range(4)]
+V6 = [b"\xfd" + bytes(14) + bytes((n,)) for n in range(4)]
+ID = b"\x01\x02\x03\x04"
+
+
+def everything(*_: object) -> bool:
+    return True
+
+
+@pytest.fixture(params=list(Family), ids=lambda family: family.value)
+def table(request: pytest.FixtureRequest) -> Iterator[ConntrackTable]:
+    with ConntrackTable(request.param) as opened:
+        yield opened
+
+
+def expected(family: Family) -> Flow:
+    a = V4 if family is Family.IPV4 else V6
+    return Flow(17, a[0], 1000, a[1], 53, a[2], 5353, a[3], 1001, ID)
+
+
+def side(flow: Flow, kind: int, *, reverse: bool, extra: bytes = b"") -> bytes:
+    if kind == 1:
+        source, source_port, to, port = flow[1:5]
+    else:
+        source, source_port, to, port = flow[5:9]
+    first = 1 if len(source) == 4 else 3
+    addresses = [nla.attribute(first, source), nla.attribute(first + 1, to)]
+    ports = [nla.u8(1, flow.protocol), nla.u16be(2, source_port), nla.u16be(3, port)]
+    step = -1 if reverse else 1
+    parts = [nla.nested(1, *addresses[::step]), nla.nested(2, *ports[::step])][::step]
+    return nla.nested(kind, *parts, extra)
+
+
+def message(flow: Flow, *, reverse: bool = False, tail: bytes = b"", zone: bytes = b"") -> bytes:
+    family = socket.AF_INET if len(flow.source) == 4 else socket.AF_INET6
+    parts = [
+        side(flow, 1, reverse=reverse, extra=zone),
+        side(flow, 2, reverse=reverse),
+        nla.u32be(3, 8),
+        nla.attribute(12, flow.id),
+        tail,
+    ]
+    return bytes((family, 0, 0, 0)) + b"".join(parts[:: -1 if reverse else 1])
+
+
+def test_the_kernels_own_order_takes_the_short_way(
+    table: ConntrackTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "_tuple_of", lambda _data: pytest.fail("parsed step by step"))
+    flow = expected(table.family)
+    assert table._decoded(message(flow), FlowQuery(17), everything) == flow
+
+
+def test_any_other_order_gives_the_same_flow(table: ConntrackTable) -> None:
+    flow = expected(table.family)
+    assert table._decoded(message(flow, reverse=True), FlowQuery(17), everything) == flow
+
+
+def test_flows_of_other_zones_are_left_out_in_either_place(table: ConntrackTable) -> None:
+    flow = expected(table.family)
+    assert table._decoded(message(flow, tail=nla.u16be(18, 5)), FlowQuery(17), everything) is None
+    assert table._decoded(message(flow, zone=nla.u16be(3, 5)), FlowQuery(17), everything) is None
+    assert table._decoded(message(flow, zone=nla.u16be(3, 0)), FlowQuery(17), everything) == flow
+
+
+def test_what_was_not_asked_for_is_left_out(table: ConntrackTable) -> None:
+    flow = expected(table.family)
+    for query in (FlowQuery(6), FlowQuery(17, flow.source, 53), FlowQuery(17, flow.destination, 54)):
+        assert table._decoded(message(flow), query, everything) is None
+    assert table._decoded(message(flow), FlowQuery(17), lambda *_: False) is None
+    asked: list[tuple[object, ...]] = []
+    table._decoded(message(flow), FlowQuery(17), lambda *parts: bool(asked.append(parts)))
+    assert asked == [(flow.destination, 53, flow.reply_source, 5353)]
+
+
+def test_a_message_cut_short_anywhere_is_left_out_or_lacks_its_id_only(table: ConntrackTable) -> None:
+    flow = expected(table.family)
+    whole = message(flow)
+    for cut in range(len(whole)):
+        assert table._decoded(whole[:cut], FlowQuery(17), everything) in (None, flow._replace(id=b""))
+
+
+@given(data=st.binary(max_size=200), cut=st.integers(0, 120), reverse=st.booleans())
+def test_garbage_is_never_more_than_left_out(data: bytes, cut: int, reverse: bool) -> None:
+    for family in Family:
+        with ConntrackTable(family) as table:
+            whole = message(expected(family), reverse=reverse)
+            for payload in (data, whole[:cut], whole[:cut] + data, whole[:cut] + data + whole[cut:]):
+                flow = table._decoded(payload, FlowQuery(17), everything)
+                assert flow is None or isinstance(flow, Flow)
