@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -40,6 +41,9 @@ from pointsman.source.api import ApiSource
 from pointsman.source.manifests import ManifestSource
 from pointsman.sync.host import apply_conntrack, apply_oom_score, core_count
 
+if TYPE_CHECKING:
+    from pointsman.proxy.service_metrics import ServiceMetrics
+
 KUBE_PROXY = "kube-proxy"
 
 _log = get_log(__name__)
@@ -66,6 +70,7 @@ class Supervisor:
         self._servers: Servers | None = None
         self._chosen_mode = ""
         self._rebinding: asyncio.Task[None] | None = None
+        self._service_metrics: ServiceMetrics | None = None
 
     async def run(self) -> int:
         """Until SIGTERM or SIGINT; the rules stay in the kernel."""
@@ -110,6 +115,11 @@ class Supervisor:
                 recorder,
                 after_sync=aftercare.synced,
             )
+            self._service_metrics = None
+            if options.service_metrics:
+                from pointsman.proxy.service_metrics import ServiceMetrics
+
+                self._service_metrics = ServiceMetrics(metrics, options.service_metrics_limit)
             servers = Servers(proxy, recorder, dict(flagz(options.flags_set)), {})
             self.proxy, self._servers = proxy, servers
             announce(options, mode, recorder)
@@ -121,13 +131,15 @@ class Supervisor:
                 aftercare.close()
 
     async def _until_told(self, proxy: Proxy) -> None:
-        tasks = [
+        tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(proxy.run()),
             asyncio.create_task(self._stop.wait()),
             asyncio.create_task(self._restart.wait()),
             asyncio.create_task(self._watch_config()),
             asyncio.create_task(self._watch_ages(proxy)),
         ]
+        if self._service_metrics is not None:
+            tasks.append(asyncio.create_task(self._service_metrics.run(proxy.families.values())))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
