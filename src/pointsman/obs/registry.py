@@ -246,7 +246,7 @@ class Metrics:
     def _define_kubernetes(self, family: _Family) -> None:
         self.build_info = family.gauge(
             "kubernetes_build_info",
-            "[ALPHA] Always 1; the labels say what is running",
+            "[BETA] Always 1; the labels say what is running",
             [
                 "major",
                 "minor",

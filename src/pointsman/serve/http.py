@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
@@ -20,6 +19,7 @@ from aiohttp import web
 
 from pointsman.errors import PointsmanError
 from pointsman.model.addresses import address_from_text
+from pointsman.obs.log import get_log
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -30,7 +30,7 @@ _CLOSE_SECONDS: Final = 1.0
 _MAX_CONNECTIONS: Final = 256
 _BACKLOG: Final = 128
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 
 class BindFailed(PointsmanError):
@@ -240,9 +240,9 @@ class Listener:
             except BindFailed as failure:
                 self._report(failure)
             else:
-                _log.info("%s listens on %s", self._name, self._address)
+                _log.info("Listening after all", server=self._name, address=self._address)
                 return
 
     def _report(self, failure: BindFailed) -> None:
-        _log.error("%s", failure)
+        _log.error("Cannot listen", server=self._name, address=self._address, err=failure)
         self._on_bind_failure(str(failure))

@@ -58,6 +58,9 @@ def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
         return reply(metrics.sli_exposition(), CONTENT_TYPE)
 
     async def ping(_request: web.BaseRequest) -> web.Response:
+        return text_response("ok")
+
+    async def healthz(_request: web.BaseRequest) -> web.Response:
         metrics.healthcheck.labels(name="ping", type="healthz").set(1)
         metrics.healthchecks.labels(name="ping", status="success", type="healthz").inc()
         return text_response("ok")
@@ -74,7 +77,7 @@ def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
     routes: dict[str, Handler] = {
         "/metrics": exposition,
         "/metrics/slis": slis,
-        "/healthz": ping,
+        "/healthz": healthz,
         "/healthz/ping": ping,
         "/proxyMode": proxy_mode,
         "/configz": configz,

@@ -60,7 +60,7 @@ def profiling_routes(set_verbosity: Callable[[int], None], *, anywhere: bool = F
 
     async def verbosity(request: web.BaseRequest) -> web.Response:
         if request.method != "PUT":
-            return text_response("use PUT with the verbosity as the body\n", 405)
+            return text_response("use PUT with the verbosity as the body\n", 406)
         body = await request.content.read(_MAX_VERBOSITY_BYTES)
         try:
             level = int(body)

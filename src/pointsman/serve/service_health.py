@@ -6,18 +6,19 @@ harms only its own Service: it is reported (the caller makes an event of it) and
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from aiohttp import web
 
+from pointsman.obs.log import get_log
 from pointsman.serve.http import HttpServer, limited, open_socket, reply
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 
 class ServiceHealth(msgspec.Struct, frozen=True):
@@ -83,6 +84,7 @@ class ServiceHealthPorts:
         self._on_bind_failure = on_bind_failure
         self._addresses: tuple[str, ...] = ()
         self._ports: dict[str, _Port] = {}
+        self._one_at_a_time = asyncio.Lock()
 
     @property
     def open_ports(self) -> dict[str, tuple[tuple[str, int], ...]]:
@@ -92,8 +94,13 @@ class ServiceHealthPorts:
     async def sync(self, services: Mapping[str, ServiceHealth], addresses: Sequence[str]) -> None:
         """Make exactly these ports answer, on these addresses ("0.0.0.0" or "::" for all of a family).
 
-        Ports that stay are not disturbed. Never raises for a port that cannot be opened.
+        Ports that stay are not disturbed. Never raises for a port that cannot be opened. Overlapping calls run in
+        the order they were made.
         """
+        async with self._one_at_a_time:
+            await self._sync(services, addresses)
+
+    async def _sync(self, services: Mapping[str, ServiceHealth], addresses: Sequence[str]) -> None:
         moved = tuple(addresses) != self._addresses
         self._addresses = tuple(addresses)
         for key, port in list(self._ports.items()):
@@ -130,5 +137,11 @@ class ServiceHealthPorts:
             f'node {self._node_name} failed to start healthcheck "{service.key}" on port {service.port}: '
             f"listen on {address}: {error.strerror}"
         )
-        _log.error("%s", message)
+        _log.error(
+            "Cannot open health check port",
+            err=error,
+            service=service.key,
+            port=service.port,
+            address=address,
+        )
         self._on_bind_failure(service, message)

@@ -5,7 +5,6 @@ None of them is needed for packets to flow, so none is fatal: what cannot be set
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from datetime import timedelta
@@ -15,12 +14,13 @@ from typing import Final, Protocol
 import msgspec
 
 from pointsman.kernel.sysctl import Degraded, Sysctls
+from pointsman.obs.log import get_log
 
 CONNTRACK_MAX_LIMIT: Final = 1_048_576
 _HASHSIZE: Final = "/sys/module/nf_conntrack/parameters/hashsize"
 _PREFIX: Final = "net/netfilter/nf_conntrack_"
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 
 class ConntrackSettings(Protocol):
@@ -99,7 +99,7 @@ def apply_conntrack(settings: ConntrackSettings, sysctls: Sysctls, cores: int) -
         if problem is None:
             applied.append(f"{name}={value}")
         else:
-            _log.warning("%s", problem.message)
+            _log.warning("Host setting not made", reason=problem.message)
             degraded.append(problem)
 
     targets = conntrack_targets(settings, cores)
@@ -119,6 +119,6 @@ def apply_oom_score(score: int, root: Path = Path("/")) -> HostReport:
             path.write_text(str(score))
     except OSError as error:
         message = f"cannot set oom_score_adj to {score} ({error.strerror}): set oomScoreAdj in the pod or unit instead"
-        _log.warning("%s", message)
+        _log.warning("Host setting not made", reason=message)
         return HostReport([], [Degraded("oom_score_adj", message)])
     return HostReport([f"oom_score_adj={score}"], [])

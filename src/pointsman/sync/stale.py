@@ -15,7 +15,6 @@ are never touched. What to delete is decided by pure functions; `StaleFlowCleane
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +29,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import Protocol, ServicePortName
+from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import PlanChange
 
@@ -40,7 +40,7 @@ MAX_EXACT_QUERIES: Final = 8
 _PROTOCOLS: Final = frozenset((Protocol.UDP, Protocol.SCTP))
 _ANYWHERE: Final = b""
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 Backend = tuple[bytes, int]
 FrontendKey = tuple[int, bytes, int]
@@ -240,9 +240,15 @@ class StaleFlowCleaner:
         self._seconds.observe(seconds)
         self._deleted.inc(deleted)
         if problem:
-            _log.error("stale %s flows: %s", self._family.value, problem)
+            _log.error("Stale flows could not be deleted", err=problem, family=self._family.value)
         elif deleted:
-            _log.info("deleted %d stale %s flows in %.3f s", deleted, self._family.value, seconds)
+            _log.info(
+                "Deleted stale flows",
+                v=2,
+                family=self._family.value,
+                flows=deleted,
+                seconds=round(seconds, 3),
+            )
         return CleanReport(deleted, seconds, problem)
 
     def _clean(self, checklist: Checklist, expired: Callable[[], bool]) -> int:

@@ -87,12 +87,14 @@ def test_plain_pages() -> None:
 
 
 def test_metrics_and_slis_are_prometheus_text() -> None:
-    answers = asked(metrics_routes(Metrics("iptables"), pages()), "/healthz", "/metrics", "/metrics/slis")
-    for _, headers, _ in answers[1:]:
+    answers = asked(
+        metrics_routes(Metrics("iptables"), pages()), "/healthz", "/healthz/ping", "/metrics", "/metrics/slis"
+    )
+    for _, headers, _ in answers[2:]:
         assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert "kubeproxy_sync_proxy_rules_service_changes_total 0.0" in answers[1][2]
-    assert 'kubernetes_healthcheck{name="ping",type="healthz"} 1.0' in answers[2][2]
-    assert 'kubernetes_healthchecks_total{name="ping",status="success",type="healthz"} 1.0' in answers[2][2]
+    assert "kubeproxy_sync_proxy_rules_service_changes_total 0.0" in answers[2][2]
+    assert 'kubernetes_healthcheck{name="ping",type="healthz"} 1.0' in answers[3][2]
+    assert 'kubernetes_healthchecks_total{name="ping",status="success",type="healthz"} 1.0' in answers[3][2]
 
 
 def test_unknown_paths_and_profiling_are_404_by_default() -> None:
@@ -151,7 +153,7 @@ def test_verbosity_is_set_by_put_and_bad_values_are_refused() -> None:
     routes = metrics_routes(Metrics("nftables"), pages(profiling=True, set_verbosity=levels.append))
     assert asked(routes, "/debug/flags/v", method="PUT", data=b"4")[0][0] == 200
     assert asked(routes, "/debug/flags/v", method="PUT", data=b"loud")[0][0] == 400
-    assert asked(routes, "/debug/flags/v")[0][0] == 405
+    assert asked(routes, "/debug/flags/v")[0][0] == 406
     assert levels == [4]
 
 

@@ -132,3 +132,21 @@ def test_one_unusable_address_leaves_no_half_open_port_behind() -> None:
         await ports.close()
 
     asyncio.run(scenario())
+
+
+def test_overlapping_syncs_do_not_fight_over_a_port() -> None:
+    async def scenario() -> None:
+        port = free_port()
+        failures: list[str] = []
+        ports = ServiceHealthPorts("node", lambda: True, lambda _s, message: failures.append(message))
+        for count in range(5):
+            service = ServiceHealth("a", f"s{count}", port, 1)
+            await asyncio.gather(
+                ports.sync({service.key: service}, ["127.0.0.1"]),
+                ports.sync({service.key: service}, ["127.0.0.1"]),
+            )
+            assert list(ports.open_ports) == [service.key]
+        assert failures == []
+        await ports.close()
+
+    asyncio.run(scenario())
