@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
+from collections import Counter
 from dataclasses import dataclass, field
 
 CANARIES = frozenset(("KUBE-PROXY-CANARY", "KUBE-KUBELET-CANARY"))
@@ -76,21 +77,28 @@ def compared_form(key: str, chain: Chain) -> list[str]:
     last = len(lines)
     while last and LAST in lines[last - 1]:
         last -= 1
-    body = [_with_order_marks(lines[:last], index) for index in range(last)]
-    return sorted(body) + sorted(lines[last:])
+    return sorted(_with_order_marks(lines[:last])) + sorted(lines[last:])
 
 
-def _with_order_marks(lines: list[str], index: int) -> str:
-    line = lines[index]
-    if LAST in line:
-        return f"{line} <misplaced: other rules follow>"
-    target = line.split()[-1]
-    if "--nfacct-name" in line:
-        ahead = [other for other in lines[:index] if other.split()[-1] == target and "nfacct" not in other]
-        if ahead:
-            return f"{line} <misplaced: after the general rule>"
-    same = [position for position, other in enumerate(lines) if _match_of(other) == _match_of(line)]
-    return f"{line} <{same.index(index) + 1} of {len(same)} with this match>" if len(same) > 1 else line
+def _with_order_marks(lines: list[str]) -> list[str]:
+    matches = [_match_of(line) for line in lines]
+    total = Counter(matches)
+    seen: Counter[str] = Counter()
+    general: set[str] = set()
+    marked = []
+    for line, match in zip(lines, matches, strict=True):
+        seen[match] += 1
+        target = line.split()[-1]
+        if LAST in line:
+            line = f"{line} <misplaced: other rules follow>"
+        elif "--nfacct-name" not in line:
+            general.add(target)
+        elif target in general:
+            line = f"{line} <misplaced: after the general rule>"
+        if total[match] > 1:
+            line = f"{line} <{seen[match]} of {total[match]} with this match>"
+        marked.append(line)
+    return marked
 
 
 def _match_of(line: str) -> str:

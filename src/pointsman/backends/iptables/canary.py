@@ -15,7 +15,7 @@ from pointsman.backends.iptables.static import CANARY_TABLES
 from pointsman.errors import KernelError
 from pointsman.kernel.iptables import MANGLE, Iptables
 
-_SETTLE_SECONDS = 2.0
+_SETTLE_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 
 

@@ -1,0 +1,269 @@
+"""iptables mode on a real kernel when things go wrong: nothing is lost, others are served, repairs are complete."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.factory import context, endpoint, plan, service_port
+from tests.golden import compare_iptables
+from tests.golden import scenario as scenarios
+from tests.golden.recorded_node import recorded_node
+
+from pointsman.backends.base import SyncReport, SyncRequest
+from pointsman.backends.iptables.apply import ROUTE_LOCALNET, IptablesBackend
+from pointsman.backends.iptables.cleanup import cleanup
+from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
+from pointsman.errors import Busy, KernelError
+from pointsman.kernel import nfacct
+from pointsman.kernel.command import CommandResult, SystemCommands
+from pointsman.kernel.iptables import MANGLE, NAT, Iptables, Position
+from pointsman.kernel.iptables_programs import choose_variant
+from pointsman.kernel.sysctl import Sysctls
+from pointsman.model.addresses import Family, cidr_from_text
+from pointsman.model.plan import ServicePlan
+from pointsman.model.service import Protocol, ServicePortName
+
+pytestmark = pytest.mark.kernel
+
+
+class Host:
+    """The tools in a fresh namespace, with a place to interfere before each restore."""
+
+    def __init__(self, variant: str, lock_file: Path, journal: Path) -> None:
+        self.variant = variant
+        self.lock_file = lock_file
+        self.interfere: Callable[[Sequence[str], bytes], CommandResult | bytes] = lambda arguments, text: text
+        self._system = SystemCommands()
+        self.runner = Iptables(Family.IPV4, self, variant=variant, lock_file=lock_file)
+        self.sysctls = Sysctls(journal=journal)
+        self.backend = self.new_backend()
+        self.plans: dict[ServicePortName, ServicePlan] = {}
+
+    def new_backend(self, ensure_counter: Callable[[str], None] = nfacct.ensure) -> IptablesBackend:
+        return IptablesBackend(
+            Family.IPV4, runner=self.runner, sysctls=self.sysctls, ensure_counter=ensure_counter
+        )
+
+    def run(self, arguments: Sequence[str], *, stdin: bytes = b"", timeout: float = 30.0) -> CommandResult:
+        if arguments[0].endswith("-restore") and stdin:
+            answer = self.interfere(arguments, stdin)
+            if isinstance(answer, CommandResult):
+                return answer
+            stdin = answer
+        return self._system.run(arguments, stdin=stdin, timeout=timeout)
+
+    def sync(self, *plans: ServicePlan, full: bool = False) -> SyncReport:
+        self.plans |= {one.name: one for one in plans}
+        return self.backend.sync(SyncRequest(context(), self.plans, {one.name: one for one in plans}, full))
+
+    def differences(self) -> list[object]:
+        return list(self.backend.verify(SyncRequest(context(), self.plans, {}, True)))
+
+    def saved(self) -> str:
+        return subprocess.run(
+            [f"iptables-{self.variant}-save"], capture_output=True, text=True, check=True
+        ).stdout
+
+
+@pytest.fixture(params=["nft", "legacy"])
+def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    lock_file = tmp_path / "xtables.lock"
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(lock_file))
+    with recorded_node():
+        yield Host(request.param, lock_file, tmp_path / "journal.json")
+
+
+def web(*addresses: str, **fields: object) -> ServicePlan:
+    return plan(service_port("web", **fields), *(endpoint(address) for address in addresses))
+
+
+def db(*addresses: str, **fields: object) -> ServicePlan:
+    port = service_port("db", cluster_ip="10.96.0.20", port=5432, **fields)
+    return plan(port, *(endpoint(address, 5432) for address in addresses))
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_bad_line_costs_only_the_service_it_belongs_to(host: Host, full: bool) -> None:
+    host.sync()
+    good, bad = b"--to-destination 10.244.1.9:5432", b"--to-nowhere"
+    host.interfere = lambda _, text: text.replace(good, bad)
+    report = host.sync(web("10.244.1.1"), db("10.244.1.9"), full=full)
+    assert list(report.rejected) == [db().name]
+    assert "--to-nowhere" in report.rejected[db().name]
+    assert host.differences() == []
+    host.interfere = lambda _, text: text
+    assert host.sync(full=True).rejected == {}
+    assert host.differences() == []
+
+
+def test_rules_that_only_the_kernel_refuses_are_isolated(host: Host) -> None:
+    def half_of_the_counters(name: str) -> None:
+        if name == INVALID_COUNTER:
+            nfacct.ensure(name)
+
+    host.backend = host.new_backend(half_of_the_counters)
+    report = host.sync(
+        web("10.244.1.1"), db("10.244.1.9", node_port=30432), *(_numbered(index) for index in range(10))
+    )
+    assert list(report.rejected) == [db().name]
+    assert host.differences() == []
+    assert "PTRY-" not in host.saved()
+
+
+def _numbered(index: int) -> ServicePlan:
+    port = service_port(f"svc-{index}", cluster_ip=f"10.96.1.{index + 1}")
+    return plan(port, endpoint(f"10.244.3.{index + 1}"))
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_killed_restore_loses_nothing(host: Host, full: bool) -> None:
+    host.sync(web("10.244.1.1"))
+
+    def killed_midway(arguments: Sequence[str], text: bytes) -> CommandResult:
+        with subprocess.Popen(list(arguments), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdin is not None
+            process.stdin.write(text[: len(text) // 2])
+            process.stdin.flush()
+            process.kill()
+            process.wait()
+            return CommandResult(process.returncode)
+
+    host.interfere = killed_midway
+    with pytest.raises(KernelError, match="killed by signal 9"):
+        host.sync(web("10.244.1.2"), db("10.244.1.9"), full=full)
+    host.interfere = lambda _, text: text
+    assert host.sync().full
+    assert host.differences() == []
+
+
+def test_a_held_lock_delays_and_names_its_holder(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    if host.variant == "nft":
+        pytest.skip("the nft variant takes no lock")
+    host.sync(web("10.244.1.1"))
+    quick = msgspec.structs.replace(host.runner.features, wait=("-w", "1"), restore_wait=("-w", "1"))
+    monkeypatch.setattr(host.runner, "_features", quick)
+    with host.lock_file.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(Busy, match=r"is held by .*\(pid \d+\)"):
+            host.sync(db("10.244.1.9"))
+        assert host.backend.drift() is None
+        with pytest.raises(Busy):
+            host.runner.chain_exists(MANGLE, "KUBE-PROXY-CANARY")
+    assert host.sync().full
+    assert host.differences() == []
+
+
+def test_no_flush_is_reported_while_the_lock_is_held(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    if host.variant == "nft":
+        pytest.skip("the nft variant takes no lock")
+    host.sync(web("10.244.1.1"))
+    quick = msgspec.structs.replace(host.runner.features, wait=("-w", "1"))
+    monkeypatch.setattr(host.runner, "_features", quick)
+    with host.lock_file.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        assert host.backend.drift() is None
+    assert host.backend.drift() is None
+
+
+@pytest.mark.parametrize("operations", [("-F", "-X"), ("-F",)])
+@pytest.mark.parametrize("tables", [("filter", "nat", "mangle"), ("nat",), ("filter",)])
+def test_a_flush_by_others_is_noticed_and_repaired(
+    host: Host, tables: tuple[str, ...], operations: tuple[str, ...]
+) -> None:
+    host.sync(web("10.244.1.1"), db("10.244.1.9"))
+    assert host.backend.drift() is None
+    before = host.saved()
+    for operation in operations:
+        for table in tables:
+            subprocess.run([f"iptables-{host.variant}", "-w", "5", "-t", table, operation], check=True)
+    assert host.differences()
+    report = host.backend.drift()
+    assert report is not None
+    assert tables[0] in report
+    host.sync(full=True)
+    assert host.backend.drift() is None
+    assert host.differences() == []
+    assert compare_iptables.differences(before, host.saved()) == []
+
+
+def test_rules_of_others_survive_every_sync(host: Host) -> None:
+    host.runner.ensure_chain(NAT, "MINE")
+    host.runner.ensure_rule(Position.APPEND, NAT, "PREROUTING", ["-p", "tcp", "--dport", "22", "-j", "MINE"])
+    host.runner.ensure_rule(Position.PREPEND, "filter", "INPUT", ["-s", "192.0.2.7", "-j", "DROP"])
+    host.sync(web("10.244.1.1"))
+    host.sync(db("10.244.1.9"))
+    host.sync(full=True)
+    assert host.runner.check_rule(NAT, "PREROUTING", ["-p", "tcp", "--dport", "22", "-j", "MINE"])
+    assert host.runner.check_rule("filter", "INPUT", ["-s", "192.0.2.7", "-j", "DROP"])
+    before = len(host.saved().splitlines())
+    host.sync(full=True)
+    assert len(host.saved().splitlines()) == before
+
+
+def test_cleanup_restores_what_was_there_before(host: Host) -> None:
+    host.runner.ensure_rule(Position.PREPEND, "filter", "INPUT", ["-s", "192.0.2.7", "-j", "DROP"])
+    before = host.saved()
+    host.sync(
+        web("10.244.1.1", node_port=30080, load_balancer_ips=["203.0.113.1"], external_local=True),
+        db("10.244.1.9", affinity_seconds=60),
+    )
+    assert host.sysctls.read(ROUTE_LOCALNET) == "1"
+    done = cleanup([host.runner], host.sysctls)
+    assert compare_iptables.differences(before, host.saved()) == []
+    assert "KUBE-" not in host.saved()
+    assert host.sysctls.read(ROUTE_LOCALNET) == "0"
+    assert nfacct.read(INVALID_COUNTER) is None
+    assert any(ROUTE_LOCALNET in line for line in done)
+    assert cleanup([host.runner], host.sysctls) == []
+
+
+@pytest.mark.parametrize("hostile", ['a"b', "a'b", "a\\", "a\n-j ACCEPT", "ä" * 200, "$(reboot)", "a b\t*"])
+def test_hostile_names_are_loaded_as_harmless_comments(host: Host, hostile: str) -> None:
+    port = service_port(hostile, node_port=30080, affinity_seconds=5)
+    assert host.sync(plan(port, endpoint("10.244.1.1"), endpoint("10.244.1.2"))).rejected == {}
+    assert host.differences() == []
+
+
+def test_every_protocol_and_feature_at_once_reads_back_as_written(host: Host) -> None:
+    for index, protocol in enumerate(Protocol):
+        port = service_port(
+            f"p{index}",
+            cluster_ip=f"10.96.2.{index + 1}",
+            protocol=protocol,
+            node_port=31000 + index,
+            external_ips=["198.51.100.1"],
+            load_balancer_ips=["203.0.113.1", "203.0.113.2"],
+            source_ranges=(cidr_from_text("10.0.0.0/8"), cidr_from_text("192.0.2.1/32")),
+            affinity_seconds=10800,
+            external_local=True,
+            health_check_node_port=32000 + index,
+        )
+        local, remote = endpoint("10.244.1.1", local=True), endpoint("10.244.2.1")
+        assert host.sync(plan(port, local, remote)).rejected == {}
+    assert host.differences() == []
+
+
+def test_rules_of_upstream_are_taken_over(host: Host) -> None:
+    scenario = scenarios.load("seq-restart")
+    for name in (INVALID_COUNTER, LOCALHOST_COUNTER):
+        nfacct.ensure(name)
+    recorded = (scenario.steps[0].directory / "iptables" / "iptables-save.txt").read_bytes()
+    host.runner.restore(recorded)
+    assert choose_variant(SystemCommands(), Family.IPV4) == host.variant
+    backend = host.new_backend()
+    scenarios.Replay(scenario, "iptables", [backend]).advance(scenario.steps[1])
+    expected = (scenario.steps[1].directory / "iptables" / "iptables-save.txt").read_text()
+    assert compare_iptables.differences(expected, host.saved()) == []
+
+
+def test_a_partial_sync_after_a_restart_of_the_process_is_a_full_one(host: Host) -> None:
+    host.sync(web("10.244.1.1"), db("10.244.1.9"))
+    host.backend = host.new_backend()
+    del host.plans[db().name]
+    assert host.sync(web("10.244.1.2")).full
+    assert host.differences() == []
