@@ -1,0 +1,111 @@
+"""From JSON to plans: decode, track and plan N Services with E endpoints each; time, memory, one event.
+
+python bench/model.py [--services 10000] [--endpoints 10] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from bench.objects import service_json, slice_json
+from tests.fake.recording import RecordingBackend
+
+from pointsman.model.addresses import Family
+from pointsman.model.context import NodeContext
+from pointsman.model.objects import EndpointSlice, Service
+from pointsman.model.tracker import Tracker
+from pointsman.sync.reconcile import Reconciler
+
+
+def resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 1e6
+
+
+def measure(services: int, endpoints: int, events: int = 500) -> dict[str, float]:
+    decode_service = msgspec.json.Decoder(Service).decode
+    decode_slice = msgspec.json.Decoder(EndpointSlice).decode
+    context = NodeContext(Family.IPV4, "n1")
+    tracker, reconciler = Tracker(Family.IPV4, "n1"), Reconciler(RecordingBackend())
+    gc.collect()
+    before, seconds = resident_mb(), dict.fromkeys(("decode", "track"), 0.0)
+    for index in range(services):
+        raw_service, raw_slice = service_json(index), slice_json(index, endpoints)
+        t0 = time.process_time()
+        service, endpoint_slice = decode_service(raw_service), decode_slice(raw_slice)
+        t1 = time.process_time()
+        tracker.service_upserted(service)
+        tracker.slice_upserted(endpoint_slice)
+        t2 = time.process_time()
+        seconds["decode"] += t1 - t0
+        seconds["track"] += t2 - t1
+    t3 = time.process_time()
+    reconciler.sync(tracker.take(), context)
+    seconds["plan"] = time.process_time() - t3
+    gc.collect()
+    result = {
+        "services": services,
+        "endpoints": endpoints,
+        "decode_cpu_s": seconds["decode"],
+        "track_cpu_s": seconds["track"],
+        "plan_cpu_s": seconds["plan"],
+        "model_mb": resident_mb() - before,
+    }
+    times: list[float] = []
+    for event in range(events):
+        index = event * 7919 % services
+        raw = slice_json(index, endpoints, generation=1 + event)
+        started = time.perf_counter()
+        tracker.slice_upserted(decode_slice(raw))
+        reconciler.sync(tracker.take(), context)
+        times.append((time.perf_counter() - started) * 1000)
+    result["event_p50_ms"] = statistics.median(times)
+    result["event_p99_ms"] = statistics.quantiles(times, n=100)[98]
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--services", type=int)
+    parser.add_argument("--endpoints", type=int, default=10)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.services is not None:
+        print(json.dumps(measure(options.services, options.endpoints)))
+        return
+    rows = []
+    for services, endpoints in ((1000, 10), (10_000, 10), (5000, 50), (50_000, 5)):
+        command = [
+            sys.executable,
+            "-m",
+            "bench.model",
+            "--services",
+            str(services),
+            "--endpoints",
+            str(endpoints),
+        ]
+        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
+    columns = list(rows[0])
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+    for row in rows:
+        print(
+            "| "
+            + " | ".join(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values())
+            + " |"
+        )
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
