@@ -35,6 +35,7 @@ def pointsman_command(configuration: Path, manifests: Path) -> Sequence[str]:
         *("-m", "pointsman", "run"),
         f"--config={configuration}",
         f"--manifests={manifests}",
+        f"--state-dir={configuration.parent / 'state'}",
         "--hostname-override=n1",
     )
 

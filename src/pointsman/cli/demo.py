@@ -1,0 +1,292 @@
+"""`pointsman demo`: a small cluster on this machine, a proxy at work in it, and who answers, in under half a minute.
+
+Everything happens in network namespaces of this process; the machine's own network is not touched, and nothing is left
+when the process ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPConnection
+from pathlib import Path
+
+import msgspec
+
+from pointsman.lab.cluster import Cluster
+from pointsman.lab.hosts import HOSTS
+from pointsman.lab.netns import LabUnavailable, gain_privileges
+from pointsman.lab.objects import TARGET_PORT, LabService, backends
+from pointsman.lab.picture import MAP, Style, answer_bars, median_milliseconds, path_through_table
+from pointsman.lab.probe import Kind, Outcome, Probe, run_probes
+from pointsman.lab.proxy import ProxyFailed, ProxyProcess, configuration
+
+CONNECTIONS = 300
+_METRICS_PORT = 10249
+_SYNC_SECONDS = re.compile(
+    r'^kubeproxy_sync_proxy_rules_duration_seconds_sum\{ip_family="(\w+)"\} (\S+)', re.MULTILINE
+)
+WEB = LabService("web", 1, backends("pod1", "pod2", "pod4"), type="NodePort")
+LOCAL = LabService("shop", 2, backends("pod1", "pod2", "pod4"), type="LoadBalancer", external_policy="Local")
+STICKY = LabService("cart", 3, backends("pod1", "pod2", "pod4"), affinity_seconds=10800)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 when everything behaved, 1 when something did not, 2 when the lab cannot run here."""
+    parser = argparse.ArgumentParser(prog="pointsman demo", description=__doc__.partition("\n")[0])
+    parser.add_argument("--keep", action="store_true", help="leave the cluster up afterwards, to explore it")
+    parser.add_argument(
+        "--no-color", action="store_true", help="no colours (also with NO_COLOR in the environment)"
+    )
+    options = parser.parse_args(argv)
+    style = Style(
+        colour=sys.stdout.isatty() and not options.no_color and "NO_COLOR" not in os.environ,
+        unicode="utf" in (sys.stdout.encoding or "").lower(),
+    )
+    try:
+        gain_privileges()
+        with tempfile.TemporaryDirectory(prefix="pointsman-demo-") as directory:
+            return _Demo(style, Path(directory)).run(keep=options.keep)
+    except LabUnavailable as unavailable:
+        sys.stderr.write(f"pointsman demo: {unavailable}\n")
+        return 2
+    except ProxyFailed as failed:
+        sys.stderr.write(f"pointsman demo: {failed}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+class _Demo:
+    """The story, told while it happens."""
+
+    def __init__(self, style: Style, directory: Path) -> None:
+        self._style = style
+        self._directory = directory
+        self._surprises = 0
+        self._synced: dict[str, float] = {}
+        self._cluster: Cluster
+        self._proxy: ProxyProcess
+
+    def run(self, *, keep: bool) -> int:
+        began = time.monotonic()
+        self._say(self._style.bold("Pointsman: a Kubernetes Service proxy at work, with real packets"), "")
+        with Cluster() as self._cluster:
+            built = time.monotonic() - began
+            self._say(*self._style.plain(MAP).splitlines(), "")
+            self._say(
+                f"Each name is a network namespace of this process (built in {built * 1000:.0f} ms).",
+                "Pods run an echo server that says who answered and which client address it saw.",
+            )
+            for host in HOSTS:
+                if host.startswith("pod"):
+                    self._cluster.serve(host, TARGET_PORT)
+            self._proxy = ProxyProcess(self._cluster, self._directory)
+            with contextlib.ExitStack() as stack:
+                stack.callback(self._proxy.stop)
+                self._start()
+                self._frontends()
+                self._changes()
+                self._crash()
+                self._kernel()
+                self._finish(time.monotonic() - began)
+                if keep:
+                    self._explore()
+        return 1 if self._surprises else 0
+
+    def _start(self) -> None:
+        self._proxy.configure(configuration("nftables"))
+        self._proxy.write([WEB, LOCAL, STICKY])
+        self._title("Start", "pointsman run --manifests DIR, on node n1, nftables mode")
+        self._proxy.start()
+        seconds = self._proxy.wait()
+        self._note(f"3 Services are served {seconds:.2f} s after the process started{self._sync_times()}")
+
+    def _frontends(self) -> None:
+        address = WEB.address("cluster", 4)
+        self._title("ClusterIP", f"pod3 opens {CONNECTIONS} connections to Service web, {address}:80")
+        self._show(
+            Probe("pod3", address, 80),
+            ("pod1", "pod2", "pod4"),
+            "All ready pods share; they see the client's own address.",
+        )
+        node = HOSTS["n1"].ipv4
+        self._title("NodePort", f"the outside client uses node n1, {node}:{WEB.node_port}")
+        self._show(
+            Probe("client", node, WEB.node_port),
+            ("pod1", "pod2", "pod4"),
+            "Masqueraded: the pods see node n1, so that answers come back through it.",
+        )
+        address = LOCAL.address("lb", 4)
+        self._title("externalTrafficPolicy: Local", f"the outside client uses load balancer IP {address}:80")
+        self._show(
+            Probe("client", address, 80),
+            ("pod1", "pod2"),
+            "Only pods of this node, and the client's own address is kept.",
+        )
+        address = STICKY.address("cluster", 4)
+        self._title("Session affinity", f"four clients, 30 connections each, to Service cart, {address}:80")
+        for client in ("pod1", "pod3", "client", "stranger"):
+            outcomes = self._ask(Probe(client, address, 80), 30)
+            answered = sorted({outcome.by for outcome in outcomes})
+            self._expect(len(answered) == 1)
+            self._note(f"{client:9} -> {', '.join(answered)}")
+
+    def _changes(self) -> None:
+        self._title("A pod dies", "pod2 leaves the manifests while connections keep coming")
+        fewer = tuple(_with(service, "pod1", "pod4") for service in (WEB, LOCAL, STICKY))
+        with self._stream() as failed:
+            took = self._proxy.apply(fewer)
+        self._cluster.servers.stop("pod2")
+        self._changed(took, failed())
+        self._show(Probe("pod3", WEB.address("cluster", 4), 80), ("pod1", "pod4"), "", also=("pod2",))
+        self._title("A pod is added", "pod5 joins on node n2")
+        more = (_with(WEB, "pod1", "pod4", "pod5"), *fewer[1:])
+        with self._stream() as failed:
+            took = self._proxy.apply(more)
+        self._changed(took, failed())
+        self._show(Probe("pod3", WEB.address("cluster", 4), 80), ("pod1", "pod4", "pod5"), "")
+
+    def _changed(self, took: float, failed: int) -> None:
+        self._note(
+            f"in force {took * 1000:.0f} ms after the file changed{self._sync_times()}; "
+            f"{self._count(failed, 'connection')} failed meanwhile"
+        )
+
+    def _crash(self) -> None:
+        self._title("kill -9", "the proxy dies and starts again while connections keep coming")
+        with self._stream() as failed:
+            self._proxy.stop(signal.SIGKILL)
+            self._synced.clear()
+            time.sleep(0.2)
+            self._proxy.write((_with(WEB, "pod1", "pod4", "pod5"),))
+            self._proxy.start()
+            seconds = self._proxy.wait()
+        self._note(
+            f"back after {seconds:.2f} s{self._sync_times()}; "
+            f"{self._count(failed(), 'connection')} failed meanwhile"
+        )
+
+    def _kernel(self) -> None:
+        address = WEB.address("cluster", 4)
+        self._title("In the kernel", f"what a packet to {address} meets (nft list table ip kube-proxy)")
+        if not shutil.which("nft"):
+            self._note("the program nft is not installed; `pointsman render` prints the same rules")
+            return
+        listing = self._cluster["n1"].run(("nft", "list", "table", "ip", "kube-proxy"))
+        for line in path_through_table(listing, address):
+            self._say("   " + (line if line.startswith(" ") else self._style.bold(line)))
+
+    def _finish(self, seconds: float) -> None:
+        self._say("")
+        if self._surprises:
+            self._say(self._style.bad(f"{self._surprises} things were not as they should be."))
+        else:
+            self._say(self._style.good(f"Everything as it should be, in {seconds:.1f} s."))
+
+    def _explore(self) -> None:
+        pid = os.getpid()
+        path = self._cluster["n1"].path
+        client = self._cluster["client"].path
+        self._say(
+            "",
+            self._style.bold("Left running. In another terminal, as root:"),
+            f"  nsenter --net={path} nft list table ip kube-proxy",
+            f"  nsenter --net={client} nc {HOSTS['n1'].ipv4} {WEB.node_port}     # as the outside client",
+            f"  $EDITOR {self._proxy.manifests}/cluster.json   # change Services and endpoints",
+            f"  tail -f {self._proxy.log}",
+            "",
+            f"Ctrl-C here (or kill {pid}) removes everything.",
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+
+    def _show(self, probe: Probe, wanted: Sequence[str], moral: str, also: Sequence[str] = ()) -> None:
+        outcomes = self._ask(probe, CONNECTIONS)
+        self._expect({outcome.by for outcome in outcomes} == set(wanted))
+        for line in answer_bars(outcomes, self._style, (*wanted, *also)):
+            self._say("   " + line)
+        failed = sum(outcome.kind is not Kind.ANSWERED for outcome in outcomes)
+        self._note(
+            f"{moral} {self._count(failed, 'connection')} failed, "
+            f"median {median_milliseconds(outcomes):.2f} ms.".lstrip()
+        )
+
+    def _ask(self, probe: Probe, count: int) -> list[Outcome]:
+        """One after the other, so that the times are those of single connections."""
+        return [run_probes(self._cluster, [probe])[0] for _ in range(count)]
+
+    @contextlib.contextmanager
+    def _stream(self) -> Iterator[Callable[[], int]]:
+        """Connections to web without pause until the block ends; the value then tells how many failed."""
+        ended = threading.Event()
+        failures = [0]
+        probe = Probe("pod3", WEB.address("cluster", 4), 80)
+
+        def connect_on() -> None:
+            while not ended.is_set():
+                failures[0] += sum(
+                    outcome.kind is not Kind.ANSWERED for outcome in run_probes(self._cluster, [probe] * 5)
+                )
+
+        def total() -> int:
+            self._expect(failures[0] == 0)
+            return failures[0]
+
+        thread = threading.Thread(target=connect_on, daemon=True)
+        thread.start()
+        try:
+            yield total
+        finally:
+            ended.set()
+            thread.join()
+
+    def _sync_times(self) -> str:
+        """Time spent in syncs since this was last asked, from the proxy's own metrics."""
+        try:
+            with self._cluster["n1"].entered():
+                metrics = HTTPConnection("127.0.0.1", _METRICS_PORT, timeout=2)
+                metrics.connect()
+            metrics.request("GET", "/metrics")
+            text = metrics.getresponse().read().decode()
+        except OSError:
+            return ""
+        finally:
+            metrics.close()
+        now = {family: float(seconds) for family, seconds in _SYNC_SECONDS.findall(text)}
+        spent = {family: seconds - self._synced.get(family, 0.0) for family, seconds in now.items()}
+        self._synced = now
+        if not spent:
+            return ""
+        times = ", ".join(f"{family} {seconds * 1000:.1f} ms" for family, seconds in sorted(spent.items()))
+        return f" (syncs: {times})"
+
+    def _expect(self, fulfilled: bool) -> None:
+        self._surprises += not fulfilled
+
+    def _count(self, number: int, what: str) -> str:
+        text = f"{number} {what}{'' if number == 1 else 's'}"
+        return self._style.bad(text) if number else self._style.good(text)
+
+    def _title(self, title: str, text: str) -> None:
+        self._say("", f"{self._style.bold(title)}: {text}")
+
+    def _note(self, text: str) -> None:
+        self._say("   " + text)
+
+    def _say(self, *lines: str) -> None:
+        sys.stdout.write("".join(line + "\n" for line in lines))
+        sys.stdout.flush()
+
+
+def _with(service: LabService, *hosts: str) -> LabService:
+    return msgspec.structs.replace(service, backends=backends(*hosts))

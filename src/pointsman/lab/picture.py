@@ -1,0 +1,118 @@
+"""Outcomes as text for a terminal: bars, tallies, a little colour. Pure: lines in, lines out."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from pointsman.lab.hosts import BRIDGE, HOSTS, NODES
+from pointsman.lab.probe import Kind, Outcome
+
+BAR_WIDTH = 28
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+_COLOURS = {"pod1": 36, "pod2": 32, "pod3": 34, "pod4": 35, "pod5": 33}
+
+MAP = """\
+   client     stranger              outside the cluster
+     │           │
+  ───┴───────────┴──────┬─────────────────┬───  172.30.0.0/24
+                        │                 │
+                 node n1│          node n2│
+                  ┌─────┼─────┐        ┌──┴──┐
+                 pod1  pod2  pod3     pod4  pod5
+"""
+
+
+class Style(msgspec.Struct, frozen=True):
+    """What the terminal can show."""
+
+    colour: bool = True
+    unicode: bool = True
+
+    def paint(self, text: str, code: int) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.colour else text
+
+    def bold(self, text: str) -> str:
+        return self.paint(text, 1)
+
+    def dim(self, text: str) -> str:
+        return self.paint(text, 2)
+
+    def good(self, text: str) -> str:
+        return self.paint(text, 32)
+
+    def bad(self, text: str) -> str:
+        return self.paint(text, 31)
+
+    def plain(self, text: str) -> str:
+        """The text in what the terminal can write."""
+        if self.unicode:
+            return text
+        return text.translate(str.maketrans("│─┴┬┼┌┐├┤└┘", "|-+++++++++"))
+
+
+def bar(share: float, style: Style, width: int = BAR_WIDTH) -> str:
+    """A horizontal bar for a share between 0 and 1, always `width` characters."""
+    if not style.unicode:
+        return ("#" * round(share * width)).ljust(width)
+    eighths = round(share * width * 8)
+    full, rest = divmod(eighths, 8)
+    return (_BLOCKS[8] * full + (_BLOCKS[rest] if rest else "")).ljust(width)
+
+
+def answer_bars(outcomes: Sequence[Outcome], style: Style, hosts: Sequence[str] = ()) -> list[str]:
+    """One line per answering pod: node, bar, count, share and the source addresses it saw; then what failed.
+
+    `hosts` are shown even when none of them answered.
+    """
+    by = Counter(outcome.by for outcome in outcomes if outcome.kind is Kind.ANSWERED)
+    lines = []
+    for name in sorted(set(by) | set(hosts)):
+        share = by[name] / len(outcomes) if outcomes else 0.0
+        seen = sorted({o.seen for o in outcomes if o.by == name})
+        drawn = style.paint(bar(share, style), _COLOURS.get(name, 37))
+        note = f"sees {', '.join(map(_named, seen))}" if seen else style.dim("no connections")
+        lines.append(f"{name} on {HOSTS[name].node}  {drawn} {by[name]:4d}  {share:4.0%}   {note}")
+    failed = Counter(o.kind.value for o in outcomes if o.kind is not Kind.ANSWERED)
+    lines += [style.bad(f"{count} {kind}") for kind, count in sorted(failed.items())]
+    return lines
+
+
+def _named(address: str) -> str:
+    """The address and whose it is."""
+    family = 6 if ":" in address else 4
+    owners = {host.address(family): name for name, host in HOSTS.items()}
+    owners |= {bridge[family]: f"node {node}" for node, bridge in BRIDGE.items()}
+    owners |= {HOSTS[node].address(family): f"node {node}" for node in NODES}
+    return f"{address} ({owners[address]})" if address in owners else address
+
+
+def median_milliseconds(outcomes: Sequence[Outcome]) -> float:
+    """Middle of the connect times of answered probes."""
+    times = sorted(o.seconds for o in outcomes if o.kind is Kind.ANSWERED)
+    return times[len(times) // 2] * 1000 if times else 0.0
+
+
+_ELEMENTS = re.compile(r"\b(map|set) (\S+) \{(.*?)\n\t\}", re.DOTALL)
+_CHAIN_TARGET = re.compile(r"(?:goto|jump) (\S+)")
+
+
+def path_through_table(listing: str, address: str) -> list[str]:
+    """From a listing of the nftables table, what a packet to `address` meets: elements, and the chains they name."""
+    lines: list[str] = []
+    chains: dict[str, None] = {}
+    for kind, name, body in _ELEMENTS.findall(listing):
+        _, _, elements = body.partition("elements = {")
+        found = [e.strip(" \t\n}") for e in elements.split(",") if re.search(rf"(?<![\d.:]){address} ", e)]
+        if found:
+            lines += [f"{kind} {name}", *(f"    {' '.join(element.split())}" for element in found)]
+            chains |= dict.fromkeys(target for element in found for target in _CHAIN_TARGET.findall(element))
+    for chain in chains:
+        block = re.search(rf"\n\tchain {re.escape(chain)} \{{\n(.*?)\n\t\}}", listing, re.DOTALL)
+        if block:
+            rules = [line.strip() for line in block[1].splitlines()]
+            lines += [f"chain {chain}", *(f"    {rule}" for rule in rules if not rule.startswith("comment "))]
+    return lines
