@@ -216,7 +216,9 @@ class FakeApiServer:
             headers = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
             data = json.dumps(_status(fault.status, "injected fault")).encode()
             data = data if fault.body is None else fault.body
-            return web.Response(status=fault.status, body=data, headers=headers)
+            return web.Response(
+                status=fault.status, body=data, headers=headers, content_type="application/json"
+            )
         if self.token and seen.headers.get("Authorization") != f"Bearer {self.token}":
             return _refusal(401, "Unauthorized")
         kind, namespace, name = _resource(request.path)

@@ -88,11 +88,10 @@ class Transport:
 
         `timeout` bounds every single wait for data, not the whole transfer: a long list may take long.
         """
-        headers = {"Accept": "application/json"}
+        encoding = "identity" if self._access.disable_compression else "gzip"
+        headers = {"Accept": "application/json", "Accept-Encoding": encoding}
         if body is not None:
             headers["Content-Type"] = content_type
-        if not self._access.disable_compression:
-            headers["Accept-Encoding"] = "gzip"
         async with self._exchange(method, path, params, headers, body, timeout) as response:
             return Response(response.status, response.headers, await response.read())
 

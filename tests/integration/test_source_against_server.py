@@ -1,0 +1,180 @@
+"""The API source end to end, over HTTP only: against the fake server always, against a real one where given.
+
+Set KUBECONFIG (a file) or KUBE_APISERVER_URL (a server that needs no credentials) to include a real API server.
+The test creates objects with unique names in namespace `default` and removes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.kubedicts import endpoint_slice, node, service
+
+from pointsman.errors import KubeError
+from pointsman.kube.access import Access
+from pointsman.kube.kubeconfig import load_access
+from pointsman.kube.listwatch import ListWatch
+from pointsman.kube.resources import SERVICES
+from pointsman.kube.status import WatchStatus
+from pointsman.kube.transport import Transport
+from pointsman.model.objects import Delete, EndpointSlice, Event, Node, Service, ServiceCIDR, Synced, Upsert
+from pointsman.source.api import ApiSource
+
+SERVICE_PATH = "/api/v1/namespaces/default/services"
+SLICE_PATH = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+NODE_PATH = "/api/v1/nodes"
+
+REAL_KUBECONFIG = os.environ.get("KUBECONFIG", "")
+REAL_URL = os.environ.get("KUBE_APISERVER_URL", "")
+
+real_server = pytest.param(
+    "real",
+    marks=pytest.mark.skipif(
+        not (REAL_KUBECONFIG or REAL_URL), reason="no real API server: set KUBECONFIG or KUBE_APISERVER_URL"
+    ),
+)
+every_server = pytest.mark.parametrize("which", ["fake", "fake-without-watch-list", real_server])
+
+
+class Cluster:
+    """A server to test against, and what to remove from it afterwards."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.prefix = f"pointsman-test-{uuid.uuid4().hex[:10]}"
+        self._created: list[str] = []
+
+    async def create(self, path: str, item: dict[str, Any]) -> None:
+        await self.transport.request("POST", path, body=json.dumps(item).encode())
+        self._created.append(f"{path}/{item['metadata']['name']}")
+
+    async def patch(self, path: str, patch: dict[str, Any]) -> None:
+        await self.transport.request(
+            "PATCH", path, body=json.dumps(patch).encode(), content_type="application/merge-patch+json"
+        )
+
+    async def delete(self, path: str) -> None:
+        await self.transport.request("DELETE", path)
+        self._created.remove(path)
+
+    async def clean_up(self) -> None:
+        for path in list(self._created):
+            with contextlib.suppress(KubeError):
+                await self.delete(path)
+
+
+@asynccontextmanager
+async def cluster(which: str) -> AsyncIterator[Cluster]:
+    async with contextlib.AsyncExitStack() as stack:
+        if which == "real":
+            access = load_access(REAL_KUBECONFIG, REAL_URL)
+        else:
+            server = FakeApiServer(watch_list=which == "fake")
+            await stack.enter_async_context(server)
+            access = Access(server.url, "fake API server")
+        transport = Transport(access, qps=0)
+        stack.push_async_callback(transport.close)
+        target = Cluster(transport)
+        stack.push_async_callback(target.clean_up)
+        yield target
+
+
+def own_service(target: Cluster, name: str) -> dict[str, Any]:
+    item = service(f"{target.prefix}-{name}")
+    if REAL_URL or REAL_KUBECONFIG:
+        del item["spec"]["clusterIP"], item["spec"]["clusterIPs"], item["status"]
+    return item
+
+
+async def wait_for(stream: Any, wanted: type[Event], name: str) -> Any:
+    """The next event of this type about this object; others (a busy cluster's) are passed over."""
+    async with asyncio.timeout(30):
+        async for event in stream:
+            key = event.object.metadata.key if isinstance(event, Upsert) else getattr(event, "key", "")
+            if isinstance(event, wanted) and key.endswith(name):
+                return event
+    raise AssertionError("the source ended")
+
+
+@every_server
+def test_objects_come_change_and_go(which: str) -> None:
+    async def scenario() -> None:
+        async with cluster(which) as target:
+            name = f"{target.prefix}-web"
+            await target.create(NODE_PATH, node(f"{target.prefix}-node"))
+            await target.create(SERVICE_PATH, own_service(target, "web"))
+            await target.create(SLICE_PATH, endpoint_slice(f"{name}-1", "10.1.0.1", service_name=name))
+            source = ApiSource(target.transport, node_name=f"{target.prefix}-node")
+            async with aclosing(source.events()) as stream:
+                objects, synced = set(), set()
+                async with asyncio.timeout(60):
+                    while len(synced) < 4:
+                        event = await anext(stream)
+                        if isinstance(event, Upsert):
+                            objects.add((type(event.object), event.object.metadata.key))
+                        elif isinstance(event, Synced):
+                            synced.add(event.kind)
+                assert {
+                    (Node, f"{target.prefix}-node"),
+                    (Service, f"default/{name}"),
+                    (EndpointSlice, f"default/{name}-1"),
+                } <= objects
+                assert synced == {Node, Service, EndpointSlice, ServiceCIDR}
+
+                await target.create(SERVICE_PATH, own_service(target, "late"))
+                late = await wait_for(stream, Upsert, f"{target.prefix}-late")
+                assert late.object.spec.cluster_ip
+
+                patch = {"endpoints": [{"addresses": ["10.1.0.2"], "conditions": {"ready": False}}]}
+                await target.patch(f"{SLICE_PATH}/{name}-1", patch)
+                changed = await wait_for(stream, Upsert, f"{name}-1")
+                assert changed.object.endpoints[0].addresses == ["10.1.0.2"]
+                assert changed.object.endpoints[0].conditions.ready is False
+
+                await target.patch(
+                    f"{SERVICE_PATH}/{name}",
+                    {"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": "another"}}},
+                )
+                await wait_for(stream, Delete, name)
+                await target.delete(f"{SLICE_PATH}/{name}-1")
+                await wait_for(stream, Delete, f"{name}-1")
+                assert all(status.failures_total == 0 for status in source.statuses.values())
+
+    asyncio.run(scenario())
+
+
+@every_server
+def test_small_pages_deliver_everything_once(which: str) -> None:
+    async def scenario() -> None:
+        async with cluster(which) as target:
+            names = {f"{target.prefix}-{number}" for number in range(7)}
+            for number in range(7):
+                await target.create(SERVICE_PATH, own_service(target, str(number)))
+            watch = ListWatch(
+                target.transport,
+                SERVICES,
+                status=WatchStatus(),
+                on_bad_object=lambda *_: None,
+                watch_list=False,
+                page_limit=2,
+            )
+            seen: list[str] = []
+            async with aclosing(watch.events()) as stream, asyncio.timeout(60):
+                async for event in stream:
+                    if isinstance(event, Synced):
+                        break
+                    assert isinstance(event, Upsert)
+                    seen.append(event.object.metadata.name)
+            assert names <= set(seen)
+            assert len(seen) == len(set(seen))
+
+    asyncio.run(scenario())

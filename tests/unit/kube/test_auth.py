@@ -1,0 +1,224 @@
+"""Credentials follow their files and plugins, and never show."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pointsman.errors import KubeError
+from pointsman.kube.access import Access, ExecPlugin
+from pointsman.kube.auth import Credentials
+from pointsman.kube.execplugin import ExecCredential, credential_from_output, run_plugin
+
+V1 = "client.authentication.k8s.io/v1"
+
+
+def headers(credentials: Credentials) -> dict[str, str]:
+    return dict(asyncio.run(credentials.present()).headers)
+
+
+def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
+    certificate, key = directory / f"{name}.crt", directory / f"{name}.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        + ["-keyout", key, "-out", certificate, "-days", "2", "-subj", f"/CN={name}"],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+def test_token_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("first\n", encoding="utf-8")
+    credentials = Credentials(Access("http://x", "test", token="ignored", token_file=token))
+    assert headers(credentials) == {"Authorization": "Bearer first"}
+    (tmp_path / "new").write_text("second", encoding="utf-8")
+    (tmp_path / "new").replace(token)
+    assert headers(credentials) == {"Authorization": "Bearer second"}
+
+
+def test_token_file_that_vanishes_or_empties_keeps_the_last_token(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("first", encoding="utf-8")
+    credentials = Credentials(Access("http://x", "test", token_file=token))
+    headers(credentials)
+    token.write_text("", encoding="utf-8")
+    assert headers(credentials) == {"Authorization": "Bearer first"}
+    token.unlink()
+    assert headers(credentials) == {"Authorization": "Bearer first"}
+
+
+def test_token_file_that_never_existed_is_an_error_naming_it(tmp_path: Path) -> None:
+    credentials = Credentials(Access("http://x", "context 'c'", token_file=tmp_path / "token"))
+    with pytest.raises(KubeError, match=r"token file .*/token \(context 'c'\)"):
+        headers(credentials)
+
+
+def test_basic_authentication_and_impersonation() -> None:
+    access = Access(
+        "http://x", "test", username="joe", password="pw", impersonation=(("Impersonate-User", "ann"),)
+    )
+    assert headers(Credentials(access)) == {"Impersonate-User": "ann", "Authorization": "Basic am9lOnB3"}
+
+
+def test_new_client_certificate_leads_to_a_new_tls_context(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "one")
+    access = Access("https://x", "test", ca=certificate, client_certificate=certificate, client_key=key)
+    credentials = Credentials(access)
+    first = asyncio.run(credentials.present()).tls
+    assert asyncio.run(credentials.present()).tls is first
+    new_certificate, new_key = make_certificate(tmp_path, "two")
+    new_certificate.replace(certificate)
+    half_way = asyncio.run(credentials.present()).tls
+    assert half_way is first, "a certificate without its key must not be used"
+    new_key.replace(key)
+    assert asyncio.run(credentials.present()).tls is not first
+
+
+def test_inline_certificate_needs_no_file(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "one")
+    access = Access(
+        "https://x",
+        "test",
+        ca=certificate.read_bytes(),
+        client_certificate=certificate.read_bytes(),
+        client_key=key.read_bytes(),
+    )
+    certificate.unlink()
+    key.unlink()
+    assert asyncio.run(Credentials(access).present()).tls is not None
+
+
+@pytest.mark.parametrize(
+    ("ca", "certificate", "message"),
+    [
+        (b"no pem", None, "certificate-authority-data holds no PEM certificate"),
+        (Path("/absent/ca.crt"), None, "/absent/ca.crt"),
+        (None, b"no pem", "client-certificate-data and client-key-data"),
+        (None, Path("/absent/c.crt"), "/absent/c.crt"),
+    ],
+)
+def test_unusable_tls_material_is_named(ca: bytes | Path, certificate: bytes | Path, message: str) -> None:
+    access = Access("https://x", "context 'c'", ca=ca, client_certificate=certificate, client_key=certificate)
+    with pytest.raises(KubeError) as caught:
+        asyncio.run(Credentials(access).present())
+    assert message in str(caught.value)
+    assert "context 'c'" in str(caught.value)
+
+
+def test_encrypted_key_fails_instead_of_asking_on_the_terminal(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "one")
+    locked = tmp_path / "locked.key"
+    subprocess.run(
+        ["openssl", "ec", "-in", key, "-aes256", "-passout", "pass:secret", "-out", locked],
+        check=True,
+        capture_output=True,
+    )
+    access = Access("https://x", "test", client_certificate=certificate, client_key=locked)
+    with pytest.raises(KubeError, match=r"locked\.key"):
+        asyncio.run(Credentials(access).present())
+
+
+def test_exec_credentials_are_kept_until_they_expire_or_are_refused() -> None:
+    now = 1000.0
+    runs = 0
+
+    async def plugin(_plugin: ExecPlugin, _access: Access) -> ExecCredential:
+        nonlocal runs
+        runs += 1
+        return ExecCredential(token=f"t{runs}", expires=now + 100)
+
+    access = Access("http://x", "test", exec_plugin=ExecPlugin("x", V1))
+    credentials = Credentials(access, clock=lambda: now, run=plugin)
+    assert headers(credentials) == headers(credentials) == {"Authorization": "Bearer t1"}
+    now += 95
+    assert headers(credentials) == {"Authorization": "Bearer t2"}
+    assert credentials.forget()
+    assert headers(credentials) == {"Authorization": "Bearer t3"}
+
+
+def test_static_token_is_not_worth_another_try_after_a_refusal(tmp_path: Path) -> None:
+    assert not Credentials(Access("http://x", "test", token="t")).forget()
+    path = tmp_path / "token"
+    path.write_text("old", encoding="utf-8")
+    credentials = Credentials(Access("http://x", "test", token_file=path))
+    headers(credentials)
+    assert not credentials.forget()
+    path.write_text("new", encoding="utf-8")
+    assert credentials.forget()
+
+
+def script(directory: Path, text: str) -> str:
+    path = directory / "plugin"
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_plugin_gets_its_environment_and_its_answer_is_used(tmp_path: Path) -> None:
+    answer = {
+        "kind": "ExecCredential",
+        "apiVersion": V1,
+        "status": {"token": "from-plugin", "expirationTimestamp": "2030-01-01T00:00:00Z"},
+    }
+    seen = tmp_path / "seen"
+    command = script(
+        tmp_path, f"""echo "$1 $EXTRA $KUBERNETES_EXEC_INFO" > {seen}; echo '{json.dumps(answer)}'"""
+    )
+    plugin = ExecPlugin(command, V1, args=("arg",), env=(("EXTRA", "yes"),), provide_cluster_info=True)
+    access = Access("https://api.example", "test", ca=b"PEM", exec_plugin=plugin)
+    granted = asyncio.run(run_plugin(plugin, access))
+    assert granted.token == "from-plugin"
+    assert granted.expires == 1893456000
+    argument, extra, info = seen.read_text(encoding="utf-8").split(" ", 2)
+    assert (argument, extra) == ("arg", "yes")
+    assert json.loads(info) == {
+        "kind": "ExecCredential",
+        "apiVersion": V1,
+        "spec": {
+            "interactive": False,
+            "cluster": {"server": "https://api.example", "certificate-authority-data": "UEVN"},
+        },
+    }
+
+
+def test_failing_plugin_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    plugin = ExecPlugin(script(tmp_path, "echo secret; echo first >&2; echo no network >&2; exit 3"), V1)
+    with pytest.raises(KubeError, match="exit status 3: no network") as caught:
+        asyncio.run(run_plugin(plugin, Access("https://x", "context 'c'")))
+    assert "secret" not in str(caught.value)
+
+
+def test_missing_plugin_is_reported_with_its_install_hint() -> None:
+    plugin = ExecPlugin("/absent/plugin", V1, install_hint="get it from example.com")
+    with pytest.raises(KubeError, match=r"/absent/plugin.*cannot be started.*get it from example.com"):
+        asyncio.run(run_plugin(plugin, Access("https://x", "test")))
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (b"secret", "printed no usable ExecCredential"),
+        (b'{"kind":"Secret"}', "must print kind ExecCredential"),
+        (
+            b'{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1beta1"}',
+            f"apiVersion {V1}",
+        ),
+        (b'{"kind":"ExecCredential","apiVersion":"%s"}' % V1.encode(), "neither token nor"),
+        (
+            b'{"kind":"ExecCredential","apiVersion":"%s","status":{"clientCertificateData":"secret"}}'
+            % V1.encode(),
+            "must come together",
+        ),
+    ],
+)
+def test_bad_plugin_output_is_refused_without_repeating_it(output: bytes, message: str) -> None:
+    with pytest.raises(KubeError) as caught:
+        credential_from_output(output, V1, "exec plugin x")
+    assert message in str(caught.value)
+    assert "secret" not in str(caught.value)

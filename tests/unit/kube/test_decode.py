@@ -1,0 +1,78 @@
+"""Pages, lines and events as bytes."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fake.kubedicts import endpoint_slice, service
+
+from pointsman.kube.decode import BadObject, LineSplitter, ObjectDecoder
+from pointsman.model.objects import EndpointSlice, Service
+
+
+@given(st.lists(st.binary(max_size=6).map(lambda line: line.replace(b"\n", b"")), max_size=8), st.data())
+def test_lines_do_not_depend_on_how_they_were_cut(lines: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(line + b"\n" for line in lines) + b"unfinished"
+    splitter = LineSplitter()
+    seen: list[bytes] = []
+    while stream:
+        size = data.draw(st.integers(min_value=1, max_value=len(stream)))
+        chunk, stream = stream[:size], stream[size:]
+        seen.extend(splitter.feed(chunk))
+    assert seen == lines
+
+
+def page(*items: object) -> bytes:
+    return json.dumps(
+        {"kind": "List", "metadata": {"resourceVersion": "7", "continue": "c"}, "items": items}
+    ).encode()
+
+
+def test_page_of_good_objects() -> None:
+    result = ObjectDecoder(Service).page(page(service("a"), service("b")))
+    assert [item.metadata.name for item in result.objects] == ["a", "b"]
+    assert result.bad == []
+    assert (result.metadata.resource_version, result.metadata.continue_token) == ("7", "c")
+
+
+@pytest.mark.parametrize(
+    ("broken", "key"),
+    [
+        (service("bad", clusterIP=5), "default/bad"),
+        ({"metadata": {"name": "bad"}, "spec": []}, "bad"),
+        ({"metadata": {"namespace": "shop"}, "spec": 5}, "shop/"),
+        ({"metadata": 5}, "(unnamed)"),
+        ({}, "(unnamed)"),
+        (17, "(unnamed)"),
+        (None, "(unnamed)"),
+    ],
+)
+def test_bad_object_of_a_page_is_named_and_the_others_are_kept(broken: object, key: str) -> None:
+    result = ObjectDecoder(Service).page(page(service("a"), broken, service("b")))
+    assert [item.metadata.name for item in result.objects] == ["a", "b"]
+    assert [bad.key for bad in result.bad] == [key]
+    assert result.metadata.resource_version == "7"
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"items":5}', b'{"metadata":{"resourceVersion":1}}'])
+def test_body_that_is_no_list_raises(body: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        ObjectDecoder(Service).page(body)
+
+
+def test_empty_lists_come_as_null_too() -> None:
+    assert ObjectDecoder(Service).page(b'{"metadata":{"resourceVersion":"1"},"items":null}').objects == []
+
+
+def test_object_without_a_name_is_bad() -> None:
+    assert isinstance(ObjectDecoder(Service).object(b'{"metadata":{}}'), BadObject)
+
+
+def test_unknown_fields_are_skipped() -> None:
+    document = endpoint_slice("a", "10.1.0.1") | {"future": {"deep": [1, {"x": None}]}}
+    result = ObjectDecoder(EndpointSlice).object(json.dumps(document).encode())
+    assert isinstance(result, EndpointSlice)

@@ -1,0 +1,154 @@
+"""Events reach the server in moderation, and nothing depends on them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.virtualtime import VirtualTime
+
+from pointsman.kube.access import Access
+from pointsman.kube.events import EventRecorder, node_reference, service_reference
+from pointsman.kube.transport import Transport
+from pointsman.model.objects import Meta, Service
+
+NODE = node_reference("n1")
+
+
+@asynccontextmanager
+async def recording(server: FakeApiServer, time: VirtualTime) -> AsyncIterator[EventRecorder]:
+    transport = Transport(Access(server.url, "test"), qps=0, environ={})
+    recorder = EventRecorder(transport, node_name="n1", clock=time.clock)
+    task = asyncio.create_task(recorder.run())
+    try:
+        yield recorder
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await transport.close()
+
+
+def stored(server: FakeApiServer) -> list[dict[str, Any]]:
+    return list(server.store.objects["Event"].values())
+
+
+def test_event_carries_what_kubectl_shows() -> None:
+    async def scenario() -> None:
+        async with FakeApiServer() as server, recording(server, VirtualTime()) as recorder:
+            recorder.record(NODE, "Starting", "")
+            service = Service(Meta(name="web", namespace="shop", uid="u-1"))
+            recorder.record(
+                service_reference(service),
+                "FailedToStartServiceHealthcheck",
+                "node n1 failed to listen",
+                warning=True,
+                action="Listen",
+            )
+            await recorder.flush(10)
+            first, second = stored(server)
+            assert first["metadata"]["namespace"] == "default"
+            assert first["regarding"] == {"kind": "Node", "name": "n1", "uid": "n1"}
+            assert (first["type"], first["reason"], first["action"]) == (
+                "Normal",
+                "Starting",
+                "StartKubeProxy",
+            )
+            assert (first["reportingController"], first["reportingInstance"]) == (
+                "kube-proxy",
+                "kube-proxy-n1",
+            )
+            assert first["eventTime"].endswith("Z")
+            assert second["metadata"]["namespace"] == "shop"
+            assert second["regarding"] == {
+                "kind": "Service",
+                "name": "web",
+                "namespace": "shop",
+                "uid": "u-1",
+            }
+            assert (second["type"], second["action"]) == ("Warning", "Listen")
+            assert server.requests[1].path == "/apis/events.k8s.io/v1/namespaces/shop/events"
+
+    asyncio.run(scenario())
+
+
+def test_repetitions_become_one_series_updated_now_and_then() -> None:
+    async def scenario() -> None:
+        time = VirtualTime()
+        async with FakeApiServer() as server, recording(server, time) as recorder:
+            for _ in range(10):
+                recorder.record(NODE, "Trouble", "again", warning=True)
+            await recorder.flush(10)
+            assert [seen.method for seen in server.requests] == ["POST", "PATCH"]
+            assert stored(server)[0]["series"]["count"] == 2
+            time.now += 120
+            recorder.record(NODE, "Trouble", "again", warning=True)
+            await recorder.flush(10)
+            assert len(stored(server)) == 1
+            assert stored(server)[0]["series"]["count"] == 11
+
+    asyncio.run(scenario())
+
+
+def test_series_whose_event_expired_starts_anew() -> None:
+    async def scenario() -> None:
+        time = VirtualTime()
+        async with FakeApiServer() as server, recording(server, time) as recorder:
+            recorder.record(NODE, "Trouble", "one")
+            await recorder.flush(10)
+            server.store.objects["Event"].clear()
+            recorder.record(NODE, "Trouble", "two")
+            await recorder.flush(10)
+            assert [event["note"] for event in stored(server)] == ["two"]
+
+    asyncio.run(scenario())
+
+
+def test_flood_of_different_events_is_cut_and_counted() -> None:
+    async def scenario() -> None:
+        time = VirtualTime()
+        async with FakeApiServer() as server, recording(server, time) as recorder:
+            for number in range(1000):
+                recorder.record(NODE, f"Reason{number}", "x")
+            await recorder.flush(10)
+            assert len(stored(server)) == 25
+            assert recorder.dropped == 975
+            time.now += 10
+            recorder.record(NODE, "Later", "x")
+            await recorder.flush(10)
+            assert len(stored(server)) == 26
+
+    asyncio.run(scenario())
+
+
+def test_refusing_and_absent_servers_do_not_matter() -> None:
+    async def scenario() -> None:
+        async with FakeApiServer() as server, recording(server, VirtualTime()) as recorder:
+            server.fail_next(403, path="events")
+            recorder.record(NODE, "Refused", "x")
+            await recorder.flush(10)
+            await server.stop()
+            recorder.record(NODE, "Nobody", "x")
+            await recorder.flush(10)
+            await server.start()
+            recorder.record(NODE, "Back", "x")
+            await recorder.flush(10)
+            assert [event["reason"] for event in stored(server)] == ["Back"]
+            assert recorder.dropped == 2
+
+    asyncio.run(scenario())
+
+
+def test_long_notes_are_cut_between_characters() -> None:
+    async def scenario() -> None:
+        async with FakeApiServer() as server, recording(server, VirtualTime()) as recorder:
+            recorder.record(NODE, "Long", "ä" * 1000)
+            await recorder.flush(10)
+            body = json.loads(server.requests[0].body)
+            assert len(body["note"].encode()) <= 1024
+            assert body["note"].endswith("ä...")
+
+    asyncio.run(scenario())
