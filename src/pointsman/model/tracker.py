@@ -23,7 +23,7 @@ from pointsman.model.objects import (
     Service,
 )
 from pointsman.model.service import Problem, ServicePort, ServicePortName, service_ports_from_service
-from pointsman.model.slices import SliceEndpoints, endpoints_from_slice, merged
+from pointsman.model.slices import PortKey, SliceEndpoints, endpoints_from_slice, merged
 
 OnProblem = Callable[[str, Meta, Problem], None]
 """Called with kind, metadata and what was left out of an object."""
@@ -83,6 +83,10 @@ class Tracker:
     def pending(self) -> int:
         """Service ports that changed since the last `take`."""
         return len(self._before)
+
+    @property
+    def pending_names(self) -> frozenset[ServicePortName]:
+        return frozenset(self._before)
 
     @property
     def pending_services(self) -> int:
@@ -153,6 +157,13 @@ class Tracker:
         """Everything there is now, for a receiver that cannot trust what it got before."""
         changes = self.take()
         return Changes(dict(self._states), changes.trigger_times, complete=True)
+
+    def slice_ports(self, service_key: str) -> dict[str, dict[PortKey, int]]:
+        """The slices of a Service, each with the number of endpoints per port, for explanations."""
+        return {
+            slice_key: {port: len(endpoints) for port, endpoints in ports.items()}
+            for slice_key, ports in self._slices.get(service_key, {}).items()
+        }
 
     def local_ready_counts(self) -> Iterator[tuple[ServicePort, int]]:
         """Service ports with a health check node port, and how many ready endpoints run here."""

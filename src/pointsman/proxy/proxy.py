@@ -16,6 +16,7 @@ import msgspec
 from pointsman.backends.base import Backend
 from pointsman.config.gates import effective_gates
 from pointsman.config.types import IPTABLES, NFTABLES, KubeProxyConfiguration
+from pointsman.explain.remarks import Remarks
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.context import NodeContext
 from pointsman.model.node import NodeFacts, node_facts
@@ -87,6 +88,7 @@ class Proxy:
         self.started_at = time.time()
         self.node: Node | None = None
         self.service_cidrs: dict[str, tuple[str, ...]] = {}
+        self.remarks = Remarks()
         self._machine = machine
         self._recorder = recorder
         self._after_sync = after_sync
@@ -112,6 +114,18 @@ class Proxy:
     def ready(self) -> bool:
         """Every kind has been listed once and the node is known, or has been waited for long enough."""
         return self._started
+
+    @property
+    def waiting_for(self) -> str:
+        """What is missing before the first sync; empty when nothing is."""
+        unlisted = [kind.__name__ for kind in _KINDS if kind not in self._synced]
+        if unlisted:
+            return f"the first list of {', '.join(unlisted)}"
+        return "" if self._started else f"the Node {self.settings.node_name}"
+
+    def addresses(self, family: Family) -> tuple[bytes, ...]:
+        """The machine's own addresses of a family."""
+        return tuple(self._addresses[family])
 
     def context(self, family: Family) -> NodeContext:
         return node_context(
@@ -182,9 +196,11 @@ class Proxy:
                 self._maybe_start()
             case Upsert(object=Service() as service):
                 self.metrics.service_changes.inc()
+                self.remarks.service_upserted(service)
                 self._notify(lambda family: family.tracker.service_upserted(service))
             case Upsert(object=EndpointSlice() as endpoint_slice):
                 self.metrics.endpoint_changes.inc()
+                self.remarks.slice_changed(endpoint_slice.metadata.key)
                 self._notify(lambda family: family.tracker.slice_upserted(endpoint_slice))
             case Upsert(object=Node() as node):
                 self._node_changed(node.metadata.name, node)
@@ -197,9 +213,11 @@ class Proxy:
     def _deleted(self, kind: type[KubeObject], key: str) -> None:
         if kind is Service:
             self.metrics.service_changes.inc()
+            self.remarks.service_deleted(key)
             self._notify(lambda family: family.tracker.service_deleted(key))
         elif kind is EndpointSlice:
             self.metrics.endpoint_changes.inc()
+            self.remarks.slice_changed(key)
             self._notify(lambda family: family.tracker.slice_deleted(key))
         elif kind is Node:
             self._node_changed(key, None)
@@ -314,6 +332,7 @@ class Proxy:
         await self.health_ports[family].sync(wanted, addresses)
 
     def _object_problem(self, kind: str, meta: Meta, problem: Problem) -> None:
+        self.remarks.problem(kind, meta, problem)
         self.metrics.objects_skipped.labels(kind=kind, reason=problem.reason).inc()
         _log.warning("Left out of the rules", kind=kind, object=meta.key, reason=problem.message)
         if kind == "Service":

@@ -71,6 +71,10 @@ class Reconciler:
         """Service ports whose latest plan the kernel has not accepted yet."""
         return len(self._before)
 
+    @property
+    def unsynced_names(self) -> frozenset[ServicePortName]:
+        return frozenset(self._before)
+
     def sync(self, changes: Changes, context: NodeContext, *, full: bool = False) -> SyncOutcome:
         """Bring the kernel up to date; raises KernelError with nothing lost when it refuses."""
         started = self._clock()

@@ -1,0 +1,298 @@
+"""From a view of the proxy and a question to the explanation. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+
+from pointsman.backends.base import Difference
+from pointsman.explain import unserved
+from pointsman.explain.causes import listed, port_causes, skipped_causes
+from pointsman.explain.packets import Client, clients_of, node_port_denial, path
+from pointsman.explain.report import (
+    Cause,
+    EndpointAnswer,
+    Explanation,
+    FamilyTrouble,
+    FrontendAnswer,
+    KernelAnswer,
+    KernelDifference,
+    Path,
+    PolicyUse,
+    PortAnswer,
+)
+from pointsman.explain.target import Target
+from pointsman.explain.view import FamilyView, View
+from pointsman.model.addresses import address_text, host_port_text
+from pointsman.model.plan import Frontend, FrontendKind, ServicePlan, TopologyMode
+from pointsman.model.service import ServicePortName
+from pointsman.model.topology import endpoint_reason
+
+_LABEL_LENGTH = 117
+"""Backends may cut the service's name in their labels beyond this."""
+
+
+def explain(view: View, target: Target, client: str = "") -> Explanation:
+    """The explanation; raises BadQuestion when the client cannot be understood."""
+    ports: list[PortAnswer] = []
+    causes: list[Cause] = list(_troubles(view))
+    if target.address is None:
+        keys = service_keys(view, target)
+        for key in keys:
+            ports += _service_ports(view, target, key, client, causes)
+        if not keys:
+            causes.append(_not_found(view, target))
+        elif len(keys) > 1:
+            message = f"{target.service} exists in several namespaces: {listed(keys)}"
+            causes.append(Cause("Ambiguous", message, "name one as NAMESPACE/SERVICE", fatal=False))
+    else:
+        ports += _at_address(view, target, client)
+        if not ports:
+            causes += unserved.causes(view, target)
+    return Explanation(
+        question=target.text,
+        node=view.node,
+        mode=view.mode,
+        live=view.live,
+        ports=tuple(ports),
+        causes=tuple(causes),
+        sync_errors=tuple(
+            FamilyTrouble(family.family.value, family.last_error)
+            for family in view.families
+            if family.last_error
+        ),
+    )
+
+
+def service_keys(view: View, target: Target) -> list[str]:
+    """Keys of the Services the target may mean: the namespace given, else `default`, else any."""
+    known = {name.key for family in view.families for name in family.states}
+    known |= view.remarks.keys()
+    if target.namespace:
+        wanted = f"{target.namespace}/{target.service}"
+        return [wanted] if wanted in known else []
+    found = sorted(key for key in known if key.partition("/")[2] == target.service)
+    return [f"default/{target.service}"] if f"default/{target.service}" in found else found
+
+
+def _not_found(view: View, target: Target) -> Cause:
+    known = sorted({name.key for family in view.families for name in family.states} | view.remarks.keys())
+    asked = f"{target.namespace or 'default'}/{target.service}"
+    close = difflib.get_close_matches(asked, known, n=3, cutoff=0.6)
+    close += [key for key in known if key.partition("/")[2] == target.service and key not in close]
+    advice = f"did you mean {listed(close)}?" if close else "does it exist, and in this namespace?"
+    where = "the API server's list" if view.live else "the manifests"
+    return Cause("NoSuchService", f"no Service {asked} in {where} ({len(known)} Services known)", advice)
+
+
+def _troubles(view: View) -> Iterator[Cause]:
+    """What is wrong with the proxy itself."""
+    if view.waiting_for:
+        yield Cause("NotStarted", f"nothing is programmed yet: waiting for {view.waiting_for}")
+    for family in view.families:
+        if family.last_error:
+            yield Cause(
+                "SyncFailing",
+                f"the last {family.family.value} sync failed, the rules before it stand: {family.last_error}",
+                "new changes do not reach the kernel until this is repaired; the sync is retried",
+                fatal=False,
+            )
+
+
+def _service_ports(
+    view: View, target: Target, key: str, client: str, causes: list[Cause]
+) -> Iterator[PortAnswer]:
+    found = False
+    others: set[str] = set()
+    for family in view.families:
+        for name in sorted(name for name in family.states if name.key == key):
+            if not _port_matches(name, family.states[name].port.port, target):
+                others.add(f"{name.port or family.states[name].port.port}/{name.protocol.name}")
+                continue
+            found = True
+            plan = family.plans.get(name)
+            if plan is None:
+                causes.append(_contested(family, name))
+            else:
+                yield _port_answer(view, family, plan, plan.frontends, client)
+    if found:
+        return
+    if others:
+        message = f"Service {key} has no port {target.port!r}, only {listed(sorted(others))}"
+        causes.append(Cause("NoSuchPort", message))
+    else:
+        causes.extend(skipped_causes(key, view.remarks.get(key, ())))
+
+
+def _port_matches(name: ServicePortName, number: int, target: Target) -> bool:
+    if target.protocol is not None and name.protocol is not target.protocol:
+        return False
+    return target.port in ("", name.port, str(number))
+
+
+def _contested(family: FamilyView, name: ServicePortName) -> Cause:
+    port = family.states[name].port
+    holder = next(
+        (
+            other
+            for other, plan in family.plans.items()
+            if other.protocol is name.protocol
+            and any(f.address == port.cluster_ip and f.port == port.port for f in plan.frontends)
+        ),
+        None,
+    )
+    if holder is None:
+        return Cause("NotPlanned", f"{name} ({family.family.value}) is not planned yet; a sync is on its way")
+    return Cause(
+        "ContestedClusterIP",
+        f"{name}: its cluster IP {host_port_text(port.cluster_ip, port.port)} is served by {holder}",
+        "two Services have the same cluster IP; the older one keeps it. Recreate this one without clusterIP",
+    )
+
+
+def _at_address(view: View, target: Target, client: str) -> Iterator[PortAnswer]:
+    """Every service port with a frontend at the address and port of the question."""
+    for family in view.families:
+        for name in sorted(family.plans):
+            plan = family.plans[name]
+            if target.protocol is not None and name.protocol is not target.protocol:
+                continue
+            asked = tuple(f for f in plan.frontends if _frontend_matches(f, target, family, view.mode))
+            if asked:
+                yield _port_answer(view, family, plan, asked, client)
+
+
+def _frontend_matches(frontend: Frontend, target: Target, family: FamilyView, mode: str) -> bool:
+    if target.number not in (0, frontend.port):
+        return False
+    if frontend.kind is FrontendKind.NODE_PORT:
+        address = target.address or b""
+        if not address:
+            return True
+        return target.number != 0 and not node_port_denial(address, family, mode)
+    return frontend.address == target.address
+
+
+def _port_answer(
+    view: View, family: FamilyView, plan: ServicePlan, asked: Sequence[Frontend], client: str
+) -> PortAnswer:
+    clients = clients_of(client, family)
+    frontends = tuple(_frontend_answer(view, family, plan, f, f in asked, clients) for f in plan.frontends)
+    paths = [p for frontend in frontends if frontend.asked for p in frontend.paths]
+    failing = any(not entry.answered and not entry.restricted for entry in paths)
+    kernel = _kernel(family, plan.name)
+    in_kernel = list(_kernel_causes(family, plan.name, kernel))
+    causes = [
+        *in_kernel,
+        *port_causes(family.states[plan.name].port, plan, family, view, failing, clients),
+    ]
+    return PortAnswer(
+        service=plan.name.key,
+        port=plan.name.port,
+        protocol=plan.name.protocol.name,
+        family=family.family.value,
+        number=plan.port.port,
+        affinity_seconds=plan.port.affinity_seconds,
+        topology=_topology(plan, family),
+        frontends=frontends,
+        endpoints=tuple(_endpoint_answers(plan, family)),
+        kernel=kernel,
+        causes=tuple(causes),
+        answers=_answers(paths, client) and not any(cause.fatal for cause in in_kernel),
+    )
+
+
+def _answers(paths: Iterable[Path], client: str) -> bool:
+    """Everybody is answered; a restriction asked for by source ranges counts only against a client that was named."""
+    counted = [entry for entry in paths if client or not entry.restricted]
+    return bool(counted) and all(entry.answered for entry in counted)
+
+
+def _frontend_answer(
+    view: View,
+    family: FamilyView,
+    plan: ServicePlan,
+    frontend: Frontend,
+    asked: bool,
+    clients: tuple[Client, ...],
+) -> FrontendAnswer:
+    return FrontendAnswer(
+        kind=frontend.kind.value,
+        address=_frontend_text(frontend, family),
+        policy="Local" if frontend.local_policy else "Cluster",
+        asked=asked,
+        source_ranges=tuple(str(cidr) for cidr in frontend.source_ranges),
+        paths=tuple(path(plan, frontend, client, family, view.mode) for client in clients),
+    )
+
+
+def _frontend_text(frontend: Frontend, family: FamilyView) -> str:
+    if frontend.kind is not FrontendKind.NODE_PORT:
+        return host_port_text(frontend.address, frontend.port)
+    where = family.context.node_port_addresses
+    addresses = "every address of this node"
+    if not where.match_all:
+        addresses = listed(address_text(address) for address in where.addresses) or "no address of this node"
+    return f"port {frontend.port} at {addresses}"
+
+
+def _topology(plan: ServicePlan, family: FamilyView) -> str:
+    if plan.topology is TopologyMode.NODE:
+        return f"hints select endpoints for node {family.context.node_name}"
+    if plan.topology is TopologyMode.ZONE:
+        return f"hints select endpoints for zone {family.context.zone}"
+    return plan.topology_note
+
+
+def _endpoint_answers(plan: ServicePlan, family: FamilyView) -> Iterator[EndpointAnswer]:
+    policies = sorted({frontend.local_policy for frontend in plan.frontends})
+    for endpoint in plan.all_endpoints:
+        uses: list[PolicyUse] = []
+        for local in policies:
+            used, reason = endpoint_reason(
+                plan,
+                endpoint,
+                local_policy=local,
+                node_name=family.context.node_name,
+                zone=family.context.zone,
+            )
+            uses.append(PolicyUse("Local" if local else "Cluster", used, reason))
+        yield EndpointAnswer(str(endpoint), endpoint.node, endpoint.zone, endpoint.local, tuple(uses))
+
+
+def _kernel(family: FamilyView, name: ServicePortName) -> KernelAnswer:
+    if family.differences is None:
+        return KernelAnswer("not asked")
+    found = [entry for entry in family.differences if _concerns(entry, name)]
+    if not found:
+        return KernelAnswer("present")
+    state = "missing" if all(not entry.have for entry in found) else "different"
+    return KernelAnswer(state, tuple(kernel_difference(entry) for entry in found))
+
+
+def kernel_difference(entry: Difference) -> KernelDifference:
+    return KernelDifference(entry.what, entry.want, entry.have, entry.service)
+
+
+def _concerns(entry: Difference, name: ServicePortName) -> bool:
+    """Whether it is about this service port: its own objects, and shared ones that are missing or changed; not what others left over."""
+    if not entry.service:
+        return bool(entry.want)
+    text = str(name)
+    return entry.service == text or (
+        len(text) > _LABEL_LENGTH and entry.service[:_LABEL_LENGTH] == text[:_LABEL_LENGTH]
+    )
+
+
+def _kernel_causes(family: FamilyView, name: ServicePortName, kernel: KernelAnswer) -> Iterator[Cause]:
+    if name in family.rejected:
+        yield Cause("KernelRefused", f"the kernel refused its rules: {family.rejected[name]}")
+    if name in family.unsynced:
+        yield Cause("NotSyncedYet", "its latest change is not in the kernel yet", fatal=False)
+    if kernel.differences:
+        what = listed(entry.what for entry in kernel.differences)
+        yield Cause(
+            "KernelDiffers",
+            f"the kernel does not hold what it should: {what}",
+            "somebody else changed the rules, or a sync is under way; `pointsman verify` lists everything",
+        )

@@ -1,0 +1,211 @@
+"""The likely causes when a Service does not answer, from the facts of one service port. Pure.
+
+Each function looks for one kind of trouble and yields what it finds; the order of `port_causes` is the order in which
+somebody debugging would want to hear of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pointsman.explain.packets import Client, ClientKind, denied_by_ranges
+from pointsman.explain.remarks import IP_MODE_PROXY, NO_BALANCER_ADDRESS, SKIPPED
+from pointsman.explain.report import Cause
+from pointsman.explain.view import FamilyView, View
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.plan import Frontend, ServicePlan
+from pointsman.model.service import Problem, ServicePort
+
+_SHOWN = 5
+
+_REMARK_ADVICE = {
+    IP_MODE_PROXY: "packets to it go to the load balancer, as the Service's status asks; set ipMode VIP to serve it on the node",
+    NO_BALANCER_ADDRESS: "the cloud controller (or MetalLB and the like) has not assigned one yet; look at its log",
+}
+
+
+def listed(words: Iterable[str]) -> str:
+    """The first few, and how many more."""
+    every = list(words)
+    more = len(every) - _SHOWN
+    return ", ".join(every[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def skipped_causes(key: str, remarks: tuple[Problem, ...]) -> Iterator[Cause]:
+    """Why a Service that exists has no service ports here."""
+    for remark in remarks:
+        if remark.reason == SKIPPED:
+            yield Cause(
+                "NotServed", f"Service {key} is not for this proxy: {remark.message}", _skip_advice(remark)
+            )
+        else:
+            yield Cause(remark.reason, f"Service {key}: {remark.message}")
+
+
+def _skip_advice(remark: Problem) -> str:
+    if remark.message.startswith("headless"):
+        return "clients must use the pod addresses that DNS returns for its name; there is no cluster IP to answer"
+    if "ExternalName" in remark.message:
+        return "its name is a DNS alias; connections never pass through this proxy"
+    if "label" in remark.message:
+        return "remove the label service.kubernetes.io/service-proxy-name to have it served here"
+    return "the API server allocates a cluster IP when the Service is created; is the object complete?"
+
+
+def port_causes(
+    port: ServicePort,
+    plan: ServicePlan,
+    family: FamilyView,
+    view: View,
+    paths_fail: bool,
+    clients: tuple[Client, ...],
+) -> Iterator[Cause]:
+    """Everything known to be wrong with a planned service port, most decisive first."""
+    if paths_fail:
+        yield from _missing_endpoints(port, plan, family)
+        yield from _missing_local(plan, family, clients)
+    yield from _source_ranges(plan.frontends, clients, family)
+    for refused in plan.refused:
+        yield Cause(refused.reason, refused.message, _refusal_advice(refused), fatal=False)
+    yield from _remarks(port, plan, view)
+    yield from _hints(plan)
+
+
+def _missing_endpoints(port: ServicePort, plan: ServicePlan, family: FamilyView) -> Iterator[Cause]:
+    if plan.has_any:
+        return
+    if plan.all_endpoints:
+        described = listed(_described(endpoint) for endpoint in plan.all_endpoints)
+        yield Cause(
+            "NoReadyEndpoints",
+            f"none of its {len(plan.all_endpoints)} endpoints can be used: {described}",
+            "look at the readiness probes of these pods: kubectl describe pod",
+        )
+        return
+    slices = family.slices.get(port.name.key, {})
+    if not slices:
+        yield Cause(
+            "NoEndpointSlices",
+            f"no {family.family.value} EndpointSlice belongs to Service {port.name.key}",
+            "its selector matches no pod, or it has none and nobody made slices with the label "
+            f"kubernetes.io/service-name={port.name.service}",
+        )
+        return
+    key = (port.name.port, port.name.protocol)
+    offered = {found: count for ports in slices.values() for found, count in ports.items()}
+    if key in offered:
+        yield Cause(
+            "EmptyEndpointSlices",
+            f"its EndpointSlices ({listed(sorted(slices))}) hold no usable endpoint",
+            "no pod matches the selector, or none has an address yet",
+        )
+        return
+    names = listed(sorted(f"{name!r}/{protocol.name}" for name, protocol in offered)) or "no port at all"
+    yield Cause(
+        "PortNameMismatch",
+        f"the Service's port is {port.name.port!r}/{port.protocol.name}, its EndpointSlices offer {names}",
+        "port name and protocol must be the same in both; for a named targetPort, does the pod declare that name?",
+    )
+
+
+def _described(endpoint: Endpoint) -> str:
+    where = f" on {endpoint.node}" if endpoint.node else ""
+    if endpoint.terminating:
+        state = "terminating and no longer serving"
+    else:
+        state = "ready" if endpoint.ready else "not ready"
+    return f"{endpoint}{where} ({state})"
+
+
+def _missing_local(plan: ServicePlan, family: FamilyView, clients: tuple[Client, ...]) -> Iterator[Cause]:
+    policies = [
+        name
+        for name, local in (
+            ("internalTrafficPolicy", plan.port.internal_local),
+            ("externalTrafficPolicy", plan.port.external_local and plan.port.externally_accessible),
+        )
+        if local
+    ]
+    if not policies or plan.local_endpoints or not plan.has_any:
+        return
+    ours = family.context.node_name
+    lookalikes = sorted({e.node for e in plan.all_endpoints if _same_host(e.node, ours)})
+    if lookalikes:
+        yield Cause(
+            "NodeNameMismatch",
+            f"endpoints run on node {lookalikes[0]!r}, and this proxy calls its node {ours!r}: the same host by "
+            "another name, so none counts as local",
+            f"start the proxy with --hostname-override={lookalikes[0]} (nodeName of the pods must match exactly)",
+        )
+        return
+    local = [endpoint for endpoint in plan.all_endpoints if endpoint.local]
+    if local:
+        detail = f"those here cannot be used: {listed(_described(endpoint) for endpoint in local)}"
+    else:
+        nodes = sorted({endpoint.node or "no named node" for endpoint in plan.all_endpoints})
+        detail = f"they run on {listed(nodes)}"
+    outside = all(client.kind is ClientKind.OUTSIDE for client in clients)
+    yield Cause(
+        "NoLocalEndpoint",
+        f"{' and '.join(policies)} Local, and no usable endpoint runs on this node ({ours}): {detail}",
+        "send traffic to a node that runs one (load balancers find it by the health check node port), "
+        f"or use policy Cluster{'' if outside else ' for clients inside the cluster'}",
+    )
+
+
+def _same_host(name: str, ours: str) -> bool:
+    """The same name but for case or domain."""
+    if not name or name == ours:
+        return False
+    mine, theirs = ours.casefold(), name.casefold()
+    return mine == theirs or mine.startswith(f"{theirs}.") or theirs.startswith(f"{mine}.")
+
+
+def _source_ranges(
+    frontends: tuple[Frontend, ...], clients: tuple[Client, ...], family: FamilyView
+) -> Iterator[Cause]:
+    ranged = next((frontend for frontend in frontends if frontend.source_ranges), None)
+    if ranged is None:
+        return
+    for client in clients:
+        denied = denied_by_ranges(ranged, client, family)
+        if denied:
+            ranges = listed(str(cidr) for cidr in ranged.source_ranges)
+            yield Cause(
+                "SourceRanges",
+                f"the load balancer address drops {client.words}: {denied} ({ranges})",
+                "add the client's address to loadBalancerSourceRanges; node port and cluster IP are not restricted",
+                fatal=bool(client.address),
+            )
+
+
+def _refusal_advice(refused: Problem) -> str:
+    if refused.reason.startswith("Contested"):
+        return "one address, protocol and port can serve one Service only; the older one keeps it"
+    if refused.reason == "AddressNotAllowed":
+        return "add its range to --external-ip-allow-cidrs if it may be claimed"
+    return "choose another address"
+
+
+def _remarks(port: ServicePort, plan: ServicePlan, view: View) -> Iterator[Cause]:
+    for remark in view.remarks.get(port.name.key, ()):
+        advice = _REMARK_ADVICE.get(remark.reason, "correct the object; the rest of it is used")
+        yield Cause(remark.reason, remark.message, advice, fatal=False)
+    if port.external_ips_ignored:
+        yield Cause(
+            "ExternalIPsIgnored",
+            "externalIPs are switched off by the feature gate AllowServiceExternalIPs",
+            fatal=False,
+        )
+    if plan.port.health_check_node_port and not plan.local_endpoints:
+        yield Cause(
+            "HealthCheckFails",
+            f"health check node port {plan.port.health_check_node_port} answers 503 on this node",
+            "that is how load balancers learn to avoid it",
+            fatal=False,
+        )
+
+
+def _hints(plan: ServicePlan) -> Iterator[Cause]:
+    if plan.topology_note:
+        yield Cause("HintsIgnored", plan.topology_note, fatal=False)

@@ -1,0 +1,193 @@
+"""What a packet meets, by mode, frontend, policy and client: the proxy's behaviour as one table of decisions. Pure.
+
+The backends' compile steps turn the same plans into rules; this is what those rules do, said in words. The
+end-to-end tests pin the behaviour, the tests of this module pin the words to it.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from pointsman.config.types import IPTABLES, IPVS, NFTABLES
+from pointsman.explain.report import Path
+from pointsman.explain.target import BadQuestion
+from pointsman.explain.view import FamilyView
+from pointsman.model.addresses import address_from_text, address_text, family_of
+from pointsman.model.context import LocalMode
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
+
+REFUSED = "refused (the client fails at once)"
+SILENT = "dropped in silence (the client times out)"
+
+
+class ClientKind(enum.Enum):
+    """Where a connection comes from."""
+
+    POD = "pod"
+    NODE = "node"
+    OUTSIDE = "outside"
+
+
+_WORDS = {
+    ClientKind.POD: "a pod of this node",
+    ClientKind.NODE: "this node itself",
+    ClientKind.OUTSIDE: "a client outside",
+}
+
+
+class Client(msgspec.Struct, frozen=True):
+    """A client; the address is empty when only the kind is known."""
+
+    kind: ClientKind
+    address: bytes = b""
+
+    @property
+    def words(self) -> str:
+        return f"{address_text(self.address)} ({_WORDS[self.kind]})" if self.address else _WORDS[self.kind]
+
+
+EVERYONE = tuple(Client(kind) for kind in ClientKind)
+
+
+def clients_of(text: str, view: FamilyView) -> tuple[Client, ...]:
+    """The clients that `--from TEXT` means in this family; none when the address is of the other one."""
+    if not text:
+        return EVERYONE
+    kinds = {kind.value: kind for kind in ClientKind}
+    if text in kinds:
+        return (Client(kinds[text]),)
+    address = address_from_text(text)
+    if address is None:
+        raise BadQuestion(f"--from {text!r}: say pod, node, outside or an IP address")
+    if family_of(address) is not view.family:
+        return ()
+    return (Client(_kind_of(address, view), address),)
+
+
+def _kind_of(address: bytes, view: FamilyView) -> ClientKind:
+    if address in view.node_addresses or (len(address) == 4 and address[0] == 127):
+        return ClientKind.NODE
+    local = view.context.local
+    if local.mode is LocalMode.CIDR and local.cidr is not None:
+        return ClientKind.POD if local.cidr.contains(address) else ClientKind.OUTSIDE
+    here = any(e.address == address and e.local for s in view.states.values() for e in s.endpoints)
+    return ClientKind.POD if here else ClientKind.OUTSIDE
+
+
+def path(plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView, mode: str) -> Path:
+    """What a connection of this client to this frontend meets."""
+    denied = denied_by_ranges(frontend, client, view)
+    if denied:
+        return Path(client.words, answered=False, result=f"{SILENT}: {denied}", restricted=True)
+    endpoints = _endpoints(plan, frontend, client, view, mode)
+    if not endpoints:
+        return Path(client.words, answered=False, result=_nothing(plan, frontend, client, mode))
+    count = "1 endpoint" if len(endpoints) == 1 else f"one of {len(endpoints)} endpoints"
+    condition = ""
+    if frontend.source_ranges and not client.address and client.kind is not ClientKind.NODE:
+        condition = ", if its address is in the source ranges"
+    return Path(
+        client.words,
+        answered=True,
+        result=f"answered by {count}{condition}",
+        endpoints=tuple(str(endpoint) for endpoint in endpoints),
+        source=_source(frontend, client, view, mode, endpoints),
+    )
+
+
+def denied_by_ranges(frontend: Frontend, client: Client, view: FamilyView) -> str:
+    """Why the load balancer's source ranges keep this client out; empty when they do not, or may not."""
+    ranges = frontend.source_ranges
+    if not ranges:
+        return ""
+    if client.kind is ClientKind.NODE:
+        own = view.context.node_ips
+        if any(cidr.contains(ip) for ip in own for cidr in ranges):
+            return ""
+        return "the node's own address is not in loadBalancerSourceRanges"
+    if client.address and not any(cidr.contains(client.address) for cidr in ranges):
+        return f"{address_text(client.address)} is not in loadBalancerSourceRanges"
+    return ""
+
+
+def _endpoints(
+    plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView, mode: str
+) -> tuple[Endpoint, ...]:
+    if not frontend.local_policy:
+        return plan.cluster_endpoints
+    inside = client.kind is not ClientKind.OUTSIDE
+    if mode == IPVS:
+        if plan.local_endpoints:
+            return plan.local_endpoints
+        return plan.cluster_endpoints if inside else ()
+    if frontend.kind is FrontendKind.CLUSTER_IP:
+        return plan.local_endpoints
+    short_circuit = client.kind is ClientKind.NODE or (
+        client.kind is ClientKind.POD and view.context.local.mode is not LocalMode.NONE
+    )
+    return plan.cluster_endpoints if short_circuit else plan.local_endpoints
+
+
+def _nothing(plan: ServicePlan, frontend: Frontend, client: Client, mode: str) -> str:
+    internal = frontend.kind is FrontendKind.CLUSTER_IP
+    if plan.has_any and frontend.local_policy and not (mode == IPVS and internal):
+        return f"{SILENT}: policy Local and no usable endpoint on this node"
+    external = frontend.kind in (FrontendKind.LOAD_BALANCER_IP, FrontendKind.EXTERNAL_IP)
+    if mode == IPTABLES and client.kind is ClientKind.NODE and external:
+        return "not answered: no usable endpoint; iptables mode lets the node's own packet leave, so it times out"
+    return f"{REFUSED}: no usable endpoint"
+
+
+def _source(
+    frontend: Frontend, client: Client, view: FamilyView, mode: str, endpoints: tuple[Endpoint, ...]
+) -> str:
+    """What the endpoint sees as the source."""
+    external = frontend.kind in (FrontendKind.LOAD_BALANCER_IP, FrontendKind.EXTERNAL_IP)
+    if mode == IPVS and client.kind is ClientKind.NODE and external and frontend.local_policy:
+        return f"the endpoint sees {address_text(frontend.address)}, which the node itself holds in ipvs mode"
+    if _masqueraded(frontend, client, view):
+        words = "masqueraded: the endpoint sees this node's address on the interface towards it"
+    else:
+        words = "kept: the endpoint sees the client's own address"
+    kept = words.startswith("kept")
+    if not kept and any(endpoint.address in view.node_addresses for endpoint in endpoints):
+        words += "; kept where the endpoint is this node itself"
+    if kept and client.kind is ClientKind.POD:
+        hairpin = not client.address or any(endpoint.address == client.address for endpoint in endpoints)
+        if hairpin:
+            words += "; masqueraded where a pod reaches itself"
+    return words
+
+
+def _masqueraded(frontend: Frontend, client: Client, view: FamilyView) -> bool:
+    context = view.context
+    detects = context.local.mode is not LocalMode.NONE
+    if frontend.kind is FrontendKind.CLUSTER_IP:
+        return context.masquerade_all or (detects and client.kind is not ClientKind.POD)
+    if not frontend.local_policy:
+        return True
+    return client.kind is ClientKind.NODE
+
+
+def node_port_denial(address: bytes, view: FamilyView, mode: str) -> str:
+    """Why node ports do not answer at this address of the node; empty when they do."""
+    where = view.context.node_port_addresses
+    text = address_text(address)
+    if (len(address) == 4 and address[0] == 127) or address == bytes(15) + b"\x01":
+        if mode == IPTABLES and len(address) == 4 and view.localhost_node_ports and where.loopback:
+            return ""
+        if mode == IPTABLES and len(address) == 4:
+            return (
+                "node ports on loopback are switched off (iptables.localhostNodePorts or nodePortAddresses)"
+            )
+        return f"{mode} mode does not serve node ports on loopback"
+    if address not in view.node_addresses:
+        return f"{text} is not an address of this node"
+    if where.match_all or address in where.addresses:
+        return ""
+    served = ", ".join(address_text(one) for one in where.addresses) or "none"
+    default = "; in nftables mode the default is the node's primary address" if mode == NFTABLES else ""
+    return f"nodePortAddresses does not select {text}, only {served}{default}"

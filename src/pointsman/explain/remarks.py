@@ -1,0 +1,85 @@
+"""What is worth remembering of objects that leave no trace in the trackers: why they, or parts of them, are not used.
+
+A Service that is none of our business (headless, ExternalName, another proxy's) is dropped on arrival, and so is a
+bad address. Somebody who asks later why nothing answers needs the reason; it costs a few words per odd object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from pointsman.model.objects import SERVICE_NAME_LABEL, Meta, Service
+from pointsman.model.service import Problem, should_skip
+
+IP_MODE_PROXY = "IPModeProxy"
+NO_BALANCER_ADDRESS = "NoLoadBalancerAddress"
+SKIPPED = "Skipped"
+
+
+class Remarks:
+    """Remarks by Service key (`namespace/name`), kept current by the events that caused them."""
+
+    def __init__(self) -> None:
+        self._services: dict[str, tuple[Problem, ...]] = {}
+        self._problems: dict[str, dict[tuple[str, str], tuple[Problem, ...]]] = {}
+        self._slice_service: dict[str, str] = {}
+
+    def service_upserted(self, service: Service) -> None:
+        """To be called before the trackers see the object, whose problems are reported anew."""
+        key = service.metadata.key
+        self.service_deleted(key)
+        remarks = tuple(_service_remarks(service))
+        if remarks:
+            self._services[key] = remarks
+
+    def service_deleted(self, key: str) -> None:
+        self._services.pop(key, None)
+        self._forget(key, ("Service", key))
+
+    def slice_changed(self, key: str) -> None:
+        """A slice arrived or went: what was wrong with it before counts no more."""
+        service = self._slice_service.pop(key, None)
+        if service is not None:
+            self._forget(service, ("EndpointSlice", key))
+
+    def problem(self, kind: str, meta: Meta, problem: Problem) -> None:
+        """Something of an object was left out; trackers of two families may say the same."""
+        service = meta.key
+        if kind == "EndpointSlice":
+            service = f"{meta.namespace}/{meta.label(SERVICE_NAME_LABEL) or ''}"
+            self._slice_service[meta.key] = service
+        known = self._problems.setdefault(service, {})
+        earlier = known.get((kind, meta.key), ())
+        if problem not in earlier:
+            known[(kind, meta.key)] = (*earlier, problem)
+
+    def of(self, service_key: str) -> tuple[Problem, ...]:
+        found = self._services.get(service_key, ())
+        for problems in self._problems.get(service_key, {}).values():
+            found += problems
+        return found
+
+    def all(self) -> Mapping[str, tuple[Problem, ...]]:
+        """A copy that stays as it is."""
+        return {key: self.of(key) for key in self._services.keys() | self._problems.keys()}
+
+    def _forget(self, service: str, source: tuple[str, str]) -> None:
+        known = self._problems.get(service)
+        if known is not None and known.pop(source, None) is not None and not known:
+            del self._problems[service]
+
+
+def _service_remarks(service: Service) -> Iterable[Problem]:
+    skipped = should_skip(service)
+    if skipped is not None:
+        yield Problem(SKIPPED, skipped)
+        return
+    if service.spec.type != "LoadBalancer":
+        return
+    status = service.status.load_balancer
+    ingress = (status.ingress if status is not None else None) or ()
+    if not any(entry.ip for entry in ingress):
+        yield Problem(NO_BALANCER_ADDRESS, "status.loadBalancer.ingress holds no IP address")
+    for entry in ingress:
+        if entry.ip and entry.ip_mode not in (None, "VIP"):
+            yield Problem(IP_MODE_PROXY, f"{entry.ip} has ipMode {entry.ip_mode}")

@@ -1,0 +1,125 @@
+"""The answer of `explain` as plain data: what the control socket sends, `-o json` prints and the text is made from."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Cause(msgspec.Struct, frozen=True, rename="camel"):
+    """Something that keeps a Service, or part of it, from answering."""
+
+    code: str
+    """Short CamelCase word for programs."""
+    message: str
+    """What is the case."""
+    advice: str = ""
+    """What to do about it."""
+    fatal: bool = True
+    """False for remarks: traffic still flows, perhaps not as expected."""
+
+
+class PolicyUse(msgspec.Struct, frozen=True, rename="camel"):
+    """Whether frontends with one traffic policy use an endpoint, and why."""
+
+    policy: str
+    used: bool
+    reason: str
+
+
+class EndpointAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    """One endpoint of the service port."""
+
+    address: str
+    node: str
+    zone: str
+    local: bool
+    uses: tuple[PolicyUse, ...]
+
+
+class Path(msgspec.Struct, frozen=True, rename="camel"):
+    """What a connection from one kind of client to one frontend meets."""
+
+    client: str
+    answered: bool
+    result: str
+    endpoints: tuple[str, ...] = ()
+    source: str = ""
+    """What the endpoint sees as the client's address."""
+    restricted: bool = False
+    """Kept out on purpose, by loadBalancerSourceRanges."""
+
+
+class FrontendAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    """One address at which the service port answers, or should."""
+
+    kind: str
+    address: str
+    policy: str
+    asked: bool
+    """The question named this very address."""
+    source_ranges: tuple[str, ...]
+    paths: tuple[Path, ...]
+
+
+class KernelDifference(msgspec.Struct, frozen=True, rename="camel"):
+    """One disagreement between the kernel and the desired state."""
+
+    what: str
+    want: str
+    have: str
+    service: str = ""
+
+
+class KernelAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    """What the kernel holds for a service port."""
+
+    state: str
+    """`not asked`, `present`, `missing` or `different`."""
+    differences: tuple[KernelDifference, ...] = ()
+
+
+class PortAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    """Everything about one service port in one IP family."""
+
+    service: str
+    port: str
+    protocol: str
+    family: str
+    number: int
+    affinity_seconds: int
+    topology: str
+    """Which hints narrow the endpoints, or why hints are ignored; empty without hints."""
+    frontends: tuple[FrontendAnswer, ...]
+    endpoints: tuple[EndpointAnswer, ...]
+    kernel: KernelAnswer
+    causes: tuple[Cause, ...]
+    answers: bool
+    """Every client asked about gets an answer at every frontend asked about."""
+
+
+class FamilyTrouble(msgspec.Struct, frozen=True, rename="camel"):
+    """What went wrong lately in one IP family."""
+
+    family: str
+    last_error: str
+
+
+class Explanation(msgspec.Struct, frozen=True, rename="camel"):
+    """The whole answer."""
+
+    question: str
+    node: str
+    mode: str
+    live: bool
+    ports: tuple[PortAnswer, ...]
+    causes: tuple[Cause, ...]
+    """About the question as a whole: no such Service, an address nobody serves, syncs that fail."""
+    sync_errors: tuple[FamilyTrouble, ...] = ()
+
+    @property
+    def answers(self) -> bool:
+        return (
+            bool(self.ports)
+            and all(port.answers for port in self.ports)
+            and not any(cause.fatal for cause in self.causes)
+        )

@@ -1,0 +1,225 @@
+"""What a running proxy says about itself: the data of `status` and `verify`, and their text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from pointsman.explain.report import KernelDifference
+
+DIFFERENCES_SHOWN = 100
+
+
+class SyncPoint(msgspec.Struct, frozen=True, rename="camel"):
+    """One sync of the recent past."""
+
+    at: float
+    seconds: float
+    full: bool
+    changed: int
+    error: str = ""
+
+
+class FamilyStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """One IP family."""
+
+    family: str
+    last_sync_age: float | None
+    """Seconds since the last successful sync; None before the first."""
+    healthy: bool
+    pending: int
+    """Service ports that changed and are not in the kernel yet."""
+    service_ports: int
+    endpoints: int
+    without_local_endpoints: int
+    rejected: dict[str, str]
+    """Service ports the kernel refused, with the reason."""
+    last_error: str
+    drift_repaired: int
+    history: tuple[SyncPoint, ...] = ()
+
+
+class WatchReport(msgspec.Struct, frozen=True, rename="camel"):
+    """One watched kind, or the manifests."""
+
+    kind: str
+    connected: bool
+    synced: bool
+    age: float | None
+    """Seconds since the source last said anything."""
+    objects: int
+    bad_objects: int
+    failures: int
+    last_error: str
+
+
+class ReloadReport(msgspec.Struct, frozen=True, rename="camel"):
+    """How the configuration file is doing."""
+
+    count: int = 0
+    error: str = ""
+    age: float | None = None
+
+
+class StatusReport(msgspec.Struct, frozen=True, rename="camel"):
+    """The running proxy at one moment."""
+
+    version: str
+    mode: str
+    node: str
+    zone: str
+    addresses: tuple[str, ...]
+    uptime: float
+    waiting_for: str
+    """What it needs before the first sync; empty once started."""
+    families: tuple[FamilyStatus, ...]
+    watches: tuple[WatchReport, ...]
+    reload: ReloadReport
+    degraded: dict[str, str]
+    """Checks that failed without being fatal, and why."""
+
+    @property
+    def troubles(self) -> list[str]:
+        """Everything an operator should look at, in words."""
+        found = [f"waiting for {self.waiting_for}"] if self.waiting_for else []
+        for family in self.families:
+            if family.last_error:
+                found.append(f"{family.family}: last sync failed: {family.last_error}")
+            if not family.healthy:
+                found.append(f"{family.family}: changes have been waiting for too long")
+            found += [f"{family.family}: {name} was refused: {why}" for name, why in family.rejected.items()]
+        found += [
+            f"watch of {watch.kind}: {watch.last_error or 'not connected'}"
+            for watch in self.watches
+            if not watch.connected
+        ]
+        if self.reload.error:
+            found.append(f"the new configuration is not used: {self.reload.error}")
+        found += [f"degraded: {check}: {why}" for check, why in self.degraded.items()]
+        return found
+
+
+class FamilyVerification(msgspec.Struct, frozen=True, rename="camel"):
+    """Kernel against desired state of one IP family."""
+
+    family: str
+    differences: tuple[KernelDifference, ...]
+    pending: int
+    error: str = ""
+    """Why the kernel could not be read."""
+
+
+class Verification(msgspec.Struct, frozen=True, rename="camel"):
+    """The answer of `verify`."""
+
+    mode: str
+    families: tuple[FamilyVerification, ...]
+
+    @property
+    def exit_status(self) -> int:
+        if any(family.error for family in self.families):
+            return 2
+        return 1 if any(family.differences for family in self.families) else 0
+
+
+def status_text(status: StatusReport) -> str:
+    """The status for a terminal."""
+    where = f" in zone {status.zone}" if status.zone else ""
+    lines = [
+        f"Pointsman {status.version}, {status.mode} mode, up {age_text(status.uptime)}",
+        f"Node {status.node}{where}: {', '.join(status.addresses) or 'no address known'}",
+        "",
+    ]
+    rows = [["FAMILY", "LAST SYNC", "TOOK", "PENDING", "SERVICE PORTS", "ENDPOINTS", "SYNCS", "REPAIRED"]]
+    rows += [_family_row(family) for family in status.families]
+    lines += [*columns(rows), ""]
+    if status.watches:
+        rows = [["WATCH", "STATE", "LAST HEARD", "OBJECTS", "BAD", "FAILURES"]]
+        rows += [_watch_row(watch) for watch in status.watches]
+        lines += [*columns(rows), ""]
+    if status.reload.age is not None:
+        state = "rejected" if status.reload.error else "in use"
+        lines.append(f"Configuration read again {age_text(status.reload.age)} ago: {state}")
+    troubles = status.troubles
+    lines += [f"✗ {trouble}" for trouble in troubles] or ["✓ no trouble known"]
+    return "\n".join(lines) + "\n"
+
+
+def _family_row(family: FamilyStatus) -> list[str]:
+    age = "never" if family.last_sync_age is None else f"{age_text(family.last_sync_age)} ago"
+    good = [point for point in family.history if not point.error]
+    took = f"{good[-1].seconds * 1000:.1f} ms" if good else "-"
+    return [
+        family.family,
+        age,
+        took,
+        str(family.pending),
+        str(family.service_ports),
+        str(family.endpoints),
+        str(len(family.history)),
+        str(family.drift_repaired),
+    ]
+
+
+def _watch_row(watch: WatchReport) -> list[str]:
+    state = "connected" if watch.connected else "NOT CONNECTED"
+    if not watch.synced:
+        state += ", not listed yet"
+    age = "never" if watch.age is None else f"{age_text(watch.age)} ago"
+    return [watch.kind, state, age, str(watch.objects), str(watch.bad_objects), str(watch.failures)]
+
+
+def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows padded to columns."""
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def age_text(seconds: float) -> str:
+    """A duration in its one or two largest units."""
+    whole = max(0, int(seconds))
+    days, rest = divmod(whole, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, left = divmod(rest, 60)
+    if days:
+        return f"{days}d{hours}h"
+    if hours:
+        return f"{hours}h{minutes}m"
+    return f"{minutes}m{left}s" if minutes else f"{left}s"
+
+
+def verification_text(verification: Verification) -> str:
+    """Differences by family, services named."""
+    lines: list[str] = []
+    for family in verification.families:
+        if family.error:
+            lines.append(f"✗ {family.family}: cannot be read: {family.error}")
+            continue
+        count = len(family.differences)
+        waiting = f" ({family.pending} changes are still on their way)" if family.pending else ""
+        if not count:
+            lines.append(f"✓ {family.family}: the kernel holds what it should{waiting}")
+            continue
+        noun = "difference" if count == 1 else "differences"
+        lines.append(f"✗ {family.family}: {count} {noun}{waiting}")
+        lines += [
+            f"  {line}"
+            for entry in family.differences[:DIFFERENCES_SHOWN]
+            for line in difference_lines(entry)
+        ]
+        if count > DIFFERENCES_SHOWN:
+            lines.append(f"  and {count - DIFFERENCES_SHOWN} more; -o json lists all")
+    return "\n".join(lines) + "\n"
+
+
+def difference_lines(entry: KernelDifference) -> list[str]:
+    """One difference in the manner of a diff: - is what the kernel has, + what it should have."""
+    owner = f" ({entry.service})" if entry.service else ""
+    lines = [f"{entry.what}{owner}"]
+    if entry.have:
+        lines.append(f"  - {entry.have}")
+    if entry.want:
+        lines.append(f"  + {entry.want}")
+    return lines

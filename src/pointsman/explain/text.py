@@ -1,0 +1,91 @@
+"""An explanation as text for a terminal: the verdict and its causes first, the evidence below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pointsman.explain.report import Cause, EndpointAnswer, Explanation, FrontendAnswer, PortAnswer
+
+ENDPOINTS_SHOWN = 20
+
+
+def explanation_text(explanation: Explanation) -> str:
+    """The whole answer, ending with a newline."""
+    source = "the running proxy" if explanation.live else "manifests"
+    lines = [f"{explanation.question} on node {explanation.node}, {explanation.mode} mode, from {source}"]
+    lines += _causes(explanation.causes, "")
+    for port in explanation.ports:
+        lines += ["", *_port(port)]
+    if not explanation.ports:
+        lines += ["", "Verdict: no Service answers here."]
+    elif not explanation.answers:
+        lines += ["", "Verdict: not every client is answered; see above."]
+    else:
+        lines += [
+            "",
+            "Verdict: connections are handed to endpoints. If clients still fail, look behind the proxy:",
+            "does the pod listen on that port (not only on localhost), and does a NetworkPolicy allow it?",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _causes(causes: Iterable[Cause], indent: str) -> Iterator[str]:
+    for cause in causes:
+        mark = "✗" if cause.fatal else "!"
+        yield f"{indent}{mark} {cause.code}: {cause.message}"
+        if cause.advice:
+            yield f"{indent}    -> {cause.advice}"
+
+
+def _port(port: PortAnswer) -> Iterator[str]:
+    name = f"{port.service}:{port.port}" if port.port else port.service
+    yield f"{'✓' if port.answers else '✗'} {name} {port.protocol} {port.number} ({port.family})"
+    yield from _causes(port.causes, "  ")
+    yield "  Frontends"
+    for frontend in port.frontends:
+        yield from _frontend(frontend)
+    yield from _endpoints(port.endpoints)
+    if port.affinity_seconds:
+        yield f"  Session affinity: a client keeps its endpoint for {port.affinity_seconds} s after its last connection"
+    if port.topology:
+        yield f"  Topology: {port.topology}"
+    yield f"  Kernel: {_KERNEL[port.kernel.state]}"
+    for difference in port.kernel.differences:
+        yield f"    {difference.what}: want {difference.want or 'nothing'}, have {difference.have or 'nothing'}"
+
+
+_KERNEL = {
+    "not asked": "not looked at",
+    "present": "holds what it should",
+    "missing": "lacks what it should hold",
+    "different": "differs from what it should hold",
+}
+
+
+def _frontend(frontend: FrontendAnswer) -> Iterator[str]:
+    ranges = f", only from {', '.join(frontend.source_ranges)}" if frontend.source_ranges else ""
+    yield f"    {frontend.kind} {frontend.address}, policy {frontend.policy}{ranges}"
+    width = max((len(path.client) for path in frontend.paths), default=0)
+    for path in frontend.paths:
+        source = f"; source {path.source}" if path.source else ""
+        yield f"      from {path.client:{width}}  {path.result}{source}"
+
+
+def _endpoints(endpoints: tuple[EndpointAnswer, ...]) -> Iterator[str]:
+    yield f"  Endpoints ({len(endpoints)})" if endpoints else "  Endpoints: none"
+    address_width = max((len(endpoint.address) for endpoint in endpoints), default=0)
+    node_width = max((len(_where(endpoint)) for endpoint in endpoints), default=0)
+    for endpoint in endpoints[:ENDPOINTS_SHOWN]:
+        head = f"    {endpoint.address:{address_width}}  {_where(endpoint):{node_width}}"
+        several = len(endpoint.uses) > 1
+        for number, use in enumerate(endpoint.uses):
+            policy = f" ({use.policy})" if several else ""
+            start = head if number == 0 else " " * len(head)
+            yield f"{start}  {'in ' if use.used else 'out'}{policy}  {use.reason}"
+    if len(endpoints) > ENDPOINTS_SHOWN:
+        yield f"    and {len(endpoints) - ENDPOINTS_SHOWN} more; -o json lists all"
+
+
+def _where(endpoint: EndpointAnswer) -> str:
+    node = endpoint.node or "no node"
+    return f"{node} (here)" if endpoint.local else node

@@ -1,0 +1,53 @@
+"""What an explanation is made from: one IP family of a proxy at one moment, live or planned from manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from pointsman.backends.base import Difference
+from pointsman.model.addresses import Family
+from pointsman.model.context import NodeContext
+from pointsman.model.plan import ServicePlan
+from pointsman.model.service import Problem, ServicePortName
+from pointsman.model.slices import PortKey
+from pointsman.model.tracker import PortState
+
+
+class FamilyView(msgspec.Struct, frozen=True):
+    """One IP family."""
+
+    context: NodeContext
+    plans: Mapping[ServicePortName, ServicePlan]
+    states: Mapping[ServicePortName, PortState]
+    """What the objects ask for; a service port may be here and have no plan."""
+    slices: Mapping[str, Mapping[str, Mapping[PortKey, int]]] = {}
+    """By Service key and slice: how many endpoints each of its ports has. May cover only the Services asked about."""
+    node_addresses: tuple[bytes, ...] = ()
+    localhost_node_ports: bool = False
+    """IPv4 node ports answer on 127.0.0.1 (iptables mode)."""
+    rejected: Mapping[ServicePortName, str] = {}
+    """Left out because the kernel refused it."""
+    unsynced: frozenset[ServicePortName] = frozenset()
+    """Changed and not yet in the kernel."""
+    last_error: str = ""
+    differences: tuple[Difference, ...] | None = None
+    """Kernel against plans; None when nobody looked."""
+
+    @property
+    def family(self) -> Family:
+        return self.context.family
+
+
+class View(msgspec.Struct, frozen=True):
+    """The proxy as a whole."""
+
+    node: str
+    mode: str
+    live: bool
+    families: tuple[FamilyView, ...]
+    remarks: Mapping[str, tuple[Problem, ...]] = {}
+    """By Service key; see `Remarks`."""
+    waiting_for: str = ""
+    """What the proxy needs before its first sync; empty once it has started."""
