@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 
+from pointsman.kernel.memory import settle
 from pointsman.model.addresses import Family
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
@@ -61,6 +62,7 @@ class Aftercare:
             loop.call_later(RETRY_SECONDS, self._schedule, family)
 
     def _clean_up(self) -> None:
+        settle()
         try:
             for removed in self._remove_leftovers():
                 _log.info("Removed what another proxy mode had left", what=removed)
