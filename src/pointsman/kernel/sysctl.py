@@ -8,17 +8,13 @@ is reported as degraded instead (k8s 141943).
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import tempfile
 import threading
 from pathlib import Path
-from typing import Final
 
 import msgspec
-
-JOURNAL_PATH: Final = Path("/run/pointsman/sysctls.json")
 
 _log = logging.getLogger(__name__)
 
@@ -48,19 +44,21 @@ class Sysctls:
     """Settings of this network namespace, named by their path below /proc/sys (`net/ipv4/ip_forward`).
 
     A name that starts with a slash is a whole path, for module parameters in /sys. `root` replaces `/` in tests;
-    without a journal nothing is remembered beyond this object.
+    without a journal nothing is remembered beyond this object. One journal may serve several network namespaces:
+    each finds its own changes only.
     """
 
     def __init__(self, root: Path = Path("/"), journal: Path | None = None) -> None:
         self._root, self._journal = root, journal
         self._lock = threading.Lock()
-        self._changes: dict[str, Change] = _load(journal)
+        self._namespace = _network_namespace()
+        self._own: dict[str, Change] = {}
 
     @property
     def changes(self) -> dict[str, Change]:
         """All changes on record, those of earlier runs included."""
         with self._lock:
-            return dict(self._changes)
+            return self._recorded()
 
     def read(self, name: str) -> str | None:
         """The value without its newline; None when there is no such setting here."""
@@ -83,7 +81,7 @@ class Sysctls:
             found = self.read(name)
             if found == wanted:
                 return None
-            earlier = self._changes.get(name)
+            earlier = self._recorded().get(name)
             if found is not None:
                 self._record(name, Change(earlier.before if earlier else found, wanted))
             try:
@@ -101,11 +99,10 @@ class Sysctls:
     def undo(self) -> list[Restored]:
         """Put back every value on record that is still ours, and forget the record."""
         with self._lock:
-            restored = [self._restore(name, change) for name, change in self._changes.items()]
-            self._changes.clear()
-            if self._journal is not None:
-                with contextlib.suppress(OSError):
-                    self._journal.unlink(missing_ok=True)
+            recorded = self._recorded()
+            restored = [self._restore(name, change) for name, change in recorded.items()]
+            self._own.clear()
+            self._write_section({})
         return restored
 
     def _restore(self, name: str, change: Change) -> Restored:
@@ -123,19 +120,32 @@ class Sysctls:
     def _path(self, name: str) -> Path:
         return self._root / name[1:] if name.startswith("/") else self._root / "proc" / "sys" / name
 
+    def _recorded(self) -> dict[str, Change]:
+        """The journal is the truth, because several objects may share it; memory covers for one not writable."""
+        return {**self._own, **_load(self._journal).get(self._namespace, {})}
+
     def _record(self, name: str, change: Change | None) -> None:
-        if change is None:
-            self._changes.pop(name, None)
-        else:
-            self._changes[name] = change
+        section = self._recorded()
+        for record in (section, self._own):
+            if change is None:
+                record.pop(name, None)
+            else:
+                record[name] = change
+        self._write_section(section)
+
+    def _write_section(self, section: dict[str, Change]) -> None:
         if self._journal is None:
             return
-        data = msgspec.json.format(msgspec.json.encode(self._changes), indent=1)
+        everywhere = {**_load(self._journal), self._namespace: section}
+        kept = {namespace: changes for namespace, changes in everywhere.items() if changes}
         try:
+            if not kept:
+                self._journal.unlink(missing_ok=True)
+                return
             self._journal.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle, temporary = tempfile.mkstemp(dir=self._journal.parent, prefix=".sysctls-")
             with os.fdopen(handle, "wb") as file:
-                file.write(data)
+                file.write(msgspec.json.format(msgspec.json.encode(kept), indent=1))
             Path(temporary).replace(self._journal)
         except OSError as error:
             _log.warning(
@@ -145,12 +155,19 @@ class Sysctls:
             )
 
 
-def _load(journal: Path | None) -> dict[str, Change]:
+def _network_namespace() -> str:
+    try:
+        return str(Path("/proc/thread-self/ns/net").readlink())
+    except OSError:
+        return "unknown"
+
+
+def _load(journal: Path | None) -> dict[str, dict[str, Change]]:
     if journal is None:
         return {}
     try:
-        return msgspec.json.decode(journal.read_bytes(), type=dict[str, Change])
-    except FileNotFoundError:
+        return msgspec.json.decode(journal.read_bytes(), type=dict[str, dict[str, Change]])
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, msgspec.DecodeError) as error:
         _log.warning("cannot read %s, starting a new record: %s", journal, error)

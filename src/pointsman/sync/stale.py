@@ -190,8 +190,7 @@ class StaleFlowCleaner:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._family, self._open_table = family, open_table
-        self._seconds = metrics.conntrack_seconds.labels(ip_family=family.value)
-        self._deleted = metrics.conntrack_deleted.labels(ip_family=family.value)
+        self._metrics = metrics
         self._deadline, self._monotonic = deadline.total_seconds(), monotonic
         self._lock = threading.Lock()
         self._unsettled: dict[ServicePortName, Unsettled] = {}
@@ -237,8 +236,8 @@ class StaleFlowCleaner:
         else:
             self._settle(noted)
         seconds = self._monotonic() - started
-        self._seconds.observe(seconds)
-        self._deleted.inc(deleted)
+        self._metrics.conntrack_seconds.labels(ip_family=self._family.value).observe(seconds)
+        self._metrics.conntrack_deleted.labels(ip_family=self._family.value).inc(deleted)
         if problem:
             _log.error("Stale flows could not be deleted", err=problem, family=self._family.value)
         elif deleted:

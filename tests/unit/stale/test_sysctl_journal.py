@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,8 @@ def test_a_value_changed_by_somebody_else_since_is_left_alone(root: Path) -> Non
 
 def test_a_crash_between_record_and_change_restores_nothing(root: Path) -> None:
     journal = root / "journal.json"
-    journal.write_text('{"net/ipv4/conf/all/route_localnet":{"before":"0","after":"1"}}')
+    Sysctls(root, journal).ensure(NAME, 1)
+    (root / "proc/sys" / NAME).write_text("0\n")
     assert "already" in Sysctls(root, journal).undo()[0].message
     assert value(root) == "0"
 
@@ -76,7 +78,7 @@ def test_a_missing_or_unwritable_setting_is_degraded_and_not_recorded(root: Path
     assert sysctls.changes == {}
 
 
-@pytest.mark.parametrize("content", ["", "not json", '{"a": 1}', '["x"]'])
+@pytest.mark.parametrize("content", ["", "not json", '{"a": 1}', '["x"]', '{"a": {"b": 1}}'])
 def test_a_broken_journal_starts_anew(root: Path, content: str) -> None:
     journal = root / "journal.json"
     journal.write_text(content)
@@ -101,3 +103,27 @@ def test_absolute_names_are_paths_below_the_root(root: Path) -> None:
     assert sysctls.ensure("/sys/module/m/parameters/hashsize", 32768) is None
     assert parameter.read_text() == "32768"
     assert sysctls.read_int(NAME + "x") is None
+
+
+def test_a_journal_keeps_the_changes_of_other_namespaces(root: Path) -> None:
+    journal = root / "journal.json"
+    other = '{"net:[1]":{"net/ipv4/conf/all/route_localnet":{"before":"5","after":"1"}}}'
+    journal.write_text(other)
+    sysctls = Sysctls(root, journal)
+    assert sysctls.changes == {}
+    sysctls.ensure(NAME, 1)
+    sysctls.undo()
+    assert value(root) == "0"
+    assert json.loads(journal.read_text()) == json.loads(other)
+
+
+def test_objects_that_share_a_journal_lose_nothing_of_each_other(root: Path) -> None:
+    journal = root / "journal.json"
+    first, second = Sysctls(root, journal), Sysctls(root, journal)
+    other = root / "proc/sys/net/ipv4/ip_forward"
+    other.write_text("0\n")
+    first.ensure(NAME, 1)
+    second.ensure("net/ipv4/ip_forward", 1)
+    assert set(first.changes) == set(second.changes) == {NAME, "net/ipv4/ip_forward"}
+    Sysctls(root, journal).undo()
+    assert (value(root), other.read_text()) == ("0", "0")
