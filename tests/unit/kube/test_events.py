@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.fake.apiserver import FakeApiServer
-from tests.fake.virtualtime import VirtualTime
+from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.access import Access
 from pointsman.kube.events import EventRecorder, node_reference, service_reference
@@ -20,7 +20,7 @@ NODE = node_reference("n1")
 
 
 @asynccontextmanager
-async def recording(server: FakeApiServer, time: VirtualTime) -> AsyncIterator[EventRecorder]:
+async def recording(server: FakeApiServer, time: SkippingClock) -> AsyncIterator[EventRecorder]:
     transport = Transport(Access(server.url, "test"), qps=0, environ={})
     recorder = EventRecorder(transport, node_name="n1", clock=time.clock)
     task = asyncio.create_task(recorder.run())
@@ -38,7 +38,7 @@ def stored(server: FakeApiServer) -> list[dict[str, Any]]:
 
 def test_event_carries_what_kubectl_shows() -> None:
     async def scenario() -> None:
-        async with FakeApiServer() as server, recording(server, VirtualTime()) as recorder:
+        async with FakeApiServer() as server, recording(server, SkippingClock()) as recorder:
             recorder.record(NODE, "Starting", "")
             service = Service(Meta(name="web", namespace="shop", uid="u-1"))
             recorder.record(
@@ -77,7 +77,7 @@ def test_event_carries_what_kubectl_shows() -> None:
 
 def test_repetitions_become_one_series_updated_now_and_then() -> None:
     async def scenario() -> None:
-        time = VirtualTime()
+        time = SkippingClock()
         async with FakeApiServer() as server, recording(server, time) as recorder:
             for _ in range(10):
                 recorder.record(NODE, "Trouble", "again", warning=True)
@@ -95,7 +95,7 @@ def test_repetitions_become_one_series_updated_now_and_then() -> None:
 
 def test_series_whose_event_expired_starts_anew() -> None:
     async def scenario() -> None:
-        time = VirtualTime()
+        time = SkippingClock()
         async with FakeApiServer() as server, recording(server, time) as recorder:
             recorder.record(NODE, "Trouble", "one")
             await recorder.flush(10)
@@ -109,7 +109,7 @@ def test_series_whose_event_expired_starts_anew() -> None:
 
 def test_flood_of_different_events_is_cut_and_counted() -> None:
     async def scenario() -> None:
-        time = VirtualTime()
+        time = SkippingClock()
         async with FakeApiServer() as server, recording(server, time) as recorder:
             for number in range(1000):
                 recorder.record(NODE, f"Reason{number}", "x")
@@ -126,7 +126,7 @@ def test_flood_of_different_events_is_cut_and_counted() -> None:
 
 def test_refusing_and_absent_servers_do_not_matter() -> None:
     async def scenario() -> None:
-        async with FakeApiServer() as server, recording(server, VirtualTime()) as recorder:
+        async with FakeApiServer() as server, recording(server, SkippingClock()) as recorder:
             server.fail_next(403, path="events")
             recorder.record(NODE, "Refused", "x")
             await recorder.flush(10)
@@ -144,7 +144,7 @@ def test_refusing_and_absent_servers_do_not_matter() -> None:
 
 def test_long_notes_are_cut_between_characters() -> None:
     async def scenario() -> None:
-        async with FakeApiServer() as server, recording(server, VirtualTime()) as recorder:
+        async with FakeApiServer() as server, recording(server, SkippingClock()) as recorder:
             recorder.record(NODE, "Long", "ä" * 1000)
             await recorder.flush(10)
             body = json.loads(server.requests[0].body)

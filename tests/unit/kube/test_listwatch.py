@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.fake.apiserver import FakeApiServer
 from tests.fake.kubedicts import endpoint_slice, node, service, service_cidr
-from tests.fake.virtualtime import VirtualTime
+from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.access import Access
 from pointsman.kube.listwatch import ListWatch
@@ -26,7 +26,7 @@ class Follower:
 
     def __init__(self, server: FakeApiServer, resource: Resource[Any], **options: Any) -> None:
         self.status = WatchStatus()
-        self.time = VirtualTime()
+        self.time = SkippingClock()
         self.bad: list[tuple[str, str, str]] = []
         self.transport = Transport(
             Access(server=server.url, origin="test"), qps=0, environ={}, credentials=None

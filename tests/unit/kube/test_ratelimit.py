@@ -8,14 +8,14 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fake.virtualtime import VirtualTime
+from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.ratelimit import Backoff, TokenBucket
 
 
 def test_burst_is_free_and_the_rest_is_spaced() -> None:
     async def scenario() -> list[float]:
-        time = VirtualTime()
+        time = SkippingClock()
         bucket = TokenBucket(5, 10, clock=time.clock, sleep=time.sleep)
         for _ in range(13):
             await bucket.take()
@@ -40,7 +40,7 @@ def test_waiting_requests_queue_up_behind_each_other() -> None:
 
 def test_no_rate_means_no_limit() -> None:
     async def scenario() -> None:
-        time = VirtualTime()
+        time = SkippingClock()
         bucket = TokenBucket(0, 1, clock=time.clock, sleep=time.sleep)
         for _ in range(100):
             await bucket.take()
@@ -50,7 +50,7 @@ def test_no_rate_means_no_limit() -> None:
 
 
 def test_try_take_refills_with_time() -> None:
-    time = VirtualTime()
+    time = SkippingClock()
     bucket = TokenBucket(0.5, 2, clock=time.clock)
     assert [bucket.try_take() for _ in range(3)] == [True, True, False]
     time.now += 2

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.fake.apiserver import FakeApiServer
 from tests.fake.kubedicts import service
-from tests.fake.virtualtime import VirtualTime
+from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.errors import Gone, KubeError, Throttled, Unauthorized
 from pointsman.kube.access import Access
@@ -229,7 +229,7 @@ def test_requests_go_through_the_proxy_and_its_password_never_shows() -> None:
 
 def test_requests_beyond_the_burst_wait_for_their_turn() -> None:
     async def scenario() -> None:
-        time = VirtualTime()
+        time = SkippingClock()
         async with FakeApiServer() as server:
             await get(Access(server.url, "test"), times=5, qps=2, burst=3, clock=time.clock, sleep=time.sleep)
         assert time.pauses == pytest.approx([0.5, 0.5])

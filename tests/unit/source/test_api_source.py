@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.fake.apiserver import FakeApiServer
 from tests.fake.kubedicts import endpoint_slice, node, service, service_cidr
-from tests.fake.virtualtime import VirtualTime
+from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.access import Access
 from pointsman.kube.transport import Transport
@@ -61,7 +61,7 @@ def test_all_kinds_are_delivered_each_before_its_synced() -> None:
 
 def test_one_kind_in_trouble_does_not_hold_up_the_others() -> None:
     async def scenario() -> None:
-        time = VirtualTime()
+        time = SkippingClock()
         async with FakeApiServer() as server:
             server.fail_next(500, path="endpointslices", times=5)
             server.add(service("a"))

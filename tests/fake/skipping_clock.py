@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class VirtualTime:
+class SkippingClock:
     """Hands out `clock` and `sleep`; a sleep is recorded and over at once, with the clock moved on."""
 
     def __init__(self, now: float = 1000.0) -> None:
