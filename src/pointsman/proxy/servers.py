@@ -24,7 +24,7 @@ class Servers:
         config = proxy.config
         self._describe_build(proxy)
         pages = Pages(
-            configuration=lambda: config_to_json(proxy.config),
+            configuration=lambda: b'{"kubeproxy.config.k8s.io":%s}' % config_to_json(proxy.config),
             flags=lambda: flags,
             version=__version__,
             profiling=config.enable_profiling,
@@ -53,6 +53,7 @@ class Servers:
         await self._metrics.start(config.metrics_bind_address)
 
     async def rebind(self, config: KubeProxyConfiguration) -> None:
+        self._health.hard_fail = self._metrics.hard_fail = config.bind_address_hard_fail
         await self._health.rebind(config.healthz_bind_address)
         await self._metrics.rebind(config.metrics_bind_address)
 

@@ -1,8 +1,8 @@
 """The life of the process: start, signals, changes of the configuration file, in-process restarts, stop.
 
 A new configuration is validated first. What can change while running is applied at once; for the rest the proxy
-is taken down and put up again inside this process, with every rule staying in the kernel. A bad file changes
-nothing but a metric, the log and the status.
+is taken down and put up again inside this process, with every rule staying in the kernel. A bad file, or one that
+asks for what this machine cannot do, changes nothing but a metric, the log and the status.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from pointsman.proxy.edges import ApiRecorder, EventSource, Recorder, SilentReco
 from pointsman.proxy.machine import LinuxMachine
 from pointsman.proxy.proxy import Proxy, Settings
 from pointsman.proxy.servers import Servers
+from pointsman.serve.http import BindFailed
 from pointsman.source.api import ApiSource
 from pointsman.source.manifests import ManifestSource
 from pointsman.sync.host import apply_conntrack, apply_oom_score, core_count
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from pointsman.proxy.service_metrics import ServiceMetrics
 
 KUBE_PROXY = "kube-proxy"
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+"""Seconds before a proxy that ended through a fault of ours is put up again."""
 
 _log = get_log(__name__)
 
@@ -69,7 +73,12 @@ class Supervisor:
         self.proxy: Proxy | None = None
         self._servers: Servers | None = None
         self._chosen_mode = ""
+        self._fallback: RunOptions | None = None
+        """What ran before a restart, until the new proxy stands."""
+        self._reload_missed = False
+        self._reloads: Counter[str] = Counter()
         self._rebinding: asyncio.Task[None] | None = None
+        self._cannot_bind: BindFailed | None = None
         self._service_metrics: ServiceMetrics | None = None
 
     async def run(self) -> int:
@@ -78,11 +87,39 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        while not self._stop.is_set():
-            self._restart.clear()
-            await self._run_once()
+        watching = loop.create_task(self._watch_config())
+        pause = _FIRST_PAUSE
+        try:
+            while not self._stop.is_set():
+                self._restart.clear()
+                try:
+                    await self._run_once()
+                    pause = _FIRST_PAUSE
+                except PointsmanError as error:
+                    self._fall_back(error)
+                except Exception as error:  # noqa: BLE001 a fault of ours must not take the proxy from the node
+                    _log.exception("Internal error; starting again", err=error, after=f"{pause:.0f}s")
+                    await self._pause(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
         _log.info("Stopped; the rules stay in place")
         return 0
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+
+    def _fall_back(self, error: PointsmanError) -> None:
+        """Return to the configuration that worked; the first one of a process has none before it."""
+        if self._fallback is None:
+            raise error
+        self._options, self._fallback = self._fallback, None
+        self.reload.error = str(error)
+        self._reloads["rejected"] += 1
+        _log.error("The new configuration cannot be used here, going back to the old one", err=error)
 
     async def _run_once(self) -> None:
         options = self._options
@@ -95,6 +132,8 @@ class Supervisor:
         node_name = config.hostname_override or socket.gethostname().strip().lower()
         _log.info("Starting", mode=mode, why=why, node=node_name)
         metrics = Metrics(mode)
+        for result, count in self._reloads.items():
+            metrics.config_reloads.labels(result=result).inc(count)
         self._prepare_host(options, config, metrics)
         backends = modes.backends(mode, config, options)
         async with self._outside(options, config, node_name, metrics) as (source, recorder):
@@ -121,21 +160,27 @@ class Supervisor:
 
                 self._service_metrics = ServiceMetrics(metrics, options.service_metrics_limit)
             servers = Servers(proxy, recorder, dict(flagz(options.flags_set)), {})
-            self.proxy, self._servers = proxy, servers
             announce(options, mode, recorder)
             try:
                 await servers.start(config)
+                self._fallback = None
+                self.proxy, self._servers = proxy, servers
+                if self._reload_missed:
+                    self._reload()
                 await self._until_told(proxy)
             finally:
+                self.proxy = self._servers = None
+                await self._stop_rebinding()
                 await servers.stop()
                 aftercare.close()
+        if self._cannot_bind is not None:
+            raise self._cannot_bind
 
     async def _until_told(self, proxy: Proxy) -> None:
         tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(proxy.run()),
             asyncio.create_task(self._stop.wait()),
             asyncio.create_task(self._restart.wait()),
-            asyncio.create_task(self._watch_config()),
             asyncio.create_task(self._watch_ages(proxy)),
         ]
         if self._service_metrics is not None:
@@ -186,7 +231,9 @@ class Supervisor:
         if self._options.config_file is None:
             await asyncio.Event().wait()
             return
-        async for _ in path_changes(self._options.config_file):
+        changes = path_changes(self._options.config_file)
+        self._reload()
+        async for _ in changes:
             self._reload()
 
     async def _watch_ages(self, proxy: Proxy) -> None:
@@ -205,35 +252,60 @@ class Supervisor:
     def _reload(self) -> None:
         """Read the configuration again and apply it, or keep the old one when it is bad."""
         proxy, servers = self.proxy, self._servers
-        if proxy is None or servers is None:
+        if proxy is None or servers is None or self._restart.is_set():
+            self._reload_missed = True
             return
+        self._reload_missed = False
         self.reload.at = time.time()
         try:
             options = parse_run(self._argv, program=self._options.program)
         except ConfigError as error:
             self.reload.error = str(error)
-            proxy.metrics.config_reloads.labels(result="rejected").inc()
+            self._count_reload(proxy, "rejected")
             _log.error("The new configuration is not used, the old one stays", err=error)
             return
         self.reload.error = ""
         plan = reload_plan(self._options.config, options.config)
-        self._options = options
+        before, self._options = self._options, options
         if plan.is_empty:
             return
         self.reload.count += 1
         if plan.needs_restart:
-            proxy.metrics.config_reloads.labels(result="restarted").inc()
+            self._fallback = before
+            self._count_reload(proxy, "restarted")
             _log.info("Restarting the proxy inside this process", changes=[str(c) for c in plan.restart])
             self._restart.set()
             return
         config = with_mode(options.config, self._chosen_mode)
         configure(log_settings(config.logging))
-        proxy.metrics.config_reloads.labels(result="applied").inc()
+        self._count_reload(proxy, "applied")
         _log.info("New configuration applied", changes=[str(change) for change in plan.live])
         proxy.apply_config(config)
         if plan.touches("conntrack", "oomScoreAdj"):
             self._prepare_host(options, config, proxy.metrics)
-        self._rebinding = asyncio.create_task(servers.rebind(config))
+        self._rebinding = asyncio.create_task(self._rebind(servers, config, self._rebinding))
+
+    def _count_reload(self, proxy: Proxy, result: str) -> None:
+        """Counted here too: the metrics of a proxy end with it, these counts go on."""
+        self._reloads[result] += 1
+        proxy.metrics.config_reloads.labels(result=result).inc()
+
+    async def _rebind(
+        self, servers: Servers, config: KubeProxyConfiguration, earlier: asyncio.Task[None] | None
+    ) -> None:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        try:
+            await servers.rebind(config)
+        except BindFailed as error:
+            self._cannot_bind = error
+            self._restart.set()
+
+    async def _stop_rebinding(self) -> None:
+        if self._rebinding is not None:
+            self._rebinding.cancel()
+            await asyncio.wait([self._rebinding])
+            self._rebinding = None
 
     def _prepare_host(self, options: RunOptions, config: KubeProxyConfiguration, metrics: Metrics) -> None:
         """Sysctls and OOM score; what cannot be set is reported and never fatal."""

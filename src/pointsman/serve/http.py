@@ -170,7 +170,7 @@ class Listener:
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self._name, self._handler = name, handler
-        self._hard_fail, self._on_bind_failure = hard_fail, on_bind_failure
+        self.hard_fail, self._on_bind_failure = hard_fail, on_bind_failure
         self._retry_seconds = retry_seconds
         self._address = ""
         self._server: HttpServer | None = None
@@ -198,7 +198,7 @@ class Listener:
             await self._listen()
         except BindFailed as failure:
             self._report(failure)
-            if self._hard_fail:
+            if self.hard_fail:
                 raise
             self._retry = asyncio.create_task(self._keep_trying(), name=f"bind {self._name}")
 

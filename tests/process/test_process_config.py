@@ -1,0 +1,168 @@
+"""The configuration file while the process runs: noticed however it is replaced, applied or turned down."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.process.node_space import (
+    HEALTH_PORT,
+    NODE_IP,
+    SECOND_IP,
+    NodeProcess,
+    NodeSpace,
+    Traffic,
+    configuration,
+    eventually,
+    needs_root,
+    node_object,
+    web_service,
+    web_slices,
+)
+
+pytestmark = needs_root
+
+WEB = web_service(
+    type="NodePort",
+    externalTrafficPolicy="Cluster",
+    ports=[{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080, "nodePort": 30080}],
+)
+OBJECTS = (WEB, *web_slices(), node_object())
+FRONTENDS = (("10.96.0.10", 80), ("fd00:10:96::10", 80), (NODE_IP, 30080))
+
+
+@pytest.fixture
+def serving(node: NodeSpace, process: NodeProcess) -> Iterator[NodeProcess]:
+    process.objects(*OBJECTS)
+    with node.backend():
+        process.start()
+        process.wait_synced()
+        eventually(lambda: node.connects("10.96.0.10"))
+        yield process
+
+
+def _configured(node: NodeSpace) -> dict[str, object]:
+    body = node.get("/configz").body
+    return json.loads(body)["kubeproxy.config.k8s.io"] if body else {}
+
+
+def test_live_fields_apply_without_a_restart_and_a_bad_file_changes_nothing(
+    node: NodeSpace, serving: NodeProcess
+) -> None:
+    started_at = node.metric("process_start_time_seconds")
+    with Traffic(node, *FRONTENDS[:2]) as traffic:
+        assert not node.connects(SECOND_IP, 30080)
+        serving.configure(
+            nodePortAddresses=[f"{SECOND_IP}/32"],
+            nftables={"minSyncPeriod": "100ms", "syncPeriod": "7s"},
+            logging={"verbosity": 3},
+        )
+        eventually(lambda: node.connects(SECOND_IP, 30080))
+        assert not node.connects(NODE_IP, 30080, seconds=0.1)
+        assert _configured(node)["nftables"]["syncPeriod"] == "7s"  # type: ignore[index]
+        assert node.metric("pointsman_config_reloads_total", result="applied") == 1
+
+        serving.config_file.write_text("mode: [nonsense")
+        eventually(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 1)
+        serving.config_file.write_text(configuration(mode="turbo", nodePortAddresses=["everywhere"]))
+        eventually(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 2)
+        assert "turbo" in serving.log_text
+        assert "everywhere" in serving.log_text
+        assert node.connects(SECOND_IP, 30080)
+        assert _configured(node)["nftables"]["syncPeriod"] == "7s"  # type: ignore[index]
+
+        serving.config_file.unlink()
+        eventually(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 3)
+        serving.configure(metricsBindAddress="127.0.0.1:11249", healthzBindAddress=f"{NODE_IP}:11256")
+        eventually(lambda: node.get("/healthz", 11256, NODE_IP).status == 200)
+        eventually(lambda: node.get("/metrics", 11249).status == 200)
+        assert node.get("/healthz", HEALTH_PORT).status == 0
+        assert node.get("/metrics").status == 0
+        eventually(lambda: node.connects(NODE_IP, 30080))
+    assert traffic.failures == []
+    assert serving.alive
+    assert started_at == float(
+        next(
+            line.split()[1]
+            for line in node.get("/metrics", 11249).body.splitlines()
+            if line.startswith("process_start_time_seconds")
+        )
+    )
+
+
+def test_a_swapped_configmap_switches_the_mode_back_and_forth_without_a_gap(
+    node: NodeSpace, process: NodeProcess, tmp_path: Path
+) -> None:
+    mounted = tmp_path / "mounted"
+    _publish(mounted, 0, configuration())
+    (mounted / "config.conf").symlink_to("..data/config.conf")
+    process.objects(*OBJECTS)
+    with node.backend():
+        process.start(f"--config={mounted / 'config.conf'}")
+        process.wait_synced()
+        eventually(lambda: node.connects("10.96.0.10"))
+        with Traffic(node, *FRONTENDS) as traffic:
+            for step, mode in enumerate(("iptables", "nftables", "iptables"), start=1):
+                _publish(mounted, step, configuration(mode=mode))
+                eventually(lambda mode=mode: node.get("/proxyMode").body == mode)
+                eventually(lambda mode=mode: leftovers(node, mode), lambda found: not found)
+                traffic.more(60)
+            assert node.metric("pointsman_config_reloads_total", result="restarted") == 3
+        assert traffic.failures == []
+        assert process.alive
+        assert "Traceback" not in process.log_text
+
+
+def _publish(mounted: Path, step: int, text: str) -> None:
+    """As the kubelet does: a new directory, then the link ..data swapped over."""
+    directory = mounted / f"..{step}"
+    directory.mkdir(parents=True)
+    (directory / "config.conf").write_text(text)
+    (mounted / "..data_tmp").symlink_to(directory.name)
+    os.replace(mounted / "..data_tmp", mounted / "..data")  # noqa: PTH105
+
+
+def leftovers(node: NodeSpace, mode: str) -> list[str]:
+    """What the other mode still has in the kernel."""
+    if mode == "iptables":
+        return [line for line in node.run("nft", "list", "tables").splitlines() if "kube-proxy" in line]
+    return [
+        line
+        for tool in ("iptables-save", "ip6tables-save")
+        for line in node.run(tool).splitlines()
+        if "KUBE-SERVICES" in line or "KUBE-SVC" in line
+    ]
+
+
+def test_a_mode_that_cannot_run_here_is_turned_down_and_the_old_one_goes_on(
+    node: NodeSpace, serving: NodeProcess
+) -> None:
+    if Path("/proc/net/ip_vs").exists():
+        pytest.skip("this kernel can do ipvs")
+    with Traffic(node, *FRONTENDS) as traffic:
+        serving.configure(mode="ipvs")
+        eventually(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 1)
+        eventually(lambda: node.get("/proxyMode").body == "nftables")
+        serving.wait_synced()
+        traffic.more(50)
+        serving.objects(web_service("later", 20), *web_slices("later"), *OBJECTS)
+        eventually(lambda: node.connects("10.96.0.20"))
+        serving.configure(mode="iptables")
+        eventually(lambda: node.get("/proxyMode").body == "iptables")
+        eventually(lambda: leftovers(node, "iptables"), lambda found: not found)
+        traffic.more(50)
+    assert traffic.failures == []
+
+
+def test_a_change_made_during_a_restart_is_not_missed(node: NodeSpace, serving: NodeProcess) -> None:
+    for mode in ("iptables", "nftables"):
+        serving.configure(mode=mode)
+        restarts = serving.log_text.count("Restarting the proxy")
+        eventually(lambda n=restarts: serving.log_text.count("Restarting the proxy") > n)
+        serving.configure(mode=mode, nodePortAddresses=[f"{SECOND_IP}/32"])
+        eventually(lambda: _configured(node).get("nodePortAddresses") == [f"{SECOND_IP}/32"], seconds=8)
+        serving.configure(mode=mode)
+        eventually(lambda: _configured(node).get("nodePortAddresses") in ([], None, ["primary"]), seconds=8)
