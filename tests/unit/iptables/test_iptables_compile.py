@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import shlex
 
 import pytest
@@ -38,7 +40,7 @@ def _all_lines(fragment: Fragment) -> list[str]:
 def test_chain_names_are_upstreams() -> None:
     name = ServicePortName("default", "web", "http", Protocol.TCP)
     assert names.service_hash(name) == "CDGGSHYLG3RE2FKL"
-    assert names.endpoint_chain(name, "10.244.2.1:8080") == "KUBE-SEP-QS3PVI5TRG5S4ZJK"
+    assert names.endpoint_chains(name)("10.244.2.1:8080") == "KUBE-SEP-QS3PVI5TRG5S4ZJK"
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,14 @@ def test_chain_names_are_upstreams() -> None:
 )
 def test_only_per_service_chains_count_as_such(chain: str, ours: bool) -> None:
     assert names.is_service_chain(chain) is ours
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_names_are_the_base32_of_the_hash(service: str, endpoint_text: str) -> None:
+    name = ServicePortName("default", service, "http", Protocol.UDP)
+    digest = hashlib.sha256(f"default/{service}:httpudp{endpoint_text}".encode()).digest()
+    expected = "KUBE-SEP-" + base64.b32encode(digest).decode()[:16]
+    assert names.endpoint_chains(name)(endpoint_text) == expected
 
 
 @given(st.integers(min_value=1, max_value=100_000))

@@ -8,7 +8,6 @@ without that service port; any other failure leaves the state in doubt, and the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 
 from pointsman.backends.base import Difference, SyncReport, SyncRequest
@@ -38,7 +37,6 @@ TCP_BE_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
 
 _ISOLATION_LIMIT = 20
 """More refused service ports than this in one sync point at the host, not at the services."""
-_TABLE = re.compile(rb"^\*(\S+)\n(.*?)^COMMIT$", re.MULTILINE | re.DOTALL)
 
 
 class IptablesBackend:
@@ -236,7 +234,10 @@ class IptablesBackend:
             + sum(1 for _ in static.nat_rules(settings))
             + sum(1 for _ in static.node_port_jumps(settings)),
         }
-        written = {table.decode(): body.count(b"\n-A ") for table, body in _TABLE.findall(text)}
+        written = {
+            section.partition(b"\n")[0][1:].decode(): section.count(b"\n-A ")
+            for section in text.split(b"\nCOMMIT\n")
+        }
         return SyncReport(
             full=full,
             rejected=dict(self._rejected),

@@ -7,12 +7,13 @@ share. Within a shared chain the order of services is free, so a fragment never 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
 from pointsman.backends.iptables import names, text
 from pointsman.backends.iptables.settings import LOCALHOST_COUNTER, Settings, from_local
-from pointsman.model.addresses import address_text, host_port_text
+from pointsman.model.addresses import address_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import FrontendKind, Outcome, ServicePlan
 
@@ -45,6 +46,16 @@ def compile_plan(plan: ServicePlan, settings: Settings, *, comments: bool = True
     return _Compiler(plan, settings, comments).fragment()
 
 
+class _Target(NamedTuple):
+    """An endpoint as rules name it."""
+
+    chain: str
+    address: str
+    """With its prefix length."""
+    text: str
+    """`ip:port`"""
+
+
 class _Compiler:
     """Names and phrases that the rules of one service port have in common."""
 
@@ -67,13 +78,11 @@ class _Compiler:
         self.external_chain = names.EXTERNAL + base if reachable_outside else ""
         limited = reachable_outside and port.load_balancer_ips and port.source_ranges
         self.firewall_chain = names.FIREWALL + base if limited else ""
-        self.endpoint_chains = {
-            endpoint: names.endpoint_chain(plan.name, str(endpoint)) for endpoint in plan.reachable_endpoints
-        }
+        self.targets = _targets(plan)
 
     def fragment(self) -> Fragment:
         own = (self.external_chain, self.firewall_chain, self.cluster_chain, self.local_chain)
-        chains = [chain for chain in own if chain] + list(self.endpoint_chains.values())
+        chains = [chain for chain in own if chain] + [target.chain for target in self.targets.values()]
         nat = (self._own_rules(), self._nat_services(), self._nat_node_ports())
         filtering = (
             self._filter_services(),
@@ -216,7 +225,8 @@ class _Compiler:
 
     def _balancing_rules(self, chain: str, endpoints: tuple[Endpoint, ...]) -> Iterator[str]:
         named = [
-            (f"-A {chain} {self._endpoint_comment(f' -> {e}')}", self.endpoint_chains[e]) for e in endpoints
+            (f"-A {chain} {self._endpoint_comment(f' -> {target.text}')}", target.chain)
+            for target in (self.targets[endpoint.address, endpoint.port] for endpoint in endpoints)
         ]
         if self.port.affinity_seconds:
             mask = text.recent_mask(self.port.family)
@@ -234,19 +244,15 @@ class _Compiler:
 
     def _endpoint_rules(self) -> Iterator[str]:
         why = self._endpoint_comment("")
+        dnat = f"-m {self.protocol} -j DNAT --to-destination"
         mask = text.recent_mask(self.port.family)
-        for endpoint, chain in self.endpoint_chains.items():
-            yield f"-A {chain} -s {text.host(endpoint.address)} {why}-j {names.MARK_MASQUERADE}"
-            remember = (
-                f"-m recent --set --name {chain} --mask {mask} --rsource "
-                if self.port.affinity_seconds
-                else ""
-            )
-            target = host_port_text(endpoint.address, endpoint.port)
-            yield (
-                f"-A {chain} -p {self.protocol} {why}{remember}-m {self.protocol}"
-                f" -j DNAT --to-destination {target}"
-            )
+        for chain, address, target in self.targets.values():
+            yield f"-A {chain} -s {address} {why}-j {names.MARK_MASQUERADE}"
+            if self.port.affinity_seconds:
+                remember = f"-m recent --set --name {chain} --mask {mask} --rsource "
+                yield f"-A {chain} -p {self.protocol} {why}{remember}{dnat} {target}"
+            else:
+                yield f"-A {chain} -p {self.protocol} {why}{dnat} {target}"
 
     # phrases
 
@@ -267,6 +273,20 @@ class _Compiler:
         if outcome is Outcome.REJECT:
             return f"{self.label} has no endpoints", text.reject(self.port.family)
         return f"{self.label} has no local endpoints", "DROP"
+
+
+def _targets(plan: ServicePlan) -> dict[tuple[bytes, int], _Target]:
+    """Every endpoint packets can reach, by address and port."""
+    chain_of = names.endpoint_chains(plan.name)
+    found: dict[tuple[bytes, int], _Target] = {}
+    for endpoint in plan.reachable_endpoints:
+        address = address_text(endpoint.address)
+        if len(endpoint.address) == 4:
+            host, target = f"{address}/32", f"{address}:{endpoint.port}"
+        else:
+            host, target = f"{address}/128", f"[{address}]:{endpoint.port}"
+        found[endpoint.address, endpoint.port] = _Target(chain_of(target), host, target)
+    return found
 
 
 def _lines(rules: Iterable[str]) -> bytes:

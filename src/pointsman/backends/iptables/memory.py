@@ -15,6 +15,10 @@ def comments_wanted(plans: Iterable[ServicePlan]) -> bool:
     return sum(len(plan.all_endpoints) for plan in plans) <= LARGE_CLUSTER_ENDPOINTS
 
 
+def _same(one: ServicePlan, other: ServicePlan) -> bool:
+    return one is other or one == other
+
+
 class Memory:
     """Committed fragments with the plans they were made from, and their running totals."""
 
@@ -28,7 +32,7 @@ class Memory:
     def recall(self, plan: ServicePlan) -> Fragment | None:
         """What was committed for exactly this plan, with or without comments."""
         origin = self._origins.get(plan.name)
-        return self.fragments[plan.name] if origin is not None and origin[0] == plan else None
+        return self.fragments[plan.name] if origin is not None and _same(origin[0], plan) else None
 
     def compiled(self, plan: ServicePlan, settings: Settings, comments: bool) -> Fragment:
         """The plan's fragment, from memory when plan and comments are those of last time.
@@ -36,7 +40,7 @@ class Memory:
         `settings` must be those of the committed fragments; a memory does not outlive them.
         """
         origin = self._origins.get(plan.name)
-        if origin is not None and origin[1] == comments and origin[0] == plan:
+        if origin is not None and origin[1] == comments and _same(origin[0], plan):
             return self.fragments[plan.name]
         return compile_plan(plan, settings, comments=comments)
 

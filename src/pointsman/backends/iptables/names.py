@@ -6,9 +6,9 @@ its protocol, for endpoints also `ip:port`. Sixteen characters are ten bytes, so
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
+from collections.abc import Callable
 
 from pointsman.model.service import ServicePortName
 
@@ -34,19 +34,46 @@ SERVICE_CHAIN = re.compile(r"KUBE-(?:SVC|SVL|EXT|FW|SEP|XLB)-\S+")
 """Every per-service chain of this and earlier versions of upstream."""
 
 
+_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+_PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
+"""Base32 ten bits at a time: three times as fast as the base64 module, for tens of thousands of endpoints."""
+
+
 def service_hash(name: ServicePortName) -> str:
     """What the names of a service port's chains share after their prefixes."""
-    return _hash(f"{name}{name.protocol.lower}")
+    return _printed(hashlib.sha256(_identity(name)).digest())
 
 
-def endpoint_chain(name: ServicePortName, endpoint: str) -> str:
-    """The chain of one endpoint, given as `ip:port`."""
-    return ENDPOINT + _hash(f"{name}{name.protocol.lower}{endpoint}")
+def endpoint_chains(name: ServicePortName) -> Callable[[str], str]:
+    """A function from an endpoint of this service port, given as `ip:port`, to the name of its chain."""
+    start = hashlib.sha256(_identity(name))
+
+    def chain(endpoint: str) -> str:
+        state = start.copy()
+        state.update(endpoint.encode())
+        return ENDPOINT + _printed(state.digest())
+
+    return chain
 
 
 def is_service_chain(chain: str) -> bool:
     return SERVICE_CHAIN.fullmatch(chain) is not None
 
 
-def _hash(text: str) -> str:
-    return base64.b32encode(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:10]).decode()
+def _identity(name: ServicePortName) -> bytes:
+    return f"{name}{name.protocol.lower}".encode(errors="surrogatepass")
+
+
+def _printed(digest: bytes) -> str:
+    bits = int.from_bytes(digest[:10], "big")
+    pairs = _PAIRS
+    return (
+        pairs[bits >> 70]
+        + pairs[bits >> 60 & 1023]
+        + pairs[bits >> 50 & 1023]
+        + pairs[bits >> 40 & 1023]
+        + pairs[bits >> 30 & 1023]
+        + pairs[bits >> 20 & 1023]
+        + pairs[bits >> 10 & 1023]
+        + pairs[bits & 1023]
+    )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 
 import msgspec
 
-_CHAIN = re.compile(rb"^:(\S+) (\S+)", re.MULTILINE)
-_BUILT_IN_JUMP = re.compile(
-    rb"^-A ((?:INPUT|OUTPUT|FORWARD|PREROUTING|POSTROUTING) .*-j (KUBE-\S+).*)$", re.MULTILINE
-)
+_BUILT_IN = (b"INPUT", b"OUTPUT", b"FORWARD", b"PREROUTING", b"POSTROUTING")
 
 
 class TableOutline(msgspec.Struct, frozen=True):
@@ -25,16 +22,30 @@ class TableOutline(msgspec.Struct, frozen=True):
 
 def outline(text: bytes) -> TableOutline:
     """A quick look: large tables have hundreds of thousands of lines, nearly all of no interest."""
-    return TableOutline(
-        frozenset(match[0].decode() for match in _CHAIN.findall(text)),
-        tuple(match[0].decode(errors="replace").rstrip() for match in _BUILT_IN_JUMP.findall(text)),
-    )
+    rules = (rule for chain in _BUILT_IN for rule in _rules_of(text, chain))
+    return TableOutline(frozenset(_chains(text)), tuple(rule for rule in rules if "-j KUBE-" in rule))
+
+
+def _chains(text: bytes) -> list[str]:
+    """Declared chains; declarations stand before all rules."""
+    end = text.find(b"\n-A ")
+    head = text[: end if end >= 0 else len(text)].decode(errors="replace")
+    return [line[1:].partition(" ")[0] for line in head.split("\n") if line.startswith(":")]
+
+
+def _rules_of(text: bytes, chain: bytes) -> Iterator[str]:
+    start = b"\n-A " + chain + b" "
+    at = text.find(start)
+    while at >= 0:
+        end = text.find(b"\n", at + 1)
+        yield text[at + 4 : end if end >= 0 else len(text)].decode(errors="replace").rstrip()
+        at = text.find(start, at + 1)
 
 
 def rules_by_chain(text: bytes) -> dict[str, list[str]]:
     """Every chain of a table with its rules as printed, `-A CHAIN` included."""
-    found: dict[str, list[str]] = {match[0].decode(): [] for match in _CHAIN.findall(text)}
-    for line in text.decode(errors="replace").splitlines():
+    found: dict[str, list[str]] = {chain: [] for chain in _chains(text)}
+    for line in text.decode(errors="replace").split("\n"):
         if line.startswith("-A "):
             found.setdefault(line.split(" ", 2)[1], []).append(line)
     return found

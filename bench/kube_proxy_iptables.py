@@ -1,0 +1,166 @@
+"""The real kube-proxy in iptables mode over the same made-up cluster, timed by its own metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.objects import service_json, slice_json
+
+_API_PORT = 8099
+_METRICS = "http://127.0.0.1:10249/metrics"
+_MANIFEST_API = Path(__file__).resolve().parents[1] / "tests" / "e2e" / "manifest_api.py"
+_PATIENCE_SECONDS = 900
+_CONFIG = {
+    "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+    "kind": "KubeProxyConfiguration",
+    "mode": "iptables",
+    "hostnameOverride": "node-0",
+    "clusterCIDR": "10.128.0.0/9",
+    "conntrack": {"maxPerCore": 0},
+    "iptables": {"minSyncPeriod": "1ms", "syncPeriod": "1h"},
+}
+
+
+def measure_kube_proxy(
+    binary: str, services: int, endpoints: int, variant: str, directory: Path
+) -> dict[str, object]:
+    """Seconds of the first (full) sync and of partial ones, measured by kube-proxy itself."""
+    objects = directory / "objects.json"
+    generations = [0] * services
+    _write_objects(objects, generations, endpoints)
+    with _api(objects), _proxy(binary, directory, variant):
+        first = _wait_for("full", 1)[0]
+        settled = _settled("partial")
+        partial = []
+        for generation in range(1, 6):
+            generations[services // 2] = generation
+            _write_objects(objects, generations, endpoints)
+            count, total = settled[1] + 1, settled[0]
+            now = _wait_for("partial", count)
+            partial.append(now[0] - total)
+            settled = now
+        generations.append(0)
+        _write_objects(objects, generations, endpoints)
+        added = _wait_for("partial", settled[1] + 1)[0] - settled[0]
+    return {
+        "proxy": "kube-proxy",
+        "variant": variant,
+        "cluster": f"{services} x {endpoints}",
+        "first s": round(first, 4),
+        "endpoint s": round(statistics.median(partial), 4),
+        "service s": round(added, 4),
+    }
+
+
+def _write_objects(path: Path, generations: list[int], endpoints: int) -> None:
+    items = [
+        {
+            "kind": "Node",
+            "apiVersion": "v1",
+            "metadata": {"name": "node-0"},
+            "status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]},
+        }
+    ]
+    for index, generation in enumerate(generations):
+        items += [json.loads(service_json(index)), json.loads(slice_json(index, endpoints, generation))]
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps({"items": items}))
+    temporary.replace(path)
+
+
+@contextmanager
+def _api(objects: Path) -> Iterator[None]:
+    with _running(
+        [sys.executable, str(_MANIFEST_API), str(_API_PORT), str(objects)], objects.parent / "api.log"
+    ):
+        yield
+
+
+@contextmanager
+def _proxy(binary: str, directory: Path, variant: str) -> Iterator[None]:
+    programs = directory / f"programs-{variant}"
+    programs.mkdir(exist_ok=True)
+    multi = shutil.which(f"xtables-{variant}-multi", path="/usr/sbin:/sbin")
+    if multi is None:
+        raise SystemExit(f"xtables-{variant}-multi is not installed")
+    for name in ("iptables", "ip6tables"):
+        for suffix in ("", "-save", "-restore"):
+            link = programs / f"{name}{suffix}"
+            link.unlink(missing_ok=True)
+            link.symlink_to(multi)
+    kubeconfig = directory / "kubeconfig"
+    cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{_API_PORT}"}}
+    context = {"name": "c", "context": {"cluster": "c", "user": ""}}
+    kubeconfig.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [cluster],
+                "contexts": [context],
+                "current-context": "c",
+            }
+        )
+    )
+    config = directory / "config.json"
+    connection = {"kubeconfig": str(kubeconfig), "contentType": "application/json"}
+    config.write_text(json.dumps(_CONFIG | {"clientConnection": connection}))
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    with _running([binary, "--config", str(config), "-v", "2"], directory / "kube-proxy.log", environment):
+        yield
+
+
+@contextmanager
+def _running(command: list[str], log: Path, environment: dict[str, str] | None = None) -> Iterator[None]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _sample(kind: str) -> tuple[float, int]:
+    """Sum of seconds and number of syncs of a kind so far."""
+    try:
+        with urllib.request.urlopen(_METRICS, timeout=10) as answer:
+            text = answer.read().decode()
+    except (OSError, urllib.error.URLError):
+        return 0.0, 0
+    name = rf'kubeproxy_sync_{kind}_proxy_rules_duration_seconds_(sum|count){{ip_family="IPv4"}} (\S+)'
+    found = dict(re.findall(name, text))
+    return float(found.get("sum", 0)), int(float(found.get("count", 0)))
+
+
+def _wait_for(kind: str, count: int) -> tuple[float, int]:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        total, seen = _sample(kind)
+        if seen >= count:
+            return total, seen
+        time.sleep(0.05)
+    raise SystemExit(f"kube-proxy did not finish {count} {kind} syncs within {_PATIENCE_SECONDS} s")
+
+
+def _settled(kind: str) -> tuple[float, int]:
+    """The sample once two looks, half a second apart, agree."""
+    before = _sample(kind)
+    while True:
+        time.sleep(0.5)
+        now = _sample(kind)
+        if now == before:
+            return now
+        before = now
