@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pointsman.cli.check import prepare
+from pointsman.kernel.memory import economise
 
 
 def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
@@ -16,6 +17,7 @@ def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
         from pointsman.cli.cleanup import clean_up
 
         return clean_up(options.state_dir)
+    economise()
     from pointsman.proxy.supervisor import initialise, serve
 
     if options.init_only:

@@ -1,10 +1,37 @@
-"""Memory after the first load: what lives long is taken out of the collector's sight, what is free goes back."""
+"""A small footprint: fewer heaps, no certificates that nobody uses, free pages given back."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
+import importlib
+import os
+
+_M_ARENA_MAX = -8
+"""mallopt's name for the number of heaps, from glibc's malloc.h."""
+
+_CERTIFICATE_VARIABLES = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
+
+
+def economise() -> None:
+    """To be called before threads start and before the HTTP library is imported.
+
+    Few threads allocate at the same time, so one heap serves them all. aiohttp reads the system's certificates
+    while it is imported (0.1 s and 2 MB); every connection here brings its own trust, so it gets an empty store.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+    before = {name: os.environ.get(name) for name in _CERTIFICATE_VARIABLES}
+    os.environ.update(_CERTIFICATE_VARIABLES)
+    try:
+        importlib.import_module("aiohttp")
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def settle() -> None:
