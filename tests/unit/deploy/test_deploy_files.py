@@ -1,0 +1,86 @@
+"""The deployment files agree with the program: flags exist, configuration validates, permissions suffice."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pointsman.config.command_line import parse_run
+from pointsman.config.load import load
+from pointsman.config.validate import validation_problems
+from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, own_node
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    text = re.sub(r"^\s*{{-?.*}}\s*$", "", path.read_text(), flags=re.MULTILINE)
+    text = re.sub(r"{{[^}]*}}", "x", text)
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def daemonset() -> dict[str, Any]:
+    (found,) = documents(DEPLOY / "kustomize/daemonset.yaml")
+    return found["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("which", ["initContainers", "containers"])
+def test_every_argument_is_accepted(which: str, tmp_path: Path) -> None:
+    (container,) = daemonset()[which]
+    config = tmp_path / "config.yaml"
+    config.write_bytes((DEPLOY / "kustomize/config.yaml").read_bytes())
+    command, *flags = [argument.replace("$(NODE_NAME)", "n1") for argument in container["args"]]
+    assert command == "run"
+    options = parse_run(
+        [flag.replace("/etc/pointsman/config.yaml", str(config)) for flag in flags], program="pointsman"
+    )
+    assert options.warnings == ()
+    assert options.config.mode == "nftables"
+
+
+def test_the_shipped_configuration_is_valid() -> None:
+    loaded = load((DEPLOY / "kustomize/config.yaml").read_bytes())
+    assert loaded.problems == ()
+    assert validation_problems(loaded.config) == []
+
+
+@pytest.mark.parametrize("path", ["kustomize/rbac.yaml", "helm/pointsman/templates/rbac.yaml"])
+def test_the_role_allows_exactly_what_is_listed_and_watched(path: str) -> None:
+    (role,) = [d for d in documents(DEPLOY / path) if d["kind"] == "ClusterRole"]
+    granted = {
+        (group, resource): set(rule["verbs"])
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    needed: dict[tuple[str, str], set[str]] = {("events.k8s.io", "events"): {"create", "patch"}}
+    for resource in (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS, own_node("n1")):
+        parts = resource.path.strip("/").split("/")
+        needed["" if parts[0] == "api" else parts[1], parts[-1]] = {"list", "watch"}
+    assert granted == needed
+
+
+def test_the_long_running_container_has_few_capabilities() -> None:
+    (container,) = daemonset()["containers"]
+    security = container["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]}
+    assert "privileged" not in security
+
+
+def test_the_chart_and_the_package_have_one_version() -> None:
+    from pointsman import __version__
+
+    chart = yaml.safe_load((DEPLOY / "helm/pointsman/Chart.yaml").read_text())
+    assert chart["appVersion"] == chart["version"] == __version__
+    assert f"pointsman:{__version__}" in (DEPLOY / "kustomize/daemonset.yaml").read_text()
+
+
+def test_the_unit_starts_an_existing_command() -> None:
+    unit = (DEPLOY / "systemd/pointsman.service").read_text()
+    (command,) = re.findall(r"^ExecStart=\S+/pointsman run (.*)$", unit, flags=re.MULTILINE)
+    flags = re.findall(r"--([a-z-]+)", command)
+    from pointsman.config.flag_table import BY_NAME
+
+    assert set(flags) <= set(BY_NAME)
