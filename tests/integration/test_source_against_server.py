@@ -21,6 +21,7 @@ from tests.fake.kubedicts import endpoint_slice, node, service
 
 from pointsman.errors import KubeError
 from pointsman.kube.access import Access
+from pointsman.kube.events import EventRecorder, node_reference
 from pointsman.kube.kubeconfig import load_access
 from pointsman.kube.listwatch import ListWatch
 from pointsman.kube.resources import SERVICES
@@ -32,6 +33,7 @@ from pointsman.source.api import ApiSource
 SERVICE_PATH = "/api/v1/namespaces/default/services"
 SLICE_PATH = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 NODE_PATH = "/api/v1/nodes"
+EVENT_PATH = "/apis/events.k8s.io/v1/namespaces/default/events"
 
 REAL_KUBECONFIG = os.environ.get("KUBECONFIG", "")
 REAL_URL = os.environ.get("KUBE_APISERVER_URL", "")
@@ -48,14 +50,20 @@ every_server = pytest.mark.parametrize("which", ["fake", "fake-without-watch-lis
 class Cluster:
     """A server to test against, and what to remove from it afterwards."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, *, allocates: bool) -> None:
         self.transport = transport
+        self.allocates = allocates
+        """The server gives cluster IPs to Services."""
         self.prefix = f"pointsman-test-{uuid.uuid4().hex[:10]}"
         self._created: list[str] = []
 
     async def create(self, path: str, item: dict[str, Any]) -> None:
         await self.transport.request("POST", path, body=json.dumps(item).encode())
-        self._created.append(f"{path}/{item['metadata']['name']}")
+        self.adopt(f"{path}/{item['metadata']['name']}")
+
+    def adopt(self, path: str) -> None:
+        """Removes this at the end, too."""
+        self._created.append(path)
 
     async def patch(self, path: str, patch: dict[str, Any]) -> None:
         await self.transport.request(
@@ -83,14 +91,14 @@ async def cluster(which: str) -> AsyncIterator[Cluster]:
             access = Access(server.url, "fake API server")
         transport = Transport(access, qps=0)
         stack.push_async_callback(transport.close)
-        target = Cluster(transport)
+        target = Cluster(transport, allocates=which == "real")
         stack.push_async_callback(target.clean_up)
         yield target
 
 
 def own_service(target: Cluster, name: str) -> dict[str, Any]:
     item = service(f"{target.prefix}-{name}")
-    if REAL_URL or REAL_KUBECONFIG:
+    if target.allocates:
         del item["spec"]["clusterIP"], item["spec"]["clusterIPs"], item["status"]
     return item
 
@@ -176,5 +184,30 @@ def test_small_pages_deliver_everything_once(which: str) -> None:
                     seen.append(event.object.metadata.name)
             assert names <= set(seen)
             assert len(seen) == len(set(seen))
+
+    asyncio.run(scenario())
+
+
+@every_server
+def test_events_are_accepted_and_repetitions_counted(which: str) -> None:
+    async def scenario() -> None:
+        async with cluster(which) as target:
+            name = f"{target.prefix}-node"
+            recorder = EventRecorder(target.transport, node_name=name)
+            sending = asyncio.create_task(recorder.run())
+            for _ in range(2):
+                recorder.record(node_reference(name), "Starting", "")
+            recorder.record(node_reference(name), "FailedToStartMetricServer", "port in use", warning=True)
+            await recorder.flush(20)
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            events = json.loads((await target.transport.request("GET", EVENT_PATH)).body)["items"]
+            own = {event["reason"]: event for event in events if event["regarding"].get("name") == name}
+            for event in own.values():
+                target.adopt(f"{EVENT_PATH}/{event['metadata']['name']}")
+            assert recorder.dropped == 0
+            assert own["Starting"]["series"]["count"] == 2
+            assert own["FailedToStartMetricServer"]["type"] == "Warning"
+            assert own["FailedToStartMetricServer"]["reportingInstance"] == f"kube-proxy-{name}"
 
     asyncio.run(scenario())
