@@ -171,7 +171,7 @@ class ListWatch(Generic[T]):
             try:
                 page = self._decoder.page(response.body)
             except msgspec.DecodeError as error:
-                raise KubeError(f"{self._name}: the list is not readable: {error}") from error
+                raise KubeError(f"the list is not readable: {error}") from error
             self._status.heard(self._clock())
             for item in page.objects:
                 seen.add(item.metadata.key)
@@ -209,7 +209,7 @@ class ListWatch(Generic[T]):
                         return
                     if event is not None and not isinstance(event, _EndOfInitialEvents):
                         yield event
-        raise _ErrorEvent(f"{self._name}: the stream ended before its initial events did")
+        raise _ErrorEvent("the stream ended before its initial events did")
 
     async def _watch(self) -> AsyncGenerator[Event, None]:
         params = self._selectors() | {
@@ -236,7 +236,7 @@ class ListWatch(Generic[T]):
         except Idle as error:
             _log.debug("%s: %s; opening a new watch", self._name, error)
         if not heard and self._clock() - opened_at < _TOO_SHORT_SECONDS:
-            raise KubeError(f"{self._name}: the server closed the watch at once")
+            raise KubeError("the server closed the watch at once")
         self._opened_at = None
         self._backoff.reset()
 
@@ -257,7 +257,7 @@ class ListWatch(Generic[T]):
             result = self._decoder.object(event.object)
         except msgspec.DecodeError as error:
             self._version = ""
-            raise KubeError(f"{self._name}: unreadable line in the watch: {error}") from error
+            raise KubeError(f"unreadable line in the watch: {error}") from error
         return self._object_event(event.type, result, seen)
 
     def _object_event(self, type_: str, result: T | BadObject, seen: set[str] | None) -> Event | None:
@@ -283,7 +283,7 @@ class ListWatch(Generic[T]):
 
     def _error_from(self, event: WatchEvent) -> KubeError:
         status = status_of(event)
-        message = f"{self._name}: ERROR event: {status.code} {status.message or status.reason}"
+        message = f"ERROR event: {status.code} {status.message or status.reason}"
         self._version = ""
         if status.code == 410 or status.reason in ("Expired", "Gone"):
             return Gone(message, 410)
@@ -292,7 +292,7 @@ class ListWatch(Generic[T]):
     def _complete(self, seen: set[str], version: str) -> list[Event]:
         """What follows a complete list: deletions of what it no longer holds, and Synced after the first."""
         if not version:
-            raise KubeError(f"{self._name}: the list carries no resourceVersion")
+            raise KubeError("the list carries no resourceVersion")
         events: list[Event] = list(self._mirror.delete_all_but(seen))
         self._version = version
         self._status.lists += 1

@@ -12,7 +12,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -60,6 +60,7 @@ class Transport:
         burst: int = 10,
         environ: Mapping[str, str] | None = None,
         credentials: Credentials | None = None,
+        on_answer: Callable[[str, int], None] = lambda _method, _status: None,
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
@@ -68,6 +69,7 @@ class Transport:
         environment = os.environ if environ is None else environ
         self._proxy = access.proxy_url or proxy_from_environment(access.server, environment)
         self._bucket = TokenBucket(qps, burst, clock=clock, sleep=sleep)
+        self._on_answer = on_answer
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -162,7 +164,7 @@ class Transport:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),
             )
-        return await self._session.request(
+        response = await self._session.request(
             method,
             self._access.server + path,
             params=params,
@@ -174,6 +176,8 @@ class Transport:
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS, sock_read=idle),
         )
+        self._on_answer(method, response.status)
+        return response
 
 
 async def _refusal(response: aiohttp.ClientResponse, what: str) -> KubeError:
@@ -206,7 +210,11 @@ def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientResponseError):
         return f"not valid HTTP: {error.message}"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return f"cannot connect to {error.host}:{error.port}: {error.os_error.strerror or error.os_error}"
+        errno = error.os_error.errno
+        detail = os.strerror(errno) if errno and errno > 0 else str(error.os_error)
+        return f"cannot connect to {error.host}:{error.port}: {detail}"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the connection broke in the middle of the answer"
     return str(error) or type(error).__name__
 
 

@@ -272,6 +272,7 @@ def test_stream_broken_inside_an_object_is_resumed_without_loss_or_repetition() 
                 assert await reading == "+default/c@103"
                 assert follower.status.lists == 1
                 assert follower.status.failures_total == 1
+                assert "the connection broke" in follower.status.last_error
                 assert follower.status.connected
         assert [seen.query.get("resourceVersion") for seen in server.requests] == [None, "101", "102"]
 
