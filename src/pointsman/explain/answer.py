@@ -78,8 +78,9 @@ def service_keys(view: View, target: Target) -> list[str]:
 def _not_found(view: View, target: Target) -> Cause:
     known = sorted({name.key for family in view.families for name in family.states} | view.remarks.keys())
     asked = f"{target.namespace or 'default'}/{target.service}"
-    close = difflib.get_close_matches(asked, known, n=3, cutoff=0.6)
-    close += [key for key in known if key.partition("/")[2] == target.service and key not in close]
+    names = {key.partition("/")[2] for key in known}
+    similar = difflib.get_close_matches(target.service, names, n=3, cutoff=0.6)
+    close = [key for name in similar for key in known if key.partition("/")[2] == name]
     advice = f"did you mean {listed(close)}?" if close else "does it exist, and in this namespace?"
     where = "the API server's list" if view.live else "the manifests"
     return Cause("NoSuchService", f"no Service {asked} in {where} ({len(known)} Services known)", advice)

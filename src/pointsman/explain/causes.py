@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from pointsman.explain.packets import Client, ClientKind, denied_by_ranges
+from pointsman.explain.packets import Client, denied_by_ranges
 from pointsman.explain.remarks import IP_MODE_PROXY, NO_BALANCER_ADDRESS, SKIPPED
 from pointsman.explain.report import Cause
 from pointsman.explain.view import FamilyView, View
@@ -63,7 +63,7 @@ def port_causes(
     """Everything known to be wrong with a planned service port, most decisive first."""
     if paths_fail:
         yield from _missing_endpoints(port, plan, family)
-        yield from _missing_local(plan, family, clients)
+        yield from _missing_local(plan, family)
     yield from _source_ranges(plan.frontends, clients, family)
     for refused in plan.refused:
         yield Cause(refused.reason, refused.message, _refusal_advice(refused), fatal=False)
@@ -117,7 +117,7 @@ def _described(endpoint: Endpoint) -> str:
     return f"{endpoint}{where} ({state})"
 
 
-def _missing_local(plan: ServicePlan, family: FamilyView, clients: tuple[Client, ...]) -> Iterator[Cause]:
+def _missing_local(plan: ServicePlan, family: FamilyView) -> Iterator[Cause]:
     policies = [
         name
         for name, local in (
@@ -144,12 +144,11 @@ def _missing_local(plan: ServicePlan, family: FamilyView, clients: tuple[Client,
     else:
         nodes = sorted({endpoint.node or "no named node" for endpoint in plan.all_endpoints})
         detail = f"they run on {listed(nodes)}"
-    outside = all(client.kind is ClientKind.OUTSIDE for client in clients)
     yield Cause(
         "NoLocalEndpoint",
         f"{' and '.join(policies)} Local, and no usable endpoint runs on this node ({ours}): {detail}",
         "send traffic to a node that runs one (load balancers find it by the health check node port), "
-        f"or use policy Cluster{'' if outside else ' for clients inside the cluster'}",
+        "or use policy Cluster",
     )
 
 

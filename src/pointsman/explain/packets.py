@@ -149,17 +149,13 @@ def _source(
     if mode == IPVS and client.kind is ClientKind.NODE and external and frontend.local_policy:
         return f"the endpoint sees {address_text(frontend.address)}, which the node itself holds in ipvs mode"
     if _masqueraded(frontend, client, view):
-        words = "masqueraded: the endpoint sees this node's address on the interface towards it"
-    else:
-        words = "kept: the endpoint sees the client's own address"
-    kept = words.startswith("kept")
-    if not kept and any(endpoint.address in view.node_addresses for endpoint in endpoints):
-        words += "; kept where the endpoint is this node itself"
-    if kept and client.kind is ClientKind.POD:
-        hairpin = not client.address or any(endpoint.address == client.address for endpoint in endpoints)
-        if hairpin:
-            words += "; masqueraded where a pod reaches itself"
-    return words
+        itself = any(endpoint.address in view.node_addresses for endpoint in endpoints)
+        exception = " (an endpoint that is this node itself: kept)" if itself else ""
+        return f"becomes this node's address towards the endpoint{exception}"
+    hairpin = client.kind is ClientKind.POD and any(
+        endpoint.address == client.address if client.address else endpoint.local for endpoint in endpoints
+    )
+    return f"kept{' (a pod reaching itself: masqueraded)' if hairpin else ''}"
 
 
 def _masqueraded(frontend: Frontend, client: Client, view: FamilyView) -> bool:

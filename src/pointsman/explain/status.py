@@ -33,6 +33,7 @@ class FamilyStatus(msgspec.Struct, frozen=True, rename="camel"):
     service_ports: int
     endpoints: int
     without_local_endpoints: int
+    """Policies Local, internal and external, of service ports that have no endpoint here."""
     rejected: dict[str, str]
     """Service ports the kernel refused, with the reason."""
     last_error: str

@@ -54,6 +54,13 @@ def backends(mode: str, config: KubeProxyConfiguration, options: RunOptions) -> 
     return made
 
 
+def reading_backend(
+    mode: str, family: Family, config: KubeProxyConfiguration, options: RunOptions
+) -> Backend:
+    """A backend to compare with, without preparing the host for the mode."""
+    return _backend(mode, family, config, options, sysctl_journal(options.state_dir))
+
+
 def _backend(
     mode: str, family: Family, config: KubeProxyConfiguration, options: RunOptions, sysctls: Sysctls
 ) -> Backend:

@@ -1,0 +1,120 @@
+"""What the commands that look at things share: manifests, node, mode and the kube-proxy flags behind them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pointsman.cli.control_client import DEFAULT_SOCKET, NoProxy
+from pointsman.config.command_line import RunOptions, parse_run
+from pointsman.config.defaults import with_mode
+from pointsman.config.flag_table import BY_NAME
+from pointsman.config.goflags import Kind
+from pointsman.config.types import IPTABLES, IPVS, NFTABLES
+from pointsman.errors import ConfigError, PointsmanError
+from pointsman.model.addresses import Family
+
+ERROR = 2
+"""Exit status when the question could not be answered at all."""
+
+_OWN = frozenset(("manifests", "control-socket", "help"))
+"""Flags of `run` that these commands declare themselves."""
+
+_FAMILIES = {"ipv4": (Family.IPV4,), "ipv6": (Family.IPV6,), "both": (Family.IPV4, Family.IPV6)}
+
+
+def parser(command: str, about: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"pointsman {command}",
+        description=about,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_offline(to: argparse.ArgumentParser, *, required: bool) -> None:
+    """The flags of offline work."""
+    to.add_argument(
+        "--manifests", type=Path, required=required, help="file or directory with Services and EndpointSlices"
+    )
+    to.add_argument(
+        "--mode", choices=(NFTABLES, IPTABLES, IPVS), help="default: the configuration's, else nftables"
+    )
+    to.add_argument(
+        "--node", default="", help="the node to work for; default: the only Node in the manifests"
+    )
+    to.add_argument(
+        "--family", type=str.lower, choices=tuple(_FAMILIES), default="both", help="IP family; default both"
+    )
+    to.epilog = "Further flags, such as --config or --cluster-cidr, are those of `pointsman run`."
+
+
+def add_live(to: argparse.ArgumentParser) -> None:
+    to.add_argument(
+        "--control-socket", type=Path, default=DEFAULT_SOCKET, help=f"of the proxy; default {DEFAULT_SOCKET}"
+    )
+
+
+def add_output(to: argparse.ArgumentParser) -> None:
+    to.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default text")
+
+
+def offline_options(given: argparse.Namespace, flags: Sequence[str]) -> RunOptions:
+    """The configuration to plan with; the mode is decided. Raises ConfigError."""
+    argv = [*flags, *([f"--hostname-override={given.node}"] if given.node else [])]
+    options = parse_run(argv, program="pointsman")
+    mode = given.mode or options.config.mode or NFTABLES
+    return msgspec.structs.replace(options, config=with_mode(options.config, mode))
+
+
+def families_of(given: argparse.Namespace) -> tuple[Family, ...]:
+    return _FAMILIES[given.family]
+
+
+def split_run_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The command's own arguments, and those flags among them that `pointsman run` has, each with its value."""
+    own: list[str] = []
+    flags: list[str] = []
+    pending = list(reversed(argv))
+    while pending:
+        argument = pending.pop()
+        name, equals, _ = argument.removeprefix("--").partition("=")
+        flag = BY_NAME.get(name) if argument.startswith("--") and name not in _OWN else None
+        if flag is None:
+            own.append(argument)
+            continue
+        flags.append(argument)
+        if not equals and flag.kind is not Kind.BOOL and pending:
+            flags.append(pending.pop())
+    return own, flags
+
+
+def guarded(command: str, work: Callable[[], int]) -> int:
+    """Run a command; errors that were foreseen become one clear message and exit status 2."""
+    try:
+        return work()
+    except ConfigError as error:
+        problems: Sequence[str] = error.problems
+    except NoProxy as error:
+        problems = [str(error)]
+    except PointsmanError as error:
+        problems = [str(error)]
+    except BrokenPipeError:
+        sys.stderr.close()
+        return ERROR
+    for problem in problems:
+        sys.stderr.write(f"pointsman {command}: {problem}\n")
+    return ERROR
+
+
+def warn(command: str, problems: Sequence[str]) -> None:
+    for problem in problems:
+        sys.stderr.write(f"pointsman {command}: warning: {problem}\n")
+
+
+def print_json(value: object) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")

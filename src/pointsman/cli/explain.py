@@ -1,0 +1,85 @@
+"""`pointsman explain`: why a Service answers, or does not, on this node."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pointsman.cli.arguments import (
+    add_live,
+    add_offline,
+    add_output,
+    families_of,
+    guarded,
+    offline_options,
+    parser,
+    print_json,
+    split_run_flags,
+    warn,
+)
+from pointsman.cli.control_client import ask
+from pointsman.explain.answer import explain
+from pointsman.explain.report import Explanation
+from pointsman.explain.target import target_from_text
+from pointsman.explain.text import explanation_text
+
+_ABOUT = """Say which frontends a Service has here, which endpoints stand behind them and why, what happens to the
+client's address, what the kernel holds, and the likely cause when it does not answer.
+
+The target is SERVICE, NAMESPACE/SERVICE, SERVICE:PORT, IP:PORT, [IPv6]:PORT or :NODEPORT, each with an optional
+/tcp, /udp or /sctp. Asks the running proxy, or works offline with --manifests.
+
+Exit status: 0 it answers, 1 it does not (or not everybody), 2 the question could not be answered."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status 0 when the target answers, 1 when not, 2 when nobody could be asked."""
+    command = parser("explain", _ABOUT)
+    command.add_argument("target", help="what to explain")
+    command.add_argument(
+        "--from",
+        dest="client",
+        default="",
+        help="pod, node, outside or an IP address; default: all three kinds",
+    )
+    command.add_argument(
+        "--no-kernel", action="store_true", help="do not read the kernel of the running proxy"
+    )
+    add_output(command)
+    add_live(command)
+    add_offline(command, required=False)
+    own, flags = split_run_flags(argv)
+    given = command.parse_args(own)
+    if flags and given.manifests is None:
+        command.error(f"only with --manifests: {' '.join(flags)}")
+    return guarded("explain", lambda: _explain(given, flags))
+
+
+def _explain(given: argparse.Namespace, flags: Sequence[str]) -> int:
+    explanation = _offline(given, flags) if given.manifests is not None else _live(given)
+    if given.output == "json":
+        print_json(explanation)
+    else:
+        sys.stdout.write(explanation_text(explanation))
+    return 0 if explanation.answers else 1
+
+
+def _live(given: argparse.Namespace) -> Explanation:
+    target_from_text(given.target)
+    query = {"target": given.target, "from": given.client, "kernel": "0" if given.no_kernel else "1"}
+    return ask(given.control_socket, "/explain", Explanation, query)
+
+
+def _offline(given: argparse.Namespace, flags: Sequence[str]) -> Explanation:
+    from pointsman.proxy.offline import plan_manifests
+
+    options = offline_options(given, flags)
+    planned = plan_manifests(
+        given.manifests,
+        options.config,
+        families=families_of(given),
+        external_allow=options.external_ip_allow_cidrs,
+    )
+    warn("explain", [*options.warnings, *planned.problems])
+    return explain(planned.view, target_from_text(given.target), given.client)

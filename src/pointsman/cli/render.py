@@ -1,0 +1,84 @@
+"""`pointsman render`: the exact rules for a set of manifests, without a cluster, a kernel or privileges."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pointsman.cli.arguments import (
+    add_offline,
+    families_of,
+    guarded,
+    offline_options,
+    parser,
+    split_run_flags,
+    warn,
+)
+from pointsman.explain.answer import kernel_difference
+from pointsman.explain.status import FamilyVerification, Verification, verification_text
+
+_ABOUT = """Print the rules that a node would hold for these manifests; the same input always gives the same text.
+
+With --diff, compare them with what the kernel of this machine holds (needs root). Exit status then:
+0 equal, 1 different, 2 something went wrong."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status 0, with --diff 1 for differences; 2 when it cannot be done."""
+    command = parser("render", _ABOUT)
+    add_offline(command, required=True)
+    command.add_argument("--diff", action="store_true", help="compare with this machine's kernel")
+    own, flags = split_run_flags(argv)
+    given = command.parse_args(own)
+    return guarded("render", lambda: _diff(given, flags) if given.diff else _render(given, flags))
+
+
+def _render(given: argparse.Namespace, flags: Sequence[str]) -> int:
+    from pointsman.proxy.offline import plan_manifests, ruleset
+
+    options = offline_options(given, flags)
+    warn("render", options.warnings)
+    planned = plan_manifests(
+        given.manifests,
+        options.config,
+        families=families_of(given),
+        external_allow=options.external_ip_allow_cidrs,
+    )
+    warn("render", planned.problems)
+    several = len(planned.requests) > 1
+    for family, request in planned.requests.items():
+        if several:
+            sys.stdout.write(f"# {family.value}\n")
+        sys.stdout.write(ruleset(request, planned.config))
+    return 0
+
+
+def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
+    from pointsman.proxy import modes
+    from pointsman.proxy.machine import LinuxMachine, kernel_families
+    from pointsman.proxy.offline import plan_manifests
+
+    options = offline_options(given, flags)
+    warn("render", options.warnings)
+    families = [family for family in families_of(given) if family in kernel_families()]
+    machine = LinuxMachine()
+    planned = plan_manifests(
+        given.manifests,
+        options.config,
+        families=families,
+        external_allow=options.external_ip_allow_cidrs,
+        local_addresses={family: machine.local_addresses(family) for family in families},
+    )
+    warn("render", planned.problems)
+    found: list[FamilyVerification] = []
+    for family in families:
+        backend = modes.reading_backend(options.config.mode, family, options.config, options)
+        try:
+            entries = backend.verify(planned.requests[family])
+        finally:
+            backend.close()
+        found.append(FamilyVerification(family.value, tuple(map(kernel_difference, entries)), 0))
+    verification = Verification(options.config.mode, tuple(found))
+    sys.stdout.write(verification_text(verification))
+    return verification.exit_status

@@ -1,0 +1,109 @@
+"""The control socket: how `pointsman status`, `explain` and `verify` ask the running proxy.
+
+HTTP with JSON over a Unix socket that only root and the proxy's own user may use: its mode says so, and every
+connection's credentials are checked as well. A new process takes the place of an old one's socket atomically, so
+neither a crash nor an overlapping restart leaves a dead or a missing one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from pointsman.obs.log import get_log
+from pointsman.serve.http import Handler, limited, routed, text_response
+
+REQUEST_SECONDS: Final = 120.0
+"""Reading a large kernel table takes its time; the client is an operator who asked for it."""
+
+_CREDENTIALS = struct.Struct("3i")
+_BACKLOG: Final = 16
+_CLOSE_SECONDS: Final = 1.0
+
+_log = get_log(__name__)
+
+
+class ControlServer:
+    """Serves routes on a Unix socket; a socket that cannot be made is reported and never fatal."""
+
+    def __init__(self, path: Path, routes: Mapping[str, Handler]) -> None:
+        self.path = path
+        self._handler = limited(_trusted_only(routed(routes)), REQUEST_SECONDS)
+        self._server: web.Server | None = None
+        self._listener: asyncio.Server | None = None
+        self._inode = 0
+
+    async def start(self) -> bool:
+        """Listen; False when the socket cannot be made, which is logged."""
+        try:
+            sock = _bound(self.path)
+        except OSError as error:
+            _log.warning(
+                "No control socket: status, explain and verify will not reach this proxy",
+                path=str(self.path),
+                err=error.strerror or str(error),
+            )
+            return False
+        self._inode = self.path.stat().st_ino
+        self._server = web.Server(self._handler, access_log=None)
+        self._listener = await asyncio.get_running_loop().create_unix_server(self._server, sock=sock)
+        return True
+
+    async def stop(self) -> None:
+        """Stop listening and remove the socket, unless another process has put its own there."""
+        if self._listener is None or self._server is None:
+            return
+        self._listener.close()
+        await self._server.shutdown(_CLOSE_SECONDS)
+        self._listener = self._server = None
+        try:
+            if self.path.stat().st_ino == self._inode:
+                self.path.unlink()
+        except OSError:
+            _log.info("The control socket is already gone", path=str(self.path))
+
+
+def _bound(path: Path) -> socket.socket:
+    """A listening socket at `path`, replacing whatever socket is there in one step."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Nobody can connect between bind and chmod: connecting needs listen, which comes last.
+        sock.bind(str(temporary))
+        temporary.chmod(0o600)
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+        temporary.replace(path)
+    except OSError:
+        sock.close()
+        temporary.unlink(missing_ok=True)
+        raise
+    return sock
+
+
+def _trusted_only(handler: Handler) -> Handler:
+    async def guarded(request: web.BaseRequest) -> web.StreamResponse:
+        user = _peer_user(request)
+        if user not in (0, os.geteuid()):
+            return text_response(f"user {user} may not ask this proxy; use sudo\n", 403)
+        return await handler(request)
+
+    return guarded
+
+
+def _peer_user(request: web.BaseRequest) -> int | None:
+    sock = request.transport.get_extra_info("socket") if request.transport is not None else None
+    if sock is None:
+        return None
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(credentials)
+    return int(user)

@@ -1,0 +1,157 @@
+"use strict";
+const PAGE = 50, REFRESH = 5000;
+let offset = 0, open = null, timer = null;
+const byId = (id) => document.getElementById(id);
+
+// Everything the cluster names goes through here as text; nothing is ever parsed as markup.
+function make(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) node.setAttribute(name, value);
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+function drawn(tag, attributes, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+function age(seconds) {
+  if (seconds === null) return "never";
+  const s = Math.max(0, Math.floor(seconds));
+  if (s < 60) return s + " s";
+  if (s < 3600) return Math.floor(s / 60) + " min " + (s % 60) + " s";
+  if (s < 86400) return Math.floor(s / 3600) + " h " + Math.floor((s % 3600) / 60) + " min";
+  return Math.floor(s / 86400) + " d " + Math.floor((s % 86400) / 3600) + " h";
+}
+const ago = (seconds) => (seconds === null ? "never" : age(seconds) + " ago");
+const milliseconds = (seconds) => (seconds * 1000 < 10 ? (seconds * 1000).toFixed(1) : Math.round(seconds * 1000)) + " ms";
+
+function chart(history) {
+  const width = 480, height = 72, step = width / Math.max(60, history.length);
+  const tallest = Math.max(0.001, ...history.map((sync) => sync.seconds));
+  const bars = history.map((sync, index) => {
+    const tall = sync.error ? height : Math.max(2, (sync.seconds / tallest) * (height - 4));
+    const kind = sync.error ? "failed" : sync.full ? "full" : "sync";
+    const words = new Date(sync.at * 1000).toLocaleTimeString() + ": " +
+      (sync.error ? "failed: " + sync.error : milliseconds(sync.seconds) + ", " + sync.changed + " changed" + (sync.full ? ", full" : ""));
+    return drawn("rect", { x: (index * step).toFixed(1), y: (height - tall).toFixed(1), width: Math.max(1, step - 1).toFixed(1),
+      height: tall.toFixed(1), class: kind }, drawn("title", {}, words));
+  });
+  return drawn("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img",
+    "aria-label": `durations of the last ${history.length} syncs` }, ...bars);
+}
+function familyCard(family) {
+  const facts = [["Last sync", ago(family.lastSyncAge)], ["Service ports", family.servicePorts.toLocaleString()],
+    ["Endpoints", family.endpoints.toLocaleString()], ["Pending", family.pending], ["Without local", family.withoutLocalEndpoints],
+    ["Refused", Object.keys(family.rejected).length], ["Repaired", family.driftRepaired]];
+  const good = family.history.filter((sync) => !sync.error).map((sync) => sync.seconds).sort((a, b) => a - b);
+  if (good.length) facts.splice(1, 0, ["Median sync", milliseconds(good[Math.floor(good.length / 2)])]);
+  const list = make("dl", {}, ...facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, String(value)))));
+  const caption = family.history.length
+    ? `last ${family.history.length} syncs, slowest ${milliseconds(Math.max(...family.history.map((sync) => sync.seconds)))}; dark: full syncs, red: failed`
+    : "no sync yet";
+  return make("div", { class: "card" }, make("h2", {}, family.family), list, chart(family.history), make("p", { class: "caption" }, caption));
+}
+function troublesOf(status) {
+  const found = status.waitingFor ? ["waiting for " + status.waitingFor] : [];
+  for (const family of status.families) {
+    if (family.lastError) found.push(`${family.family}: last sync failed: ${family.lastError}`);
+    if (!family.healthy) found.push(`${family.family}: changes have been waiting for too long`);
+    for (const [name, why] of Object.entries(family.rejected)) found.push(`${family.family}: the kernel refused ${name}: ${why}`);
+  }
+  for (const watch of status.watches) if (!watch.connected) found.push(`watch of ${watch.kind}: ${watch.lastError || "not connected"}`);
+  if (status.reload.error) found.push("the new configuration is not used: " + status.reload.error);
+  for (const [check, why] of Object.entries(status.degraded)) found.push(`degraded: ${check}: ${why}`);
+  return found;
+}
+function showStatus(status) {
+  byId("summary").textContent = `${status.mode} mode on ${status.node}` + (status.zone ? ` in zone ${status.zone}` : "") +
+    ` (${status.addresses.join(", ")}), up ${age(status.uptime)}, version ${status.version}`;
+  document.title = "Pointsman on " + status.node;
+  const troubles = troublesOf(status);
+  byId("troubles").replaceChildren(...(troubles.length ? troubles.map((text) => make("li", {}, text)) : [make("li", { class: "fine" }, "No trouble known")]));
+  byId("families").replaceChildren(...status.families.map(familyCard));
+  byId("watches").replaceChildren(...status.watches.map((watch) => make("tr", {},
+    make("td", {}, watch.kind), make("td", {}, (watch.connected ? "connected" : "not connected") + (watch.synced ? "" : ", not listed yet")),
+    ...[ago(watch.age), watch.objects.toLocaleString(), watch.badObjects, watch.failures].map((value) => make("td", { class: "number" }, String(value))))));
+}
+function lines(values) {
+  return values.flatMap((value, index) => (index ? [make("br"), value] : [value]));
+}
+function serviceRow(row) {
+  const name = row.service + (row.port ? ":" + row.port : "");
+  const places = row.frontends.map((frontend) => make("span", {}, make("span", { class: "faint" }, frontend.kind + " "), make("code", {}, frontend.address)));
+  const policies = [...new Set(row.frontends.map((frontend) => frontend.policy))].join(" / ");
+  const extras = [row.affinitySeconds ? "sticky" : "", row.topology].filter(Boolean).join(", ");
+  const line = make("tr", { class: "service", tabindex: "0", "data-service": row.service },
+    make("td", {}, make("strong", {}, name), make("br"), make("span", { class: "faint" }, `${row.protocol} ${row.number} · ${row.family}`)),
+    make("td", {}, ...lines(places)),
+    make("td", {}, policies, extras ? make("br") : null, extras ? make("span", { class: "faint" }, extras) : null),
+    make("td", { class: "number" }, `${row.usable} of ${row.total}`, make("br"), make("span", { class: "faint" }, row.local + " here")),
+    make("td", {}, make("span", { class: "badge " + row.state }, row.state), ...row.problems.map((problem) => make("div", { class: "faint" }, problem))));
+  const key = [row.service, row.port, row.protocol, row.family].join("|");
+  line.addEventListener("click", () => toggle(key, row, line));
+  line.addEventListener("keydown", (event) => { if (event.key === "Enter") toggle(key, row, line); });
+  line.dataset.key = key;
+  return line;
+}
+async function toggle(key, row, line) {
+  const shown = line.nextSibling;
+  if (shown && shown.className === "detail") { shown.remove(); open = null; return; }
+  open = key;
+  line.after(await detail(row));
+}
+async function detail(row) {
+  const target = row.service + ":" + (row.port || row.number) + "/" + row.protocol;
+  const cell = make("td", { colspan: "5" });
+  try {
+    const answer = await data("explain.json?target=" + encodeURIComponent(target));
+    for (const port of answer.ports.filter((port) => port.family === row.family)) {
+      cell.append(...port.causes.map((cause) => make("p", { class: cause.fatal ? "down" : "partly" }, `${cause.code}: ${cause.message}`)));
+      cell.append(make("ul", {}, ...port.frontends.flatMap((frontend) => frontend.paths.map((path) =>
+        make("li", {}, `${frontend.kind} from ${path.client}: ${path.result}${path.source ? "; source " + path.source : ""}`)))));
+      cell.append(make("ul", {}, ...port.endpoints.slice(0, 100).map((endpoint) => make("li", {}, make("code", {}, endpoint.address),
+        ` on ${endpoint.node || "no named node"}: ` + endpoint.uses.map((use) => `${use.policy}: ${use.used ? "in" : "out"}, ${use.reason}`).join("; ")))));
+    }
+  } catch (error) { cell.append(String(error.message)); }
+  return make("tr", { class: "detail" }, cell);
+}
+async function showServices() {
+  const query = `services.json?search=${encodeURIComponent(byId("search").value)}&offset=${offset}&limit=${PAGE}`;
+  let page;
+  try { page = await data(query); } catch (error) {
+    byId("services").replaceChildren(make("tr", {}, make("td", { colspan: "5" }, String(error.message))));
+    return;
+  }
+  const rows = page.rows.map(serviceRow), reopened = page.rows.find((row, index) => rows[index].dataset.key === open);
+  const extra = reopened ? await detail(reopened) : null;
+  byId("services").replaceChildren(...rows);
+  if (extra) rows[page.rows.indexOf(reopened)].after(extra);
+  byId("found").textContent = page.found === page.total ? `${page.total.toLocaleString()} service ports` : `${page.found.toLocaleString()} of ${page.total.toLocaleString()}`;
+  byId("range").textContent = page.rows.length ? `${offset + 1}–${offset + page.rows.length} of ${page.found.toLocaleString()}` : "nothing found";
+  byId("previous").disabled = offset === 0;
+  byId("next").disabled = offset + page.rows.length >= page.found;
+}
+async function data(path) {
+  const answer = await fetch(path, { cache: "no-store" });
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer.json();
+}
+async function refresh() {
+  clearTimeout(timer);
+  try {
+    showStatus(await data("status.json"));
+    await showServices();
+    byId("refreshed").textContent = "· refreshed " + new Date().toLocaleTimeString();
+  } catch (error) {
+    byId("troubles").replaceChildren(make("li", {}, "The proxy does not answer: " + error.message));
+  }
+  timer = setTimeout(refresh, REFRESH);
+}
+try { byId("search").value = decodeURIComponent(location.hash.slice(1)); } catch { location.hash = ""; }
+byId("search").addEventListener("input", () => { offset = 0; history.replaceState(null, "", "#" + encodeURIComponent(byId("search").value)); showServices(); });
+byId("search-form").addEventListener("submit", (event) => event.preventDefault());
+byId("previous").addEventListener("click", () => { offset = Math.max(0, offset - PAGE); showServices(); });
+byId("next").addEventListener("click", () => { offset += PAGE; showServices(); });
+refresh();
