@@ -16,10 +16,11 @@ import msgspec
 from pointsman.backends.base import Backend
 from pointsman.config.gates import effective_gates
 from pointsman.config.types import IPTABLES, NFTABLES, KubeProxyConfiguration
+from pointsman.errors import KernelError
 from pointsman.explain.remarks import Remarks
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.context import NodeContext
-from pointsman.model.node import NodeFacts, node_facts
+from pointsman.model.node import NodeFacts, host_ips, node_facts
 from pointsman.model.objects import (
     Delete,
     EndpointSlice,
@@ -50,6 +51,8 @@ NODE_WAIT = 30.0
 
 _DRIFT_PERIOD = {NFTABLES: 1.0}
 """nftables drift is one cheap question to the kernel; the other modes look once per sync period."""
+
+_ADDRESS_RETRY = 1.0
 
 _KINDS: tuple[type[KubeObject], ...] = (Service, EndpointSlice, Node, ServiceCIDR)
 
@@ -229,12 +232,12 @@ class Proxy:
         for family in self.families.values():
             if change(family) and self._started:
                 family.loop.request()
-        self.metrics.service_changes_pending.set(
-            max(f.tracker.pending_services for f in self.families.values())
-        )
-        self.metrics.endpoint_changes_pending.set(
-            max(f.tracker.pending_endpoints for f in self.families.values())
-        )
+        self._count_pending()
+
+    def _count_pending(self) -> None:
+        trackers = [family.tracker for family in self.families.values()]
+        self.metrics.service_changes_pending.set(max(tracker.pending_services for tracker in trackers))
+        self.metrics.endpoint_changes_pending.set(max(tracker.pending_endpoints for tracker in trackers))
 
     def _node_changed(self, name: str, node: Node | None) -> None:
         """Follow the own Node; a deleted one leaves the rules as they are and makes /healthz fail."""
@@ -271,20 +274,27 @@ class Proxy:
     def _maybe_start(self) -> None:
         if self._started or not self._synced.issuperset(_KINDS):
             return
-        if self.node is None and self.settings.from_manifests:
-            self.health.node_changed(Node(Meta(name=self.settings.node_name)))
-        elif self.node is None and not self._node_awaited:
+        if self.settings.from_manifests:
+            if self.node is None:
+                self.health.node_changed(Node(Meta(name=self.settings.node_name)))
+        elif not self._node_has_addresses and not self._node_awaited:
             return
         self._started = True
         self._request_all()
 
+    @property
+    def _node_has_addresses(self) -> bool:
+        return self.node is not None and bool(host_ips(self.node))
+
     async def _stop_waiting_for_node(self) -> None:
         await asyncio.sleep(self.settings.node_wait)
         self._node_awaited = True
-        if self.node is None and not self.settings.from_manifests:
+        if not self._node_has_addresses and not self.settings.from_manifests:
             _log.error(
                 "No such Node; going on without its addresses. If the node has another name, "
-                "say so with --hostname-override",
+                "say so with --hostname-override"
+                if self.node is None
+                else "The Node has no addresses yet; going on without them until it has",
                 node=self.settings.node_name,
                 waited=f"{self.settings.node_wait:.0f}s",
             )
@@ -292,11 +302,20 @@ class Proxy:
 
     async def _follow_addresses(self) -> None:
         async for _ in self._machine.address_changes():
-            addresses = {family: self._machine.local_addresses(family) for family in self.families}
+            addresses = await self._read_addresses()
             if addresses != self._addresses:
                 self._addresses = addresses
                 self._facts = self._current_facts()
                 self._request_all()
+
+    async def _read_addresses(self) -> dict[Family, tuple[bytes, ...]]:
+        """The machine's addresses; a kernel short of memory is asked again, the last known ones stay meanwhile."""
+        while True:
+            try:
+                return {family: self._machine.local_addresses(family) for family in self.families}
+            except KernelError as error:
+                _log.warning("The addresses of this node cannot be read now", err=error)
+                await asyncio.sleep(_ADDRESS_RETRY)
 
     def _request_all(self) -> None:
         if self._started:
@@ -313,6 +332,7 @@ class Proxy:
             ("external", reconciler.without_local_external),
         ):
             self.metrics.no_local_endpoints.labels(traffic_policy=policy, ip_family=label).set(len(lacking))
+        self._count_pending()
         self._spawn(self._sync_health_ports(family, outcome.context))
         self._after_sync(family, outcome)
 

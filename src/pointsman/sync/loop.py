@@ -111,7 +111,7 @@ class SyncLoop:
             return
         try:
             what = await self._run_blocking(self.reconciler.backend.drift)
-        except KernelError as error:
+        except Exception as error:  # noqa: BLE001 whatever it was, a full sync is the answer to not knowing
             what = f"cannot look: {error}"
         if isinstance(what, str):
             self.hooks.drifted(what)

@@ -1,0 +1,123 @@
+"""The assembled Proxy with a scripted source, machine and kernel, for what needs no process to be shown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from tests.fake.recording import RecordingBackend
+
+from pointsman.config.defaults import with_file_defaults, with_mode
+from pointsman.config.types import NFTABLES, KubeProxyConfiguration
+from pointsman.errors import KernelError
+from pointsman.kube.status import WatchStatus
+from pointsman.model.addresses import Family
+from pointsman.model.objects import (
+    EndpointSlice,
+    Event,
+    KubeObject,
+    Node,
+    Service,
+    ServiceCIDR,
+    Synced,
+    Upsert,
+)
+from pointsman.obs.registry import Metrics
+from pointsman.proxy.edges import SilentRecorder
+from pointsman.proxy.proxy import Proxy, Settings
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait a few seconds at most."""
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came true")
+
+
+class ScriptedSource:
+    """Delivers what a test puts in."""
+
+    statuses: Mapping[str, WatchStatus] = {}
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[Event | None] = asyncio.Queue()
+
+    async def events(self) -> AsyncIterator[Event]:
+        while (event := await self.queue.get()) is not None:
+            yield event
+
+    async def close(self) -> None:
+        self.queue.put_nowait(None)
+
+    def put(self, *objects: KubeObject) -> None:
+        for item in objects:
+            self.queue.put_nowait(Upsert(item))
+
+    def listed(self, *kinds: type[KubeObject]) -> None:
+        for kind in kinds or (Service, EndpointSlice, Node, ServiceCIDR):
+            self.queue.put_nowait(Synced(kind))
+
+
+class ScriptedMachine:
+    """Addresses as told; a KernelError in the list is raised once instead."""
+
+    def __init__(self) -> None:
+        self.addresses: dict[Family, tuple[bytes, ...]] = {Family.IPV4: (b"\x7f\0\0\1",), Family.IPV6: ()}
+        self.failures: list[KernelError] = []
+        self.changes: asyncio.Queue[None] = asyncio.Queue()
+
+    def local_addresses(self, family: Family) -> tuple[bytes, ...]:
+        if self.failures:
+            raise self.failures.pop(0)
+        return self.addresses[family]
+
+    async def address_changes(self) -> AsyncIterator[None]:
+        while True:
+            yield await self.changes.get()
+
+
+class Assembly:
+    """A Proxy and everything around it."""
+
+    def __init__(self, *, node_wait: float = 30.0, bind_address: str = "0.0.0.0") -> None:
+        defaults = with_file_defaults(KubeProxyConfiguration(bind_address=bind_address))
+        self.source = ScriptedSource()
+        self.machine = ScriptedMachine()
+        self.backends = {family: RecordingBackend(family) for family in Family}
+        self.metrics = Metrics(NFTABLES)
+        self.proxy = Proxy(
+            Settings(config=with_mode(defaults, NFTABLES), node_name="n1", node_wait=node_wait),
+            self.source,
+            self.backends,
+            self.machine,
+            self.metrics,
+            SilentRecorder(),
+        )
+
+    @property
+    def syncs(self) -> int:
+        return len(self.backends[Family.IPV4].requests)
+
+    async def settled(self) -> None:
+        """Until everything put in so far is programmed."""
+        await until(self.source.queue.empty)
+        await asyncio.sleep(0)
+        for family in self.proxy.families.values():
+            await family.loop.wait_idle()
+
+
+@contextlib.asynccontextmanager
+async def assembled(*, node_wait: float = 30.0) -> AsyncIterator[Assembly]:
+    """A running Assembly; fails when the proxy ended by itself."""
+    assembly = Assembly(node_wait=node_wait)
+    running = asyncio.create_task(assembly.proxy.run())
+    try:
+        async with asyncio.timeout(30):
+            yield assembly
+        assert not running.done(), running.exception()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
