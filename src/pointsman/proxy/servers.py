@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping
 
 from pointsman import __version__
@@ -62,6 +63,17 @@ class Servers:
         await self._metrics.stop()
 
     def _describe_build(self, proxy: Proxy) -> None:
+        proxy.metrics.build_info.labels(
+            major="1",
+            minor="37",
+            git_version=f"v{__version__}",
+            git_commit="",
+            git_tree_state="",
+            build_date="",
+            go_version="",
+            compiler=platform.python_implementation(),
+            platform=f"{platform.system().lower()}/{platform.machine()}",
+        ).set(1)
         gates = effective_gates(proxy.config.feature_gates)
         for gate in GATES.values():
             proxy.metrics.feature_enabled.labels(name=gate.name, stage=gate.stage.value).set(

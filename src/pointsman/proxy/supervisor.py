@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -211,7 +212,12 @@ class Supervisor:
             return
         connection = config.client_connection
         access = load_access(connection.kubeconfig, options.master)
-        transport = Transport(access, qps=connection.qps, burst=connection.burst)
+        host = urlsplit(access.server).netloc
+
+        def answered(method: str, status: int) -> None:
+            metrics.rest_requests.labels(code=str(status), method=method, host=host).inc()
+
+        transport = Transport(access, qps=connection.qps, burst=connection.burst, on_answer=answered)
         sender = EventRecorder(transport, node_name=node_name)
         source = ApiSource(
             transport,
