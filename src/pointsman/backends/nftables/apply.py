@@ -52,13 +52,7 @@ class NftablesBackend:
         contents = self._contents
         if request.full or contents is None or contents.context != request.context:
             return self._full_sync(request, ())
-        try:
-            return self._incremental_sync(contents, request)
-        except Rejected:
-            trouble = self._watch.damage(contents, self._reader())
-            if trouble is None:
-                raise
-            return self._full_sync(request, (f"{trouble}; loaded everything anew",))
+        return self._incremental_sync(contents, request)
 
     def drift(self) -> str | None:
         """Whether somebody else changed what we own, seen by the generation and a short inventory."""
@@ -149,6 +143,9 @@ class NftablesBackend:
                 size = self._commit(change.batch)
                 break
             except BatchRefused as refusal:
+                trouble = self._watch.damage(contents, self._reader())
+                if trouble is not None:
+                    return self._full_sync(request, (f"{trouble}; loaded everything anew",))
                 new = {name: fragment for name, fragment in updates.items() if fragment is not None}
                 guilty = self._blame(change.batch, new, refusal)
                 if not guilty:

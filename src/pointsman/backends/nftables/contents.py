@@ -99,6 +99,8 @@ class Contents:
                 found[element.where].append((element, label))
         for element in self.shared:
             found[element.where].append((element, ""))
+        # Interval sets are listed in the order of insertion: keep listings equal for equal contents.
+        found[schema.FIREWALL_ALLOW].sort(key=lambda entry: entry[0].key)
         return found
 
     def slots(self) -> dict[str, list[tuple[bytes, bytes]]]:

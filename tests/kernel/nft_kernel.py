@@ -1,0 +1,57 @@
+"""A namespace with the nft program as the independent reader, for the nftables tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+
+import pytest
+
+from pointsman.backends.base import SyncRequest
+from pointsman.lab.netns import LabUnavailable, Namespace
+from pointsman.model.addresses import Family
+from pointsman.model.context import NodeContext
+from pointsman.model.plan import ServicePlan
+from pointsman.model.service import ServicePortName
+
+KEYWORD = {Family.IPV4: "ip", Family.IPV6: "ip6"}
+
+needs_nft = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
+    pytest.mark.skipif(shutil.which("nft") is None, reason="the nft program is the independent reader"),
+]
+
+
+def new_namespace() -> Namespace:
+    try:
+        namespace = Namespace()
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+    namespace.run(["ip", "link", "set", "lo", "up"])
+    return namespace
+
+
+def listing(namespace: Namespace) -> str:
+    """The rule set as nft prints it, remaining times taken out."""
+    return re.sub(r" expires \w+", "", namespace.run(["nft", "list", "ruleset"]))
+
+
+def table(namespace: Namespace, family: Family = Family.IPV4) -> str:
+    return namespace.run(["nft", "list", "table", KEYWORD[family], "kube-proxy"])
+
+
+def everything(
+    node: NodeContext, plans: Mapping[ServicePortName, ServicePlan], *, full: bool = True
+) -> SyncRequest:
+    return SyncRequest(node, plans, {}, full)
+
+
+def part(
+    node: NodeContext,
+    plans: Mapping[ServicePortName, ServicePlan],
+    *changed: ServicePortName,
+) -> SyncRequest:
+    return SyncRequest(node, plans, {name: plans.get(name) for name in changed})
