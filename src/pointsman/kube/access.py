@@ -44,3 +44,9 @@ class Access:
     impersonation: tuple[tuple[str, str], ...] = ()
     """Impersonate-* headers."""
     exec_plugin: ExecPlugin | None = None
+    kubeconfig: Path | None = None
+    """The file all this was read from, to be read again when it changes."""
+    context: str = ""
+    """The context asked for by name; empty for the file's current one."""
+    master: str = ""
+    """The server given by flag, which wins over the file's."""

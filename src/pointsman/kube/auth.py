@@ -19,9 +19,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pointsman.errors import KubeError
+from pointsman.errors import ConfigError, KubeError
 from pointsman.kube.access import Access, ExecPlugin, Material
 from pointsman.kube.execplugin import ExecCredential, run_plugin
+from pointsman.kube.kubeconfig import access_from_kubeconfig
 
 _log = logging.getLogger(__name__)
 _EXPIRY_MARGIN_SECONDS = 10.0
@@ -54,9 +55,11 @@ class Credentials:
         self._token_signature: _Signature = None
         self._context: ssl.SSLContext | None = None
         self._context_key: object = None
+        self._file_signature = _signature(access.kubeconfig) if access.kubeconfig is not None else None
 
     async def present(self) -> Presented:
         """What to send now. Raises KubeError when there is nothing usable at all."""
+        self._reread_kubeconfig()
         granted = await self._exec_credential()
         headers = list(self._access.impersonation)
         token = granted.token if granted is not None and granted.token else self._current_token()
@@ -75,6 +78,27 @@ class Credentials:
         previous = self._token
         self._token_signature = None
         return renewable or self._current_token() != previous
+
+    def _reread_kubeconfig(self) -> None:
+        """Takes over the identity and the CA of a changed kubeconfig; the server stays what it was."""
+        old, path = self._access, self._access.kubeconfig
+        signature = _signature(path) if path is not None else None
+        if path is None or signature is None or signature == self._file_signature:
+            return
+        self._file_signature = signature
+        try:
+            new = access_from_kubeconfig(path.read_bytes(), path, master=old.master, context=old.context)
+        except (OSError, ConfigError) as error:
+            _log.warning("changed kubeconfig is unusable, keeping the last credentials: %s", error)
+            return
+        if new.server != old.server:
+            _log.warning("kubeconfig %s now names another server; restart to use it", path)
+            return
+        _log.info("kubeconfig %s changed: its credentials are used from now on", path)
+        self._access = new
+        self._token, self._token_signature = new.token, None
+        if new.exec_plugin != old.exec_plugin:
+            self._granted = None
 
     async def _exec_credential(self) -> ExecCredential | None:
         plugin = self._access.exec_plugin

@@ -11,6 +11,7 @@ import base64
 import binascii
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -180,7 +181,8 @@ def access_from_kubeconfig(data: bytes, path: Path, *, master: str = "", context
     if selected.user:
         missing = f"{where}: user {selected.user!r} does not exist"
         user = _find(file.users, selected.user, missing).user or user
-    return _access(cluster, user, path, master, f"{where}, user {selected.user or ''!r}")
+    result = _access(cluster, user, path, master, f"{where}, user {selected.user or ''!r}")
+    return replace(result, kubeconfig=path, context=context, master=master)
 
 
 def _access(cluster: _Cluster, user: _User, path: Path, master: str, origin: str) -> Access:

@@ -13,6 +13,7 @@ from pointsman.errors import KubeError
 from pointsman.kube.access import Access, ExecPlugin
 from pointsman.kube.auth import Credentials
 from pointsman.kube.execplugin import ExecCredential, credential_from_output, run_plugin
+from pointsman.kube.kubeconfig import load_access
 
 V1 = "client.authentication.k8s.io/v1"
 
@@ -57,6 +58,37 @@ def test_token_file_that_never_existed_is_an_error_naming_it(tmp_path: Path) -> 
     credentials = Credentials(Access("http://x", "context 'c'", token_file=tmp_path / "token"))
     with pytest.raises(KubeError, match=r"token file .*/token \(context 'c'\)"):
         headers(credentials)
+
+
+def kubeconfig(token: str, server: str = "http://api.example") -> str:
+    return json.dumps(
+        {
+            "clusters": [{"name": "c", "cluster": {"server": server}}],
+            "users": [{"name": "u", "user": {"token": token}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+    )
+
+
+def test_changed_kubeconfig_brings_new_credentials(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubeconfig("first"), encoding="utf-8")
+    credentials = Credentials(load_access(str(path)))
+    assert headers(credentials) == {"Authorization": "Bearer first"}
+    path.write_text(kubeconfig("second"), encoding="utf-8")
+    assert headers(credentials) == {"Authorization": "Bearer second"}
+
+
+@pytest.mark.parametrize("change", ["{ broken", kubeconfig("stolen", server="http://elsewhere.example")])
+def test_unusable_kubeconfig_or_one_for_another_server_changes_nothing(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubeconfig("first"), encoding="utf-8")
+    credentials = Credentials(load_access(str(path)))
+    path.write_text(change, encoding="utf-8")
+    assert headers(credentials) == {"Authorization": "Bearer first"}
+    path.write_text(kubeconfig("third"), encoding="utf-8")
+    assert headers(credentials) == {"Authorization": "Bearer third"}
 
 
 def test_basic_authentication_and_impersonation() -> None:
