@@ -6,7 +6,6 @@ only warned about, because files outlive versions, but with the nearest known na
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -55,6 +54,8 @@ def shown(value: object) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`, did you mean X?` when a known name is close, else nothing."""
+    import difflib
+
     by_lower = {word.lower(): word for word in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return f", did you mean {by_lower[close[0]]}?" if close else ""

@@ -41,7 +41,6 @@ from pointsman.proxy.proxy import Proxy, Settings
 from pointsman.proxy.servers import Servers
 from pointsman.serve.http import BindFailed
 from pointsman.source.api import ApiSource
-from pointsman.source.manifests import ManifestSource
 from pointsman.sync.host import apply_conntrack, apply_oom_score, core_count
 
 if TYPE_CHECKING:
@@ -207,6 +206,8 @@ class Supervisor:
             _log.error("An object cannot be read and is skipped", kind=kind, object=key, err=error)
 
         if options.manifests is not None:
+            from pointsman.source.manifests import ManifestSource
+
             manifests = ManifestSource(options.manifests, node_name=node_name, on_bad_object=bad_object)
             yield manifests, SilentRecorder()
             return

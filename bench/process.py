@@ -1,0 +1,218 @@
+"""The whole process in a network namespace against an API server on loopback: start, memory, one change.
+
+    sudo python -m bench.process [--sizes 0x0,1000x10,10000x10] [--mode nftables] [--json FILE]
+
+With KUBE_PROXY_BINARY set to the path of a kube-proxy, it runs on the same objects after ours and ratios are printed.
+The API server is the tests' fake one; its own CPU use is the same for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.objects import service_json, slice_json
+
+NAMESPACE = "pm-bench-process"
+PORT = 18099
+NODE = {
+    "kind": "Node",
+    "apiVersion": "v1",
+    "metadata": {"name": "n1"},
+    "status": {"addresses": [{"type": "InternalIP", "address": "172.30.0.10"}]},
+}
+CONFIG = """\
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: {mode}
+hostnameOverride: n1
+clusterCIDR: 10.128.0.0/9
+conntrack: {{maxPerCore: 0}}
+clientConnection: {{kubeconfig: {kubeconfig}, contentType: application/json, qps: 100, burst: 200}}
+iptables: {{minSyncPeriod: 10ms, syncPeriod: 1h}}
+nftables: {{minSyncPeriod: 10ms, syncPeriod: 1h}}
+"""
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
+users: [{{name: u, user: {{}}}}]
+contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
+current-context: x
+"""
+
+
+def inside(*command: str) -> list[str]:
+    return ["ip", "netns", "exec", NAMESPACE, *command]
+
+
+@contextlib.contextmanager
+def namespace() -> Iterator[None]:
+    subprocess.run(["ip", "netns", "del", NAMESPACE], capture_output=True, check=False)
+    subprocess.run(["ip", "netns", "add", NAMESPACE], check=True)
+    for command in ("link set lo up", "addr add 172.30.0.10/32 dev lo"):
+        subprocess.run(["ip", "-n", NAMESPACE, *command.split()], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["ip", "netns", "del", NAMESPACE], check=False)
+
+
+@contextlib.contextmanager
+def started(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def fetch(url: str) -> str:
+    done = subprocess.run(
+        inside(
+            sys.executable,
+            "-c",
+            f"import urllib.request as u; print(u.urlopen({url!r}, timeout=5).read().decode())",
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout
+
+
+def metric(text: str, name: str, family: str = "IPv4") -> float:
+    found = re.search(rf'^{name}{{[^}}]*ip_family="{family}"[^}}]*}} (\S+)$', text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def wait(condition: Callable[[], Any], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"gave up waiting for {what}")
+        time.sleep(0.1)
+
+
+def resident_mb(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def put_slice(index: int, endpoints: int, generation: int) -> None:
+    body = slice_json(index, endpoints, generation)
+    path = f"/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/service-{index}-abcde"
+    script = (
+        "import sys, urllib.request as u\n"
+        f"u.urlopen(u.Request('http://127.0.0.1:{PORT}{path}', data=sys.stdin.buffer.read(), method='PUT'), timeout=5)"
+    )
+    subprocess.run(inside(sys.executable, "-c", script), input=body, check=True)
+
+
+def measure(command: list[str], services: int, endpoints: int, changes: int, work: Path) -> dict[str, float]:
+    """Time to the first complete sync, memory after it, and the sync time of single changes."""
+    began = time.monotonic()
+    with started(command, work / "proxy.log") as process:
+        url = "http://127.0.0.1:10249/metrics"
+        last = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
+        wait(lambda: metric(fetch(url), last) > 0, 600, "the first sync")
+        first_seen = time.monotonic() - began
+        time.sleep(3)
+        before = fetch(url)
+        result = {
+            "started_to_synced_s": first_seen,
+            "full_sync_s": metric(before, "kubeproxy_sync_full_proxy_rules_duration_seconds_sum"),
+            "rss_mib": resident_mb(process.pid),
+        }
+        each: list[float] = []
+        partial = "kubeproxy_sync_partial_proxy_rules_duration_seconds"
+        for number in range(changes if services else 0):
+            was = (metric(before, f"{partial}_count"), metric(before, f"{partial}_sum"))
+            put_slice(number * 97 % services, endpoints, 1 + number)
+            text = [before]
+
+            def synced(text: list[str] = text, count: float = was[0]) -> bool:
+                text[0] = fetch(url)
+                return metric(text[0], f"{partial}_count") > count
+
+            wait(synced, 60, "a change to be synced")
+            before = text[0]
+            each.append(metric(before, f"{partial}_sum") - was[1])
+        if each:
+            result["change_p50_ms"] = statistics.median(each) * 1000
+        return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", default="0x0,1000x10,10000x10")
+    parser.add_argument("--mode", default="nftables")
+    parser.add_argument("--changes", type=int, default=10)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    programs = {
+        "pointsman": [
+            sys.executable,
+            "-m",
+            "pointsman",
+            "run",
+            "--control-socket=",
+            "--state-dir={work}/state",
+        ]
+    }
+    if os.environ.get("KUBE_PROXY_BINARY"):
+        programs["kube-proxy"] = [os.environ["KUBE_PROXY_BINARY"]]
+    for size in options.sizes.split(","):
+        services, endpoints = map(int, size.split("x"))
+        for name, command in programs.items():
+            with tempfile.TemporaryDirectory() as directory, namespace():
+                work = Path(directory)
+                items = [json.loads(service_json(i)) for i in range(services)]
+                items += [json.loads(slice_json(i, endpoints)) for i in range(services)]
+                (work / "objects.json").write_text(
+                    json.dumps({"kind": "List", "apiVersion": "v1", "items": [NODE, *items]})
+                )
+                (work / "kubeconfig").write_text(KUBECONFIG.format(port=PORT))
+                (work / "config.yaml").write_text(
+                    CONFIG.format(mode=options.mode, kubeconfig=work / "kubeconfig")
+                )
+                server = inside(
+                    sys.executable,
+                    "tests/fake/apiserver.py",
+                    "--objects",
+                    str(work / "objects.json"),
+                    "--port",
+                    str(PORT),
+                )
+                with started(server, work / "api.log"):
+                    wait(lambda: fetch(f"http://127.0.0.1:{PORT}/api/v1/nodes"), 60, "the API server")
+                    full = [part.format(work=work) for part in command] + [f"--config={work / 'config.yaml'}"]
+                    row = measure(inside(*full), services, endpoints, options.changes, work)
+            rows.append({"program": name, "services": services, "endpoints": endpoints, **row})
+            print(
+                " ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in rows[-1].items()),
+                flush=True,
+            )
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
