@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-import compare_iptables
+from tests.golden import compare_iptables
 
 UNORDERED = frozenset(("KUBE-IPVS-OUT-FILTER",))
 _TUNING = frozenset(("hashsize", "bucketsize", "initval"))

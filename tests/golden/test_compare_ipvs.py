@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import compare_ipvs
 import pytest
+from tests.golden import compare_ipvs
 
 SERVERS = "-A -t 10.0.0.1:80 -s rr\n-a -t 10.0.0.1:80 -r 10.1.0.1:80 -m -w 1\n-a -t 10.0.0.1:80 -r 10.1.0.2:80 -m -w 1\n"
 SETS = "create A hash:ip family inet hashsize 1024 maxelem 65536 bucketsize 12 initval 0x1\nadd A 10.0.0.1\nadd A 10.0.0.2\n"

@@ -5,9 +5,9 @@ The kernel itself is asked inside User-mode Linux (tests/uml); this needs none a
 
 from __future__ import annotations
 
-import compare_ipvs
 import pytest
-import scenario as scenarios
+from tests.golden import compare_ipvs
+from tests.golden import scenario as scenarios
 
 from pointsman.backends.ipvs import render
 from pointsman.model.addresses import Family

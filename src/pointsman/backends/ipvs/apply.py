@@ -228,11 +228,7 @@ class IpvsBackend:
         rules = self._rules_for(self._desired, context)
         if not outlines and rules == self._rules:
             return
-        missing = [
-            jump
-            for jump in JUMPS
-            if outlines and not outlines[jump.table].jumps_between(jump.source, jump.target)
-        ]
+        missing = [jump for jump in JUMPS if outlines and jump.rule not in outlines[jump.table].jumps]
         text = rules.restore_text(missing)
         self._iptables.restore(text)
         self._rules = rules

@@ -94,5 +94,5 @@ def rule_differences(rules: RuleSet, tables: Mapping[str, bytes]) -> Iterator[Di
                     f"{table} chain {chain}", "its rules in order", "the same rules in another order"
                 )
         for jump in JUMPS:
-            if jump.table == table and not outline.jumps_between(jump.source, jump.target):
+            if jump.table == table and jump.rule not in outline.jumps:
                 yield Difference(f"{table} rule in {jump.source}", f"-A {jump.rule}", "")

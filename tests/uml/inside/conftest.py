@@ -1,0 +1,90 @@
+"""What the tests inside User-mode Linux share: a node like the recorded one, backends with legacy iptables."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pointsman.backends.ipvs.apply import IpvsBackend, IpvsSettings
+from pointsman.kernel.command import SystemCommands
+from pointsman.kernel.iptables import Iptables
+from pointsman.lab.netns import Namespace
+from pointsman.model.addresses import Family
+
+NODE_COMMANDS = """
+link set lo up
+link add eth0 address 02:00:ac:1e:00:0a type veth peer name wire
+link set eth0 up
+link set wire up
+address add 172.30.0.10/24 dev eth0
+address add fd00:30::10/64 dev eth0 nodad
+route add default via 172.30.0.1
+route add default via fd00:30::1
+"""
+
+MakeBackend = Callable[..., IpvsBackend]
+
+
+@pytest.fixture(scope="session")
+def iptables() -> dict[Family, Iptables]:
+    """One per family for all tests: starting programs is slow here, and each asks for its version once."""
+    return {family: Iptables(family, SystemCommands(), variant="legacy") for family in Family}
+
+
+@pytest.fixture
+def node() -> Iterator[Namespace]:
+    """A fresh namespace like the node of the recordings, with the test inside."""
+    namespace = Namespace()
+    try:
+        namespace.run(("ip", "-batch", "-"), NODE_COMMANDS)
+        namespace.write_sysctls({"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1"})
+        with namespace.entered():
+            yield namespace
+    finally:
+        namespace.close()
+
+
+@pytest.fixture
+def make_backend(iptables: dict[Family, Iptables]) -> Iterator[MakeBackend]:
+    """Backends of the namespace the test is in, closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(
+            family: Family = Family.IPV4, settings: IpvsSettings | None = None, **more: object
+        ) -> IpvsBackend:
+            backend = IpvsBackend(family, iptables[family], settings or IpvsSettings(), **more)  # type: ignore[arg-type]
+            stack.callback(backend.close)
+            return backend
+
+        yield make
+
+
+class Dump:
+    """What the usual tools, which know nothing of our code, print about the current namespace."""
+
+    def __call__(self, *command: str) -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def servers(self) -> str:
+        return self("ipvsadm", "-Sn")
+
+    def sets(self) -> str:
+        return self("ipset", "save")
+
+    def rules(self, family: Family) -> str:
+        return self("iptables-legacy-save" if family is Family.IPV4 else "ip6tables-legacy-save")
+
+    def addresses(self) -> str:
+        return self("ip", "-j", "addr", "show", "dev", "kube-ipvs0")
+
+    def address_list(self) -> list[str]:
+        return sorted(info["local"] for link in json.loads(self.addresses()) for info in link["addr_info"])
+
+
+@pytest.fixture(scope="session")
+def dump() -> Dump:
+    return Dump()
