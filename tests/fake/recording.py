@@ -45,7 +45,7 @@ class RecordingBackend:
 
     def verify(self, request: SyncRequest) -> list[Difference]:
         return [
-            Difference(str(name), want=str(plan), have="")
+            Difference(str(name), want=str(plan), have="", service=str(name))
             for name, plan in request.plans.items()
             if self.programmed.get(name) != plan
         ]

@@ -1,0 +1,58 @@
+"""Questions asked of objects planned the way `explain --manifests` does it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests import factory
+
+from pointsman.config.defaults import with_mode
+from pointsman.config.types import KubeProxyConfiguration
+from pointsman.explain.answer import explain
+from pointsman.explain.report import Explanation, Path, PortAnswer
+from pointsman.explain.target import target_from_text
+from pointsman.explain.view import View
+from pointsman.model.objects import KubeObject, Node
+from pointsman.proxy.offline import plan_objects
+
+CLUSTER_CIDR = "10.244.0.0/16"
+NODE = factory.node(
+    "n1",
+    addresses=[
+        {"type": "InternalIP", "address": "192.168.1.10"},
+        {"type": "InternalIP", "address": "192.168.1.11"},
+        {"type": "InternalIP", "address": "fd00::10"},
+    ],
+)
+
+
+def view_of(*objects: KubeObject, mode: str = "nftables", node_name: str = "n1", **config: Any) -> View:
+    """The view that manifests with these objects give on node n1."""
+    settings = {"cluster_cidr": CLUSTER_CIDR, "hostname_override": node_name, **config}
+    configured = with_mode(KubeProxyConfiguration(**settings), mode)
+    known = objects if any(isinstance(item, Node) for item in objects) else (NODE, *objects)
+    return plan_objects(known, configured).view
+
+
+def asked(view: View, question: str, client: str = "") -> Explanation:
+    return explain(view, target_from_text(question), client)
+
+
+def only_port(explanation: Explanation) -> PortAnswer:
+    assert len(explanation.ports) == 1, explanation
+    return explanation.ports[0]
+
+
+def path_of(view: View, question: str, kind: str, client: str) -> Path:
+    """What this client meets at the frontend of this kind."""
+    port = only_port(asked(view, question, client))
+    (frontend,) = [entry for entry in port.frontends if entry.kind == kind]
+    (path,) = frontend.paths
+    return path
+
+
+def codes(explanation: Explanation) -> set[str]:
+    """Codes of all causes."""
+    return {cause.code for cause in explanation.causes} | {
+        cause.code for port in explanation.ports for cause in port.causes
+    }

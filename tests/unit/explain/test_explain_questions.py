@@ -1,0 +1,109 @@
+"""Targets, remarks and the text of answers."""
+
+from __future__ import annotations
+
+import pytest
+from explaining import asked, view_of
+from hypothesis import given
+from hypothesis import strategies as st
+from tests import factory
+
+from pointsman.explain.remarks import Remarks
+from pointsman.explain.target import BadQuestion, Target, target_from_text
+from pointsman.explain.text import explanation_text
+from pointsman.model.service import Problem, Protocol
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("web", Target(text="web", service="web")),
+        ("shop/web", Target(text="shop/web", namespace="shop", service="web")),
+        ("web:http", Target(text="web:http", service="web", port="http")),
+        ("shop/web:80/udp", Target("shop/web:80/udp", "shop", "web", "80", protocol=Protocol.UDP)),
+        ("10.0.0.1", Target(text="10.0.0.1", address=b"\x0a\0\0\1")),
+        ("10.0.0.1:80", Target(text="10.0.0.1:80", address=b"\x0a\0\0\1", number=80)),
+        ("[::1]:80/tcp", Target("[::1]:80/tcp", address=bytes(15) + b"\1", number=80, protocol=Protocol.TCP)),
+        ("fd00::1", Target(text="fd00::1", address=factory.packed("fd00::1"))),
+        (":30080", Target(text=":30080", address=b"", number=30080)),
+    ],
+)
+def test_targets(text: str, expected: Target) -> None:
+    assert target_from_text(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "/tcp", "a/b/c", "web:", "web:a:b", "/web", ":"])
+def test_unusable_targets_show_the_forms(text: str) -> None:
+    with pytest.raises(BadQuestion, match="SERVICE"):
+        target_from_text(text)
+
+
+def test_an_unusable_client_shows_the_forms() -> None:
+    with pytest.raises(BadQuestion, match="pod, node, outside"):
+        asked(view_of(factory.service()), "web", "mars")
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_understood_or_refused_with_a_message(text: str) -> None:
+    try:
+        target = target_from_text(text)
+    except BadQuestion:
+        return
+    assert target.service or target.address is not None
+
+
+def test_ports_are_found_by_name_number_and_protocol() -> None:
+    dns = factory.service(
+        "dns",
+        ports=[
+            {"name": "dns", "port": 53, "protocol": "UDP"},
+            {"name": "dns-tcp", "port": 53, "protocol": "TCP"},
+        ],
+    )
+    view = view_of(dns)
+
+    def found(question: str) -> list[str]:
+        return [port.port for port in asked(view, question).ports]
+
+    assert found("dns") == ["dns", "dns-tcp"]
+    assert found("dns:53") == ["dns", "dns-tcp"]
+    assert found("dns:53/udp") == ["dns"]
+    assert found("dns:dns-tcp") == ["dns-tcp"]
+    assert found("10.96.0.10:53/tcp") == ["dns-tcp"]
+
+
+def test_text_puts_verdict_causes_and_evidence_in_words() -> None:
+    view = view_of(
+        factory.service(sessionAffinity="ClientIP", internalTrafficPolicy="Local"),
+        factory.endpoint_slice("10.244.1.5", {"addresses": ["10.244.2.5"], "nodeName": "n2"}),
+    )
+    text = explanation_text(asked(view, "web", "pod"))
+    assert "✓ default/web:http TCP 80 (IPv4)" in text
+    assert "ClusterIP 10.96.0.10:80, policy Local" in text
+    assert "10.244.1.5:8080  n1 (here)  in   ready, on this node" in text
+    assert "10.244.2.5:8080  n2         out  policy Local: it runs on node n2, this node is n1" in text
+    assert "10800 s" in text
+    assert "Kernel: not looked at" in text
+
+
+def test_long_endpoint_lists_are_cut_and_say_so() -> None:
+    view = view_of(factory.service(), factory.endpoint_slice(*[f"10.244.3.{n}" for n in range(1, 31)]))
+    assert "and 10 more; -o json lists all" in explanation_text(asked(view, "web"))
+
+
+def test_remarks_follow_the_objects() -> None:
+    remarks = Remarks()
+    remarks.service_upserted(factory.service(clusterIP="None"))
+    assert remarks.of("default/web") == (Problem("Skipped", "headless (clusterIP None)"),)
+    remarks.service_upserted(factory.service())
+    assert remarks.all() == {}
+    bad_slice = factory.endpoint_slice("127.0.0.1")
+    problem = Problem("ForbiddenEndpointAddress", "endpoint address '127.0.0.1' is loopback")
+    for _ in range(2):
+        remarks.problem("EndpointSlice", bad_slice.metadata, problem)
+    remarks.problem("Service", factory.service().metadata, Problem("BadAddress", "x"))
+    assert set(remarks.of("default/web")) == {problem, Problem("BadAddress", "x")}
+    remarks.slice_changed(bad_slice.metadata.key)
+    assert remarks.of("default/web") == (Problem("BadAddress", "x"),)
+    remarks.service_deleted("default/web")
+    assert remarks.all() == {}
