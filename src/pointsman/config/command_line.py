@@ -105,6 +105,10 @@ def _options(
         return Path(text) if text else None
 
     version = flags.get("version", "")
+    state_dir = path("state-dir") or Path(BY_NAME["state-dir"].default)
+    control_socket = path("control-socket")
+    if "control-socket" not in flags:
+        control_socket = state_dir / "control.sock"
     return RunOptions(
         program=program,
         config=config,
@@ -121,8 +125,8 @@ def _options(
         manifests=path("manifests"),
         service_metrics=flags.get("service-metrics", False),
         service_metrics_limit=flags.get("service-metrics-limit", 1000),
-        control_socket=path("control-socket"),
-        state_dir=path("state-dir") or Path(BY_NAME["state-dir"].default),
+        control_socket=control_socket,
+        state_dir=state_dir,
         external_ip_allow_cidrs=flags.get("external-ip-allow-cidrs", ()),
         warnings=tuple(warnings),
         flags_set=dict(texts),

@@ -440,7 +440,7 @@ def _own_flags() -> Iterator[Flag]:
     yield flag(
         "control-socket",
         Kind.STRING,
-        "Socket on which status, explain and verify ask the running proxy. Empty: none.",
+        "Socket on which status, explain and verify ask the running proxy; follows --state-dir. Empty: none.",
         "/run/pointsman/control.sock",
     )
     yield flag(

@@ -1,9 +1,10 @@
-"""The HTTP servers of a running proxy: the health port and the metrics port, following the configuration."""
+"""The HTTP servers of a running proxy: health port, metrics port with the status page, and the control socket."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from pointsman import __version__
 from pointsman.config.gates import GATES, effective_gates
@@ -11,16 +12,24 @@ from pointsman.config.load import config_to_json
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.obs.log import set_verbosity
 from pointsman.proxy.edges import Recorder
+from pointsman.proxy.inspect import Inspector, control_routes, page_data_routes
 from pointsman.proxy.proxy import Proxy
-from pointsman.serve.http import Handler, Listener, routed
+from pointsman.serve.control import ControlServer
+from pointsman.serve.http import Listener, routed
 from pointsman.serve.metrics import Pages, health_routes, metrics_routes
+from pointsman.serve.page import page_routes
 
 
 class Servers:
-    """Both listeners of one proxy."""
+    """Everything that listens for one proxy; the ports follow the configuration."""
 
     def __init__(
-        self, proxy: Proxy, recorder: Recorder, flags: Mapping[str, str], extra: Mapping[str, Handler]
+        self,
+        proxy: Proxy,
+        recorder: Recorder,
+        flags: Mapping[str, str],
+        inspector: Inspector,
+        control_socket: Path | None,
     ) -> None:
         config = proxy.config
         self._describe_build(proxy)
@@ -30,7 +39,7 @@ class Servers:
             version=__version__,
             profiling=config.enable_profiling,
             set_verbosity=set_verbosity,
-            extra=extra,
+            extra=page_routes(page_data_routes(inspector)),
         )
 
         def failed(reason: str) -> Callable[[str], None]:
@@ -49,9 +58,13 @@ class Servers:
             on_bind_failure=failed("FailedToStartMetricServer"),
         )
 
+        self._control = ControlServer(control_socket, control_routes(inspector)) if control_socket else None
+
     async def start(self, config: KubeProxyConfiguration) -> None:
         await self._health.start(config.healthz_bind_address)
         await self._metrics.start(config.metrics_bind_address)
+        if self._control is not None:
+            await self._control.start()
 
     async def rebind(self, config: KubeProxyConfiguration) -> None:
         self._health.hard_fail = self._metrics.hard_fail = config.bind_address_hard_fail
@@ -61,6 +74,8 @@ class Servers:
     async def stop(self) -> None:
         await self._health.stop()
         await self._metrics.stop()
+        if self._control is not None:
+            await self._control.stop()
 
     def _describe_build(self, proxy: Proxy) -> None:
         proxy.metrics.build_info.labels(

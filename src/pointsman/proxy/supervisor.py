@@ -27,6 +27,7 @@ from pointsman.config.log_settings import log_settings
 from pointsman.config.reload import reload_plan
 from pointsman.config.types import IPVS, KubeProxyConfiguration
 from pointsman.errors import ConfigError, PointsmanError
+from pointsman.explain.status import ReloadReport
 from pointsman.kernel.inotify import path_changes
 from pointsman.kube.events import EventRecorder
 from pointsman.kube.kubeconfig import load_access
@@ -36,6 +37,7 @@ from pointsman.obs.registry import Metrics
 from pointsman.proxy import modes
 from pointsman.proxy.aftercare import Aftercare
 from pointsman.proxy.edges import ApiRecorder, EventSource, Recorder, SilentRecorder
+from pointsman.proxy.inspect import Inspector
 from pointsman.proxy.machine import LinuxMachine
 from pointsman.proxy.proxy import Proxy, Settings
 from pointsman.proxy.servers import Servers
@@ -80,6 +82,7 @@ class Supervisor:
         self._rebinding: asyncio.Task[None] | None = None
         self._cannot_bind: BindFailed | None = None
         self._service_metrics: ServiceMetrics | None = None
+        self._degraded: dict[str, str] = {}
 
     async def run(self) -> int:
         """Until SIGTERM or SIGINT; the rules stay in the kernel."""
@@ -159,7 +162,9 @@ class Supervisor:
                 from pointsman.proxy.service_metrics import ServiceMetrics
 
                 self._service_metrics = ServiceMetrics(metrics, options.service_metrics_limit)
-            servers = Servers(proxy, recorder, dict(flagz(options.flags_set)), {})
+            inspector = Inspector(proxy, reload=self._reload_report, degraded=lambda: self._degraded)
+            flags = dict(flagz(options.flags_set))
+            servers = Servers(proxy, recorder, flags, inspector, options.control_socket)
             announce(options, mode, recorder)
             try:
                 await servers.start(config)
@@ -314,14 +319,20 @@ class Supervisor:
             await asyncio.wait([self._rebinding])
             self._rebinding = None
 
+    def _reload_report(self) -> ReloadReport:
+        reload = self.reload
+        return ReloadReport(reload.count, reload.error, time.time() - reload.at if reload.at else None)
+
     def _prepare_host(self, options: RunOptions, config: KubeProxyConfiguration, metrics: Metrics) -> None:
         """Sysctls and OOM score; what cannot be set is reported and never fatal."""
+        self._degraded = {}
         sysctls = modes.sysctl_journal(options.state_dir)
         for report in (
             apply_conntrack(config.conntrack, sysctls, core_count()),
             apply_oom_score(config.oom_score_adj),
         ):
             for degraded in report.degraded:
+                self._degraded[degraded.check] = degraded.message
                 metrics.degraded.labels(check=degraded.check).set(1)
                 _log.warning("Degraded", check=degraded.check, reason=degraded.message)
 
