@@ -139,7 +139,7 @@ def test_no_endpoints_are_refused_at_every_address() -> None:
 def test_source_ranges_are_merged_and_apply_without_endpoints_too() -> None:
     ranges = tuple(cidr(text) for text in ("10.0.0.0/9", "10.128.0.0/9", "10.1.0.0/16", "192.0.2.64/26"))
     found = elements(contents(load_balancer_ips=("192.0.2.1",), source_ranges=ranges))
-    assert found["firewall-ips"] == ["192.0.2.1 . tcp . 80"]
+    assert found["firewall-frontends"] == ["192.0.2.1 . tcp . 80"]
     assert found["firewall-allow"] == [
         "192.0.2.1 . tcp . 80 . 10.0.0.0/8",
         "192.0.2.1 . tcp . 80 . 192.0.2.64/26",
@@ -171,7 +171,7 @@ def test_an_address_that_is_external_and_balancer_address_keeps_its_source_range
             source_ranges=(cidr("10.0.0.0/8"),),
         )
     )
-    assert found["firewall-ips"] == ["192.0.2.1 . tcp . 80"]
+    assert found["firewall-frontends"] == ["192.0.2.1 . tcp . 80"]
     assert [e for e in found["service-ips"] if e.startswith("192.")] == [
         "192.0.2.1 . tcp . 80 : goto masq-lb-1"
     ]

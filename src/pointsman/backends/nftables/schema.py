@@ -16,7 +16,7 @@ from pointsman.backends.nftables.terms import Field, Terms, terms_of
 from pointsman.model.addresses import cidr_from_text
 from pointsman.model.context import LocalDetector, LocalMode, NodeContext
 
-LAYOUT = 1
+LAYOUT = 2
 """Raise when sets or base chains change shape: a table of another layout is replaced, not updated."""
 
 FRONTEND = (Field.DESTINATION, Field.PROTOCOL, Field.PORT)
@@ -33,7 +33,8 @@ NODEPORT_ENDPOINTS = "nodeport-endpoints"
 LOCAL_NODEPORT_ENDPOINTS = "local-nodeport-endpoints"
 NO_ENDPOINT_SERVICES = "no-endpoint-services"
 NO_ENDPOINT_NODEPORTS = "no-endpoint-nodeports"
-FIREWALL_IPS = "firewall-ips"
+FIREWALL_IPS = "firewall-frontends"
+"""Not firewall-ips: kube-proxy has a map of that name, and a roll-back to it must find nothing of another kind."""
 FIREWALL_ALLOW = "firewall-allow"
 REJECT_CHAIN = "reject-chain"
 
