@@ -42,20 +42,22 @@ def lab() -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
-def proxy(cluster: Cluster, directory: Path, mode: str, **changes: object) -> Iterator[ProxyProcess]:
-    """A proxy for n1, not started yet; stopped at the end."""
+def proxy(
+    cluster: Cluster, directory: Path, mode: str, *, through_api: bool = False, **changes: object
+) -> Iterator[ProxyProcess]:
+    """A proxy for n1, not started yet; stopped at the end. The reference always reads from an API server."""
     settings = configuration(mode, **changes)
+    command: Command = pointsman_command
+    if REFERENCE or through_api:
+        settings["clientConnection"] = {
+            "kubeconfig": str(directory / "kubeconfig"),
+            "contentType": "application/json",
+        }
+        command = _reference_command if REFERENCE else _api_command
+    process = ProxyProcess(cluster, directory, command)
     with contextlib.ExitStack() as stack:
-        command: Command = pointsman_command
-        if REFERENCE:
-            settings["clientConnection"] = {
-                "kubeconfig": str(directory / "kubeconfig"),
-                "contentType": "application/json",
-            }
-            command = _reference_command
-        process = ProxyProcess(cluster, directory, command)
-        if REFERENCE:
-            stack.enter_context(_api_server(cluster, directory))
+        if command is not pointsman_command:
+            stack.enter_context(api_server(cluster, directory))
         process.configure(settings)
         stack.callback(process.stop)
         yield process
@@ -65,8 +67,13 @@ def _reference_command(configuration_file: Path, manifests: Path) -> Sequence[st
     return (REFERENCE, f"--config={configuration_file}", "-v=2")
 
 
+def _api_command(configuration_file: Path, manifests: Path) -> Sequence[str]:
+    command = pointsman_command(configuration_file, manifests)
+    return [argument for argument in command if not argument.startswith("--manifests=")]
+
+
 @contextlib.contextmanager
-def _api_server(cluster: Cluster, directory: Path) -> Iterator[None]:
+def api_server(cluster: Cluster, directory: Path) -> Iterator[None]:
     kubeconfig = {
         "apiVersion": "v1",
         "kind": "Config",

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import http.client
 from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 from tests.e2e import harness
-from tests.e2e.world import FAMILIES, World, running, settles
+from tests.e2e.http_get import get
+from tests.e2e.world import FAMILIES, World, all_answer, answers, running, settles
 
 from pointsman.lab import HOSTS
 from pointsman.lab.objects import Backend, LabService, backends, node_manifest, service_range_manifest
-from pointsman.lab.probe import Kind
 
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.skipif(bool(harness.missing_privilege()), reason=harness.missing_privilege()),
 ]
+
+flaky_there = pytest.mark.skipif(bool(harness.REFERENCE), reason="kube-proxy misses it in one of four runs")
 
 SERVING = {"ready": False, "serving": True, "terminating": True}
 PLACES = ("cluster", "nodeport", "lb", "external")
@@ -109,7 +110,6 @@ def test_a_zone_label_of_the_node_takes_effect_without_restart(world: World) -> 
     world.proxy.apply([zoned])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "after",
     [
@@ -118,107 +118,91 @@ def test_a_zone_label_of_the_node_takes_effect_without_restart(world: World) -> 
         pytest.param([], id="service-deleted"),
     ],
 )
-def test_an_open_tcp_connection_is_never_cut(world: World, family: int, after: list[LabService]) -> None:
+def test_an_open_tcp_connection_is_never_cut(world: World, after: list[LabService]) -> None:
     world.proxy.apply([WEB])
-    with (
-        world.flow("client", WEB, "lb", family) as outside,
-        world.flow("pod3", WEB, "cluster", family) as inside,
-    ):
-        assert outside.ask().by == inside.ask().by == "pod1"
+    with world.flows("client", WEB, *PLACES) as outside, world.flows("pod3", WEB, *PLACES) as inside:
+        assert set(answers(outside).values()) == set(answers(inside).values()) == {"pod1"}
         world.proxy.apply(after)
-        assert outside.ask().by == inside.ask().by == "pod1"
+        assert set(answers(outside).values()) == set(answers(inside).values()) == {"pod1"}
 
 
-@pytest.mark.parametrize("to", PLACES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_udp_flow_moves_when_its_endpoint_is_gone(world: World, family: int, to: str) -> None:
+def test_a_udp_flow_moves_when_its_endpoint_is_gone(world: World) -> None:
     world.proxy.apply([WEB])
-    with world.flow("client", WEB, to, family, "UDP") as flow:
-        assert flow.ask().by == "pod1"
+    with world.flows("client", WEB, *PLACES, protocol="UDP") as flows:
+        assert set(answers(flows).values()) == {"pod1"}
         world.proxy.apply([_with(WEB, "pod4")])
-        assert settles(flow.ask, lambda answer: answer.by == "pod4").by == "pod4"
+        assert all_answer(flows, "pod4")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_udp_flow_moves_when_its_endpoint_no_longer_serves(world: World, family: int) -> None:
+def test_a_udp_flow_moves_when_its_endpoint_no_longer_serves(world: World) -> None:
     world.proxy.apply([WEB])
     dead = Backend("pod1", {"ready": False, "serving": False, "terminating": True})
-    with world.flow("pod3", WEB, "cluster", family, "UDP") as flow:
-        assert flow.ask().by == "pod1"
+    with world.flows("pod3", WEB, *PLACES, protocol="UDP") as flows:
+        assert set(answers(flows).values()) == {"pod1"}
         world.proxy.apply([_with(WEB, dead, "pod4")])
-        assert settles(flow.ask, lambda answer: answer.by == "pod4").by == "pod4"
+        assert all_answer(flows, "pod4")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_udp_flow_stays_on_an_endpoint_that_drains_and_serves(world: World, family: int) -> None:
+def test_a_udp_flow_stays_on_an_endpoint_that_drains_and_serves(world: World) -> None:
     world.proxy.apply([WEB])
-    with world.flow("pod3", WEB, "cluster", family, "UDP") as flow:
-        assert flow.ask().by == "pod1"
+    with world.flows("pod3", WEB, *PLACES, protocol="UDP") as flows:
+        assert set(answers(flows).values()) == {"pod1"}
         world.proxy.apply([_with(WEB, Backend("pod1", SERVING), "pod4")])
-        assert {flow.ask().by for _ in range(20)} == {"pod1"}
         assert world.answerers("pod3", WEB) == {"pod4"}
+        assert set(answers(flows).values()) == {"pod1"}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("to", ["cluster", "lb", "external"])
-def test_a_udp_flow_is_refused_when_all_endpoints_are_gone(world: World, family: int, to: str) -> None:
+def test_a_udp_flow_is_refused_when_all_endpoints_are_gone_and_served_when_there_is_one(world: World) -> None:
     world.proxy.apply([WEB])
-    with world.flow("client", WEB, to, family, "UDP") as flow:
-        assert flow.ask().by == "pod1"
+    with (
+        world.flows("client", WEB, "cluster", "lb", "external", protocol="UDP") as flows,
+        world.flows("client", WEB, "nodeport", protocol="UDP") as node_port_flows,
+    ):
+        assert set(answers(flows).values()) == set(answers(node_port_flows).values()) == {"pod1"}
         world.proxy.apply([_with(WEB)])
-        assert settles(flow.ask, lambda answer: answer.kind is Kind.REFUSED).kind is Kind.REFUSED
+        assert all_answer(flows, "refused")
+        world.proxy.apply([_with(WEB, "pod4")])
+        assert all_answer(flows, "pod4")
+        assert all_answer(node_port_flows, "pod4")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_udp_flow_is_caught_when_endpoints_appear(world: World, family: int) -> None:
-    world.proxy.apply([_with(WEB)])
-    with world.flow("client", WEB, "cluster", family, "UDP") as flow:
-        assert flow.ask().kind is Kind.REFUSED
-        world.proxy.apply([WEB])
-        assert settles(flow.ask, lambda answer: answer.by == "pod1").by == "pod1"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_udp_flow_that_began_before_the_service_is_caught(world: World, family: int) -> None:
+@flaky_there
+def test_a_udp_flow_that_began_before_the_service_is_caught(world: World) -> None:
     world.proxy.apply([])
-    with world.flow("client", WEB, "lb", family, "UDP") as flow:
-        assert flow.ask().kind is Kind.SILENT
+    with world.flows("client", WEB, "lb", "external", protocol="UDP") as flows:
+        assert set(answers(flows).values()) == {"silent"}
         world.proxy.apply([WEB])
-        assert settles(flow.ask, lambda answer: answer.by == "pod1").by == "pod1"
+        assert all_answer(flows, "pod1")
 
 
 @pytest.mark.skipif(bool(harness.REFERENCE), reason="kube-proxy leaves such flows on their old backend")
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_udp_flow_of_a_deleted_service_ends(world: World, family: int) -> None:
+@pytest.mark.parametrize(
+    ("after", "places"),
+    [
+        pytest.param([], PLACES, id="deleted"),
+        pytest.param([_with(WEB, "pod1", type="ClusterIP", external=False)], PLACES[1:], id="type-changed"),
+        pytest.param([_with(WEB, "pod1", ports=(8000,))], ("cluster", "lb", "external"), id="port-changed"),
+    ],
+)
+def test_a_udp_flow_to_a_frontend_that_went_away_ends(
+    world: World, after: list[LabService], places: tuple[str, ...]
+) -> None:
     world.proxy.apply([WEB])
-    with world.flow("client", WEB, "lb", family, "UDP") as flow:
-        assert flow.ask().by == "pod1"
-        world.proxy.apply([])
-        assert settles(flow.ask, lambda answer: not answer.by).by == ""
+    with world.flows("client", WEB, *places, protocol="UDP") as flows:
+        assert set(answers(flows).values()) == {"pod1"}
+        world.proxy.apply(after)
+        ended = settles(lambda: answers(flows), lambda seen: "pod1" not in seen.values())
+        assert "pod1" not in ended.values()
 
 
-def _health(world: World, port: int, address: str) -> tuple[int, str | None]:
-    with world.cluster["client"].entered():
-        connection = http.client.HTTPConnection(address, port, timeout=2)
-        connection.connect()
-    try:
-        connection.request("GET", "/anything")
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status, answer.getheader("X-Load-Balancing-Endpoint-Weight")
-    finally:
-        connection.close()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_health_check_node_port_counts_ready_local_endpoints(world: World, family: int) -> None:
+def test_the_health_check_node_port_counts_ready_local_endpoints(world: World) -> None:
     local = _with(WEB, "pod1", "pod2", "pod4", external_policy="Local")
-    address, port = HOSTS["n1"].address(family), 32001
+
+    def asked() -> set[tuple[int, str | None]]:
+        answers = [get(world.cluster["client"], HOSTS["n1"].address(f), 32001, "/anything") for f in FAMILIES]
+        return {(answer.status, answer.headers.get("X-Load-Balancing-Endpoint-Weight")) for answer in answers}
+
     world.proxy.apply([local])
-
-    def asked() -> tuple[int, str | None]:
-        return _health(world, port, address)
-
-    assert settles(asked, lambda answer: answer == (200, "2")) == (200, "2")
+    assert settles(asked, lambda answer: answer == {(200, "2")}) == {(200, "2")}
     world.proxy.apply([_with(local, Backend("pod1", SERVING), "pod4")])
-    assert settles(asked, lambda answer: answer == (503, "0")) == (503, "0")
+    assert settles(asked, lambda answer: answer == {(503, "0")}) == {(503, "0")}

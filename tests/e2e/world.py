@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -13,7 +13,7 @@ from tests.e2e import harness
 
 from pointsman.lab import HOSTS, Cluster
 from pointsman.lab.objects import LabService
-from pointsman.lab.probe import Flow, Kind, Outcome, Probe, run_probes
+from pointsman.lab.probe import Flow, Kind, Outcome, Probe, ask_all, run_probes
 from pointsman.lab.proxy import ProxyProcess
 
 FAMILIES = (4, 6)
@@ -45,22 +45,45 @@ class World:
         return {o.by or o.kind.value for o in self.ask(host, service, to, count)}
 
     @contextlib.contextmanager
-    def flow(
-        self, host: str, service: LabService, to: str, family: int, protocol: str = "TCP"
-    ) -> Iterator[Flow]:
-        flow = Flow(self.cluster, self.probe(host, service, to, family, protocol))
-        try:
-            yield flow
-        finally:
-            flow.close()
+    def flows(
+        self, host: str, service: LabService, *places: str, protocol: str = "TCP"
+    ) -> Iterator[dict[str, Flow]]:
+        """Open flows to each place in both families, named like `lb-v6`."""
+        with contextlib.ExitStack() as stack:
+            made = {}
+            for to in places:
+                for family in FAMILIES:
+                    flow = Flow(self.cluster, self.probe(host, service, to, family, protocol))
+                    stack.callback(flow.close)
+                    made[f"{to}-v{family}"] = flow
+            yield made
+
+
+def answers(flows: Mapping[str, Flow]) -> dict[str, str]:
+    """Who answers on each flow, or how it fails."""
+    outcomes = zip(flows, ask_all(list(flows.values())), strict=True)
+    return {name: outcome.by or outcome.kind.value for name, outcome in outcomes}
+
+
+def all_answer(flows: Mapping[str, Flow], wanted: str) -> bool:
+    """Whether all flows come to be answered like that within a few seconds."""
+    return settles(lambda: set(answers(flows).values()), lambda seen: seen == {wanted}) == {wanted}
 
 
 @contextlib.contextmanager
 def running(
-    directory: Path, mode: str, services: Sequence[LabService] = (), **changes: object
+    directory: Path,
+    mode: str,
+    services: Sequence[LabService] = (),
+    *,
+    through_api: bool = False,
+    **changes: object,
 ) -> Iterator[World]:
     """A fresh lab and a proxy that has caught up with `services`."""
-    with harness.lab() as cluster, harness.proxy(cluster, directory, mode, **changes) as proxy:
+    with (
+        harness.lab() as cluster,
+        harness.proxy(cluster, directory, mode, through_api=through_api, **changes) as proxy,
+    ):
         proxy.write(services)
         proxy.start()
         proxy.wait()

@@ -52,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
         colour=sys.stdout.isatty() and not options.no_color and "NO_COLOR" not in os.environ,
         unicode="utf" in (sys.stdout.encoding or "").lower(),
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         gain_privileges()
         with tempfile.TemporaryDirectory(prefix="pointsman-demo-") as directory:
@@ -207,8 +208,9 @@ class _Demo:
             "",
             f"Ctrl-C here (or kill {pid}) removes everything.",
         )
-        with contextlib.suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        signal.pause()
 
     def _show(self, probe: Probe, wanted: Sequence[str], moral: str, also: Sequence[str] = ()) -> None:
         outcomes = self._ask(probe, CONNECTIONS)
