@@ -43,8 +43,13 @@ class Change:
         for name, fragment in self._updates.items():
             if fragment is None:
                 contents.fragments.pop(name, None)
+                contents.with_chains.discard(name)
+                continue
+            contents.fragments[name] = fragment
+            if fragment.chains:
+                contents.with_chains.add(name)
             else:
-                contents.fragments[name] = fragment
+                contents.with_chains.discard(name)
         contents.shared = _positive(contents.shared, self._shared)
         contents.balancers = _positive(contents.balancers, self._balancers)
         contents.present |= self._created

@@ -37,11 +37,7 @@ class _Compilation:
         self._pools: list[Pool] = []
         self._balancers: dict[Balancer, None] = {}
         self._cluster = _packed(plan.cluster_endpoints)
-        self._local = (
-            _packed(plan.local_endpoints)
-            if plan.local_endpoints is not plan.cluster_endpoints
-            else self._cluster
-        )
+        self._local = _packed(plan.local_endpoints) if plan.port.uses_local_endpoints else ()
         self._affinity = (
             affinity_chains(plan, context, self._label, counters=counters)
             if plan.port.affinity_seconds and plan.has_any

@@ -39,6 +39,8 @@ class Contents:
         self.comment = schema.table_comment(counters=counters)
         self.sets = {spec.name: spec for spec in schema.static_sets(counters=counters)}
         self.fragments: dict[ServicePortName, Fragment] = {}
+        self.with_chains: set[ServicePortName] = set()
+        """Service ports with chains of their own: session affinity only."""
         self.steps = Steps(self.terms)
         self.shared: Counter[Element] = Counter()
         self.balancers: Counter[Balancer] = Counter()
@@ -54,6 +56,7 @@ class Contents:
     def load(self, fragments: Mapping[ServicePortName, Fragment]) -> None:
         """Start from nothing with these fragments."""
         self.fragments = dict(fragments)
+        self.with_chains = {name for name, fragment in fragments.items() if fragment.chains}
         self.shared = Counter(e for fragment in fragments.values() for e in fragment.shared)
         self.balancers = Counter(b for fragment in fragments.values() for b in fragment.balancers)
         self.present = with_spares(self.balancers)
@@ -83,7 +86,7 @@ class Contents:
         return [*plain, *self.balancer_chains(self.present), *own, *hooked]
 
     def _with_chains(self) -> list[Fragment]:
-        return [self.fragments[name] for name in sorted(self.fragments) if self.fragments[name].chains]
+        return [self.fragments[name] for name in sorted(self.with_chains)]
 
     def balancer_chains(self, balancers: Iterable[Balancer]) -> list[Chain]:
         ordered = sorted(balancers, key=balancer_order)

@@ -1,0 +1,284 @@
+"""nftables mode at scale: cold start, restart over existing rules, one endpoint replaced, added, removed, packets.
+
+    sudo python -m bench.nftables [--sizes 1000x10,10000x10,5000x50,50000x5] [--changes 500] [--json FILE]
+    sudo python -m bench.nftables --packets            connect() through the table against direct, 100 and 10k services
+    sudo python -m bench.nftables --service-metrics    the same with counters on the elements
+
+Every size runs in a process and a network namespace of its own. Times are from objects in memory (cold, restart) or
+from the received bytes of a watch event (changes) until the kernel has committed. With KUBE_PROXY_BINARY set to the
+path of a kube-proxy, both programs then run side by side on the same objects (bench.process).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from bench.objects import service_address, service_json, slice_json
+
+from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.lab.netns import Namespace
+from pointsman.model.addresses import Family, address_from_text, cidr_from_text
+from pointsman.model.context import LocalDetector, LocalMode, NodeContext, NodePortAddresses
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.objects import EndpointSlice, Service
+from pointsman.model.planning import plan_service_port
+from pointsman.model.service import Protocol, ServicePort, ServicePortName
+from pointsman.model.tracker import Tracker
+from pointsman.sync.reconcile import Reconciler
+
+CONTEXT = NodeContext(
+    Family.IPV4,
+    "node-0",
+    node_ips=(b"\xac\x1e\x00\x0a",),
+    local=LocalDetector(LocalMode.CIDR, cidr_from_text("10.128.0.0/9")),
+    node_port_addresses=NodePortAddresses(match_all=False, addresses=(b"\xac\x1e\x00\x0a",)),
+)
+TARGETS = "targets: 10k x 10 cold and restart below 1 s, change p50 below 5 ms"
+
+
+def kernel_kb() -> int:
+    """Unreclaimable slab and vmalloc: where nf_tables keeps its elements."""
+    found = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text()))
+    return int(found["SUnreclaim"]) + int(found["VmallocUsed"])
+
+
+def resident_mb() -> float:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def timed(action: Callable[[], Any]) -> tuple[float, float]:
+    """Wall and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    action()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def percentile(times: Sequence[float], share: float) -> float:
+    ordered = sorted(times)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+class Cluster:
+    """A made-up cluster in memory and the proxy over it."""
+
+    def __init__(self, services: int, endpoints: int, *, metrics: bool) -> None:
+        self.services, self.endpoints, self.metrics = services, endpoints, metrics
+        self.tracker = self._tracker()
+        self.backend = NftablesBackend(Family.IPV4, service_metrics=metrics)
+        self.reconciler = Reconciler(self.backend)
+
+    def _tracker(self) -> Tracker:
+        tracker = Tracker(Family.IPV4, "node-0")
+        services = msgspec.json.Decoder(Service)
+        slices = msgspec.json.Decoder(EndpointSlice)
+        for index in range(self.services):
+            tracker.service_upserted(services.decode(service_json(index)))
+            tracker.slice_upserted(slices.decode(slice_json(index, self.endpoints)))
+        return tracker
+
+    def restart(self) -> None:
+        """A new process would begin like this: nothing remembered, the kernel's table full."""
+        self.backend.close()
+        self.tracker = self._tracker()
+        self.backend = NftablesBackend(Family.IPV4, service_metrics=self.metrics)
+        self.reconciler = Reconciler(self.backend)
+
+    def load(self) -> None:
+        self.reconciler.sync(self.tracker.take(), CONTEXT, full=True)
+
+    def event(self, data: bytes) -> float:
+        """Seconds from the bytes of a watch event to the committed kernel."""
+        started = time.perf_counter()
+        self.tracker.slice_upserted(msgspec.json.decode(data, type=EndpointSlice))
+        self.reconciler.sync(self.tracker.take(), CONTEXT)
+        return time.perf_counter() - started
+
+
+def measure(services: int, endpoints: int, changes: int, *, metrics: bool) -> dict[str, float]:
+    before = kernel_kb()
+    cluster = Cluster(services, endpoints, metrics=metrics)
+    gc.collect()
+    gc.freeze()
+    cold = timed(cluster.load)
+    memory = kernel_kb() - before
+    resident = resident_mb()
+    gc.freeze()
+    choose = random.Random(1)
+    result: dict[str, float] = {}
+
+    def batch(name: str, data: Callable[[int, int], bytes]) -> list[int]:
+        chosen = [choose.randrange(services) for _ in range(changes)]
+        times = [cluster.event(data(index, number)) * 1000 for number, index in enumerate(chosen)]
+        result[f"{name}_p50_ms"], result[f"{name}_p99_ms"] = percentile(times, 0.5), percentile(times, 0.99)
+        return chosen
+
+    batch("replace", lambda index, number: slice_json(index, endpoints, 1 + number % 4))
+    removed = set(batch("remove", lambda index, _: slice_json(index, endpoints - 1)))
+    for index in removed:
+        cluster.event(slice_json(index, endpoints))
+    batch("add", lambda index, number: slice_json(index, endpoints + 1 + number % 2))
+    inventory = timed(lambda: cluster.backend._watch.damage(_contents(cluster), cluster.backend._reader()))
+    cluster.restart()
+    gc.collect()
+    restart = timed(cluster.load)
+    cluster.backend.close()
+    return {
+        "cold_s": cold[0],
+        "cold_cpu_s": cold[1],
+        "restart_s": restart[0],
+        "restart_cpu_s": restart[1],
+        **result,
+        "drift_check_ms": inventory[0] * 1000,
+        "kernel_mib": memory / 1024,
+        "rss_mib": resident,
+    }
+
+
+def _contents(cluster: Cluster) -> Any:
+    return cluster.backend._contents
+
+
+def packets(services: int, rounds: int = 15, connections: int = 400) -> dict[str, float]:
+    """connect() latency from the node: straight to a server, and to a service in front of it."""
+    cluster = Cluster(services, 10, metrics=False)
+    cluster.load()
+    server_address = "172.30.0.10"
+    server = socket.create_server((server_address, 8080), backlog=1024)
+    stop = threading.Event()
+
+    def accept() -> None:
+        while not stop.is_set():
+            connection, _ = server.accept()
+            connection.close()
+
+    threading.Thread(target=accept, daemon=True).start()
+    packed, vip = address_from_text(server_address), address_from_text(service_address(services + 5))
+    assert packed is not None
+    assert vip is not None
+    name = ServicePortName("default", "measured", "", Protocol.TCP)
+    plan = plan_service_port(
+        ServicePort(name, Family.IPV4, vip, 80), tuple(Endpoint(packed, 8080) for _ in range(1)), CONTEXT
+    )
+    assert plan is not None
+    plans = {**cluster.reconciler.plans, name: plan}
+    from pointsman.backends.base import SyncRequest
+
+    cluster.backend.sync(SyncRequest(CONTEXT, plans, {name: plan}))
+    targets = {"direct": (server_address, 8080), "service": (service_address(services + 5), 80)}
+    best: dict[str, list[float]] = {kind: [] for kind in targets}
+    for _ in range(rounds):
+        for kind, target in targets.items():
+            best[kind].append(percentile([_connect(target) for _ in range(connections)], 0.1))
+    ratios = [service / direct for service, direct in zip(best["service"], best["direct"], strict=True)]
+    stop.set()
+    cluster.backend.close()
+    return {
+        "direct_p10_us": percentile(best["direct"], 0.5) * 1e6,
+        "service_p10_us": percentile(best["service"], 0.5) * 1e6,
+        "ratio": percentile(ratios, 0.5),
+    }
+
+
+def _connect(target: tuple[str, int]) -> float:
+    with socket.socket() as client:
+        started = time.perf_counter()
+        client.connect(target)
+        return time.perf_counter() - started
+
+
+def prepared_namespace() -> Namespace:
+    namespace = Namespace()
+    for command in (
+        "link set lo up",
+        "link add eth0 type veth peer name wire",
+        "link set eth0 up",
+        "link set wire up",
+        "address add 172.30.0.10/24 dev eth0",
+        "route add default via 172.30.0.1",
+    ):
+        namespace.run(["ip", *command.split()])
+    return namespace
+
+
+def run_one(options: argparse.Namespace) -> None:
+    """The part that runs in a process of its own and prints one JSON object."""
+    services, endpoints = map(int, options.one.split("x"))
+    namespace = prepared_namespace()
+    with namespace.entered():
+        if options.packets:
+            row = packets(services)
+        else:
+            row = measure(services, endpoints, options.changes, metrics=options.service_metrics)
+    print(json.dumps({"services": services, "endpoints": endpoints, **row}))
+
+
+def side_by_side(sizes: str) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as directory:
+        results = Path(directory) / "results.json"
+        command = [sys.executable, "-m", "bench.process", "--mode", "nftables", "--sizes", sizes]
+        subprocess.run([*command, "--json", str(results)], check=True)
+        found: list[dict[str, Any]] = json.loads(results.read_text())
+    return found
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    columns = list(rows[0])
+    print("| " + " | ".join(columns) + " |")
+    print("|" + "---|" * len(columns))
+    for row in rows:
+        cells = (f"{row[c]:.3g}" if isinstance(row[c], float) else str(row[c]) for c in columns)
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", default="")
+    parser.add_argument("--changes", type=int, default=500)
+    parser.add_argument("--packets", action="store_true")
+    parser.add_argument("--service-metrics", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        run_one(options)
+        return
+    sizes = options.sizes or ("100x10,10000x10" if options.packets else "1000x10,10000x10,5000x50,50000x5")
+    rows = []
+    for size in sizes.split(","):
+        flags = ["--changes", str(options.changes)]
+        flags += ["--packets"] if options.packets else []
+        flags += ["--service-metrics"] if options.service_metrics else []
+        command = [sys.executable, "-m", "bench.nftables", "--one", size, *flags]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        rows.append(json.loads(done.stdout))
+    print_table(rows)
+    if not options.packets:
+        print(TARGETS)
+    beside = []
+    if os.environ.get("KUBE_PROXY_BINARY") and not options.packets:
+        beside = side_by_side(sizes)
+        print_table(beside)
+    if options.json:
+        options.json.write_text(json.dumps({"backend": rows, "side_by_side": beside}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
