@@ -78,11 +78,11 @@ class StatusReport(msgspec.Struct, frozen=True, rename="camel"):
     watches: tuple[WatchReport, ...]
     reload: ReloadReport
     degraded: dict[str, str]
-    """Checks that failed without being fatal, and why."""
+    """Host settings that could not be made, and why; packets flow without them."""
 
     @property
     def troubles(self) -> list[str]:
-        """Everything an operator should look at, in words."""
+        """Everything that keeps changes from reaching the kernel, in words."""
         found = [f"waiting for {self.waiting_for}"] if self.waiting_for else []
         for family in self.families:
             if family.last_error:
@@ -97,7 +97,6 @@ class StatusReport(msgspec.Struct, frozen=True, rename="camel"):
         ]
         if self.reload.error:
             found.append(f"the new configuration is not used: {self.reload.error}")
-        found += [f"degraded: {check}: {why}" for check, why in self.degraded.items()]
         return found
 
 
@@ -143,6 +142,7 @@ def status_text(status: StatusReport) -> str:
         state = "rejected" if status.reload.error else "in use"
         lines.append(f"Configuration read again {age_text(status.reload.age)} ago: {state}")
     troubles = status.troubles
+    lines += [f"! degraded: {check}: {why}" for check, why in status.degraded.items()]
     lines += [f"✗ {trouble}" for trouble in troubles] or ["✓ no trouble known"]
     return "\n".join(lines) + "\n"
 

@@ -62,7 +62,6 @@ function troublesOf(status) {
   }
   for (const watch of status.watches) if (!watch.connected) found.push(`watch of ${watch.kind}: ${watch.lastError || "not connected"}`);
   if (status.reload.error) found.push("the new configuration is not used: " + status.reload.error);
-  for (const [check, why] of Object.entries(status.degraded)) found.push(`degraded: ${check}: ${why}`);
   return found;
 }
 function showStatus(status) {
@@ -70,7 +69,9 @@ function showStatus(status) {
     ` (${status.addresses.join(", ")}), up ${age(status.uptime)}, version ${status.version}`;
   document.title = "Pointsman on " + status.node;
   const troubles = troublesOf(status);
-  byId("troubles").replaceChildren(...(troubles.length ? troubles.map((text) => make("li", {}, text)) : [make("li", { class: "fine" }, "No trouble known")]));
+  const degraded = Object.entries(status.degraded).map(([check, why]) => make("li", { class: "degraded" }, `Degraded: ${check}: ${why}`));
+  const list = troubles.length ? troubles.map((text) => make("li", {}, text)) : [make("li", { class: "fine" }, "No trouble known")];
+  byId("troubles").replaceChildren(...list, ...degraded);
   byId("families").replaceChildren(...status.families.map(familyCard));
   byId("watches").replaceChildren(...status.watches.map((watch) => make("tr", {},
     make("td", {}, watch.kind), make("td", {}, (watch.connected ? "connected" : "not connected") + (watch.synced ? "" : ", not listed yet")),

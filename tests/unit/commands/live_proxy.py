@@ -1,0 +1,110 @@
+"""A proxy with a scripted kernel on a thread of its own, reachable through its control socket and status page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tests.fake.recording import RecordingBackend
+from tests.process.assembled import Assembly
+
+from pointsman.explain.status import ReloadReport
+from pointsman.model.addresses import Family
+from pointsman.model.objects import KubeObject
+from pointsman.proxy.inspect import Inspector, control_routes, page_data_routes
+from pointsman.serve.control import ControlServer
+from pointsman.serve.http import Listener, routed
+from pointsman.serve.page import page_routes
+
+
+class LiveProxy:
+    """What a test may do with it from outside its event loop."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.page_address = ""
+        self.reload = ReloadReport()
+        self.degraded: dict[str, str] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._assembly: Assembly | None = None
+        self._stop: asyncio.Event | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """What tells a command where this proxy is."""
+        return ["--control-socket", str(self.socket)]
+
+    @property
+    def backend(self) -> RecordingBackend:
+        assert self._assembly is not None
+        return self._assembly.backends[Family.IPV4]
+
+    def put(self, *objects: KubeObject) -> None:
+        """Deliver objects and wait until they are programmed."""
+        assembly, loop = self._assembly, self._loop
+        assert assembly is not None
+        assert loop is not None
+
+        async def deliver() -> None:
+            assembly.source.put(*objects)
+            await assembly.settled()
+
+        asyncio.run_coroutine_threadsafe(deliver(), loop).result(20)
+
+    async def serve(self, objects: Sequence[KubeObject], ready: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        assembly = self._assembly = Assembly()
+        running = asyncio.create_task(assembly.proxy.run())
+        inspector = Inspector(assembly.proxy, reload=lambda: self.reload, degraded=lambda: self.degraded)
+        control = ControlServer(self.socket, control_routes(inspector))
+        listener = Listener("page", routed(page_routes(page_data_routes(inspector))))
+        try:
+            assert await control.start()
+            await listener.start("127.0.0.1:0")
+            host, port = listener.addresses[0]
+            self.page_address = f"http://{host}:{port}/"
+            assembly.source.put(*objects)
+            assembly.source.listed()
+            async with asyncio.timeout(20):
+                await assembly.settled()
+            ready()
+            await self._stop.wait()
+        finally:
+            await listener.stop()
+            await control.stop()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    def stop(self) -> None:
+        if self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+
+@contextlib.contextmanager
+def live_proxy(directory: Path, *objects: KubeObject) -> Iterator[LiveProxy]:
+    """Running until the block ends."""
+    proxy = LiveProxy(directory / "control" / "control.sock")
+    ready = threading.Event()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            asyncio.run(proxy.serve(objects, ready.set))
+        except BaseException as error:  # noqa: BLE001 shown by the test below
+            failures.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert ready.wait(30), "the proxy did not get ready"
+        assert not failures, failures
+        yield proxy
+    finally:
+        proxy.stop()
+        thread.join(30)
+    assert not failures, failures
