@@ -130,11 +130,14 @@ def _cidrs(texts: Sequence[str]) -> tuple[Cidr, ...]:
 def remove_leftovers(mode: str, state_dir: Path) -> list[str]:
     """Remove what other modes left behind; kernel settings stay, the running mode may need them.
 
-    iptables and ipvs mode share chains, so they do not remove each other's, as in kube-proxy.
+    iptables and ipvs mode share chains: those stay, and what only the other one has goes. kube-proxy leaves it, and
+    with it rules that reject traffic for services which have endpoints by now.
     """
     if mode == NFTABLES:
         return _clean_iptables_based(state_dir, undo_sysctls=False)
-    return _clean_nftables()
+    if mode == IPVS:
+        return [*_clean_nftables(), *_clean_for_ipvs(state_dir)]
+    return [*_clean_nftables(), *_clean_for_iptables()]
 
 
 def remove_everything(state_dir: Path) -> list[str]:
@@ -155,12 +158,31 @@ def _clean_iptables_based(state_dir: Path, *, undo_sysctls: bool) -> list[str]:
     from pointsman.backends.iptables import cleanup as iptables
     from pointsman.backends.ipvs import cleanup as ipvs
 
+    usable = _usable_runners()
+    done = ipvs.cleanup(usable) if usable else []
+    return [*done, *iptables.cleanup(usable, sysctl_journal(state_dir), undo_sysctls=undo_sysctls)]
+
+
+def _clean_for_ipvs(state_dir: Path) -> list[str]:
+    from pointsman.backends.iptables import cleanup as iptables
+    from pointsman.backends.ipvs.rules import CHAINS
+
+    sysctls = sysctl_journal(state_dir)
+    return iptables.cleanup(_usable_runners(), sysctls, undo_sysctls=False, keep=CHAINS)
+
+
+def _clean_for_iptables() -> list[str]:
+    from pointsman.backends.ipvs import cleanup as ipvs
+
+    return ipvs.cleanup(_usable_runners(), keep_shared=True)
+
+
+def _usable_runners() -> list[Iptables]:
+    """Every family and variant that holds rules here."""
     commands = SystemCommands()
     runners = [
         Iptables(family, commands, variant=variant)
         for family in kernel_families()
         for variant in variants_in_use(family)
     ]
-    usable = [runner for runner in runners if runner.present()]
-    done = ipvs.cleanup(usable) if usable else []
-    return [*done, *iptables.cleanup(usable, sysctl_journal(state_dir), undo_sysctls=undo_sysctls)]
+    return [runner for runner in runners if runner.present()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from pointsman.backends.iptables import names, saved, static
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET
@@ -33,17 +33,19 @@ def cleanup(
     sysctls: Sysctls,
     *,
     undo_sysctls: bool = True,
+    keep: Mapping[str, Collection[str]] = {},
     delete_counter: Callable[[str], bool] = nfacct.delete,
 ) -> list[str]:
     """Clean every family; says what was removed, restored, or could not be removed. Fine to repeat.
 
-    A switch of modes passes `undo_sysctls=False`: the new mode has settings on the same record.
+    A switch of modes passes `undo_sysctls=False`: the new mode has settings on the same record. `keep` names chains
+    by table that it shares, as ipvs mode does.
     """
     done = [change.message for change in sysctls.undo()] if undo_sysctls else []
     loopback_is_routed = sysctls.read_int(ROUTE_LOCALNET) == 1
     for runner in runners:
         try:
-            done += _clean_family(runner, loopback_is_routed)
+            done += _clean_family(runner, loopback_is_routed, keep)
         except KernelError as error:
             done.append(f"not cleaned: {error}")
     for name in (INVALID_COUNTER, LOCALHOST_COUNTER):
@@ -53,7 +55,9 @@ def cleanup(
     return done
 
 
-def _clean_family(runner: Iptables, loopback_is_routed: bool) -> list[str]:
+def _clean_family(
+    runner: Iptables, loopback_is_routed: bool, keep: Mapping[str, Collection[str]]
+) -> list[str]:
     held = {table: saved.rules_by_chain(runner.save(table)) for table in (MANGLE, FILTER, NAT)}
     has_kubelet = any(chain in held[MANGLE] for chain in names.KUBELET_CHAINS)
     done: list[str] = []
@@ -63,6 +67,7 @@ def _clean_family(runner: Iptables, loopback_is_routed: bool) -> list[str]:
             ours |= {chain for chain in chains if names.is_service_chain(chain)}
         if table == FILTER and not has_kubelet and not loopback_is_routed and _guards_only(chains):
             ours.add(names.KUBELET_FIREWALL)
+        ours.difference_update(keep.get(table, ()))
         if ours:
             done += _clean_table(runner, table, chains, ours)
     return done
