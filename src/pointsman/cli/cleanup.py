@@ -49,7 +49,13 @@ def clean_up(state_dir: Path) -> int:
         sys.stderr.write(f"pointsman: not everything could be removed: {error}\n")
         return 1
     for what in done:
-        sys.stdout.write(f"removed {what}\n")
+        sys.stdout.write(f"{_sentence(what)}\n")
     if not done:
         sys.stdout.write("nothing to remove\n")
     return 1 if any(what.startswith("not cleaned") for what in done) else 0
+
+
+def _sentence(done: str) -> str:
+    """Most reports are the name of a thing that is gone; some say themselves what was done."""
+    says_itself = done.startswith(("removed ", "not cleaned")) or " restored " in done or "but kept" in done
+    return done if says_itself else f"removed {done}"
