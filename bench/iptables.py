@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -41,6 +42,8 @@ CONTEXT = NodeContext(
     local=LocalDetector(LocalMode.CIDR, cidr_from_text("10.128.0.0/9")),
 )
 PARTIAL_SYNCS = 11
+Sample = tuple[float, float, float, float]
+"""Seconds in all, seconds in which no program ran, and processor seconds of ours and of the programs."""
 
 
 class TimedCommands:
@@ -67,22 +70,35 @@ class Measured:
         self.endpoints = endpoints
         self.commands = TimedCommands()
         self.tracker = Tracker(Family.IPV4, "node-0")
-        runner = Iptables(Family.IPV4, self.commands, variant=variant)
-        self.reconciler = Reconciler(IptablesBackend(Family.IPV4, runner=runner, sysctls=Sysctls()))
+        self.variant = variant
+        self.reconciler = Reconciler(self.new_backend())
         for index in range(services):
             self.tracker.service_upserted(msgspec.json.decode(service_json(index), type=Service))
             self.replace_slice(index, 0)
+
+    def new_backend(self) -> IptablesBackend:
+        runner = Iptables(Family.IPV4, self.commands, variant=self.variant)
+        return IptablesBackend(Family.IPV4, runner=runner, sysctls=Sysctls())
 
     def replace_slice(self, index: int, generation: int) -> None:
         data = slice_json(index, self.endpoints, generation)
         self.tracker.slice_upserted(msgspec.json.decode(data, type=EndpointSlice))
 
-    def sync(self, *, full: bool = False) -> tuple[float, float]:
+    def sync(self, *, full: bool = False) -> Sample:
         self.commands.seconds = 0.0
-        started = time.perf_counter()
+        programs, python, started = _children_cpu(), time.process_time(), time.perf_counter()
         self.reconciler.sync(self.tracker.take(), CONTEXT, full=full)
         total = time.perf_counter() - started
-        return total, total - self.commands.seconds
+        return total, total - self.commands.seconds, time.process_time() - python, _children_cpu() - programs
+
+    def restart(self) -> None:
+        """A new process would know nothing and find everything in the kernel."""
+        self.reconciler.backend = self.new_backend()
+
+
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def measure(services: int, endpoints: int, variant: str) -> dict[str, object]:
@@ -93,6 +109,8 @@ def measure(services: int, endpoints: int, variant: str) -> dict[str, object]:
     for generation in range(1, PARTIAL_SYNCS + 1):
         measured.replace_slice(services // 2, generation % 5 or 5)
         partial.append(measured.sync())
+    measured.restart()
+    restarted = measured.sync(full=True)
     added = []
     for index in range(services, services + 3):
         measured.tracker.service_upserted(msgspec.json.decode(service_json(index), type=Service))
@@ -103,11 +121,19 @@ def measure(services: int, endpoints: int, variant: str) -> dict[str, object]:
         "variant": variant,
         "cluster": f"{services} x {endpoints}",
     }
-    for name, samples in (("first", [cold]), ("full", [again]), ("endpoint", partial), ("service", added)):
-        total, ours = (statistics.median(column) for column in zip(*samples, strict=True))
+    for name, samples in (
+        ("first", [cold]),
+        ("full", [again]),
+        ("restart", [restarted]),
+        ("endpoint", partial),
+        ("service", added),
+    ):
+        total, ours, python, programs = (statistics.median(column) for column in zip(*samples, strict=True))
         row[f"{name} s"] = round(total, 4)
         row[f"{name} ours s"] = round(ours, 4)
         row[f"{name} ours %"] = round(100 * ours / total, 1)
+        row[f"{name} cpu s"] = round(python + programs, 4)
+        row[f"{name} ours cpu %"] = round(100 * python / (python + programs), 1)
     return row
 
 

@@ -261,6 +261,24 @@ def test_rules_of_upstream_are_taken_over(host: Host) -> None:
     assert compare_iptables.differences(expected, host.saved()) == []
 
 
+def test_a_restart_over_nftables_writes_no_service_again(host: Host) -> None:
+    if host.variant == "legacy":
+        pytest.skip("legacy tables are always replaced whole")
+    host.sync(web("10.244.1.1", node_port=30080, affinity_seconds=9), db())
+    host.backend = host.new_backend()
+    seen: list[bytes] = []
+
+    def watch(_: Sequence[str], text: bytes) -> bytes:
+        seen.append(text)
+        return text
+
+    host.interfere = watch
+    assert host.sync().full
+    assert len(seen) == 1
+    assert b"default/" not in seen[0]
+    assert host.differences() == []
+
+
 def test_a_partial_sync_after_a_restart_of_the_process_is_a_full_one(host: Host) -> None:
     host.sync(web("10.244.1.1"), db("10.244.1.9"))
     host.backend = host.new_backend()

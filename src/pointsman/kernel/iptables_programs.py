@@ -59,6 +59,8 @@ class Features(msgspec.Struct, frozen=True, gc=False):
     restore_wait: tuple[str, ...]
     """Empty: restore does not wait for the lock, so the lock must be taken around it."""
     random_fully: bool
+    nf_tables: bool = False
+    """Rules go to nftables; the cost of a restore then grows with what is written, and faster than linearly."""
 
 
 def programs(family: Family, variant: str = HOST_DEFAULT) -> Programs:
@@ -75,7 +77,8 @@ def probe_features(commands: Commands, names: Programs) -> Features:
     if found.status != 0 or match is None:
         raise NotSupported(f"{names.edit} --version gave no version: {found.error_text or 'no output'}")
     version = tuple(int(part) for part in match[1].split("."))
-    features = features_of(version)
+    nf_tables = b"(nf_tables)" in found.stdout
+    features = msgspec.structs.replace(features_of(version), nf_tables=nf_tables)
     if not features.restore_wait and _restore_reports_version(commands, names):
         features = msgspec.structs.replace(features, restore_wait=("--wait",))
     return features

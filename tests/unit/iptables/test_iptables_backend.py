@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.fake.iptables_tables import IptablesTables
@@ -381,3 +382,46 @@ def test_a_node_context_with_addresses_ends_with_one_jump_per_address(bench: Ben
     bench.sync(web("10.244.1.1", node_port=30080))
     last = bench.tables.tables["nat"]["KUBE-SERVICES"][-2:]
     assert [rule.split()[1] for rule in last] == ["127.0.0.1/32", "172.30.0.10/32"]
+
+
+def test_a_second_full_sync_over_nftables_writes_no_service_again(bench: Bench) -> None:
+    bench.sync(web("10.244.1.1", node_port=30080), db())
+    bench.sync(full=True)
+    assert "default/" not in bench.tables.restored[-1]
+    assert bench.differences() == []
+
+
+def test_a_full_sync_over_nftables_rewrites_what_was_tampered_with(bench: Bench) -> None:
+    bench.sync(web("10.244.1.1", "10.244.1.2"), db("10.244.1.9"))
+    nat = bench.tables.tables["nat"]
+    chain = next(
+        chain for chain, rules in nat.items() if chain.startswith("KUBE-SVC") and "web" in "".join(rules)
+    )
+    nat[chain].reverse()
+    assert len(bench.differences()) == 1
+    bench.sync(full=True)
+    assert "default/db" not in bench.tables.restored[-1]
+    assert bench.differences() == []
+
+
+@pytest.mark.parametrize("damage", ["reverse", "clear", "double"])
+def test_a_full_sync_over_nftables_repairs_shared_chains(bench: Bench, damage: str) -> None:
+    bench.sync(web("10.244.1.1"), db())
+    for table in ("nat", "filter"):
+        rules = bench.tables.tables[table]["KUBE-SERVICES"]
+        if damage == "reverse":
+            rules.reverse()
+        elif damage == "clear":
+            rules.clear()
+        else:
+            rules += rules
+    bench.sync(full=True)
+    assert bench.differences() == []
+
+
+def test_legacy_tables_are_always_written_whole(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    legacy = msgspec.structs.replace(bench.runner.features, nf_tables=False)
+    monkeypatch.setattr(bench.runner, "_features", legacy)
+    bench.sync(web("10.244.1.1"))
+    bench.sync(full=True)
+    assert bench.tables.restored[-1].count("default/web") == bench.tables.restored[0].count("default/web")

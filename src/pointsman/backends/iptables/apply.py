@@ -1,7 +1,8 @@
 """iptables mode of one IP family: desired state in, restore batches out, memory committed after the kernel accepted.
 
 A full sync reads the tables once (iptables-save), so it knows which jumps are missing and which chains nobody needs
-any more, and writes everything in one restore. A partial sync reads nothing and writes the chains of changed service
+any more, and writes everything in one restore; over nftables, where writing is slow, everything that is not yet as it
+should be. A partial sync reads nothing and writes the chains of changed service
 ports plus those shared chains whose lines differ. A restore that fails on a line of one service port is repeated
 without that service port; any other failure leaves the state in doubt, and the next sync is a full one.
 """
@@ -15,7 +16,15 @@ from pointsman.backends.iptables import canary, names, saved, static
 from pointsman.backends.iptables.compile import Fragment
 from pointsman.backends.iptables.isolate import refused_among
 from pointsman.backends.iptables.memory import Memory, comments_wanted
-from pointsman.backends.iptables.restore import EMPTY, Batch, Change, full_batch, partial_batch
+from pointsman.backends.iptables.restore import (
+    EMPTY,
+    NOTHING_PRESENT,
+    Batch,
+    Change,
+    full_batch,
+    partial_batch,
+    present_in,
+)
 from pointsman.backends.iptables.settings import (
     INVALID_COUNTER,
     LARGE_CLUSTER_ENDPOINTS,
@@ -142,10 +151,15 @@ class IptablesBackend:
     ) -> Batch:
         notes.clear()
         try:
-            held = {table: saved.outline(self._runner.save(table)) for table in (FILTER, NAT)}
+            texts = {table: self._runner.save(table) for table in (FILTER, NAT)}
         except KernelError as error:
             notes.append(f"stale chains are not deleted: {error}")
             return self._blind_batch(settings, fragments)
+        held = {table: saved.outline(text) for table, text in texts.items()}
+        present = NOTHING_PRESENT
+        if self._runner.features.nf_tables:
+            blocks = {table: saved.blocks(text) for table, text in texts.items()}
+            present = present_in(settings, fragments, blocks)
         wanted = {chain for fragment in fragments.values() for chain in fragment.chains}
         return full_batch(
             settings,
@@ -153,6 +167,7 @@ class IptablesBackend:
             missing_jumps=[jump for jump in static.JUMPS if not self._jump_exists(held[jump.table], jump)],
             stale=sorted(filter(names.is_service_chain, held[NAT].chains - wanted)),
             create_kubelet_firewall=names.KUBELET_FIREWALL not in held[FILTER].chains,
+            present=present,
         )
 
     def _blind_batch(self, settings: Settings, fragments: Mapping[ServicePortName, Fragment]) -> Batch:

@@ -24,7 +24,7 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     declarations: bytes = b""
     """`:CHAIN - [0:0]` lines of its own chains, all in table nat."""
     rules: bytes = b""
-    """The rules in them."""
+    """The rules in them, chain after chain in the same order."""
     nat_services: bytes = b""
     nat_node_ports: bytes = b""
     filter_services: bytes = b""
@@ -167,14 +167,18 @@ class _Compiler:
     # chains of its own
 
     def _own_rules(self) -> Iterator[str]:
-        yield from self._internal_masquerade()
+        """In the order of `Fragment.chains`, the rules of each chain together, as they are saved."""
         if self.external_chain:
             yield from self._external_rules()
         if self.firewall_chain:
             yield from self._firewall_rules()
         if self.cluster_chain:
+            if not self.port.internal_local:
+                yield from self._internal_masquerade()
             yield from self._balancing_rules(self.cluster_chain, self.plan.cluster_endpoints)
         if self.local_chain:
+            if self.port.internal_local:
+                yield from self._internal_masquerade()
             yield from self._balancing_rules(self.local_chain, self.plan.local_endpoints)
         yield from self._endpoint_rules()
 
