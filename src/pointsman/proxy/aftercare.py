@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from pointsman.kernel.memory import settle
 from pointsman.model.addresses import Family
@@ -15,6 +16,8 @@ from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import SyncOutcome
 from pointsman.sync.stale import StaleFlowCleaner
+
+T = TypeVar("T")
 
 RETRY_SECONDS = 10.0
 
@@ -35,36 +38,58 @@ class Aftercare:
         self._remove_leftovers = remove_leftovers
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aftercare")
         self._busy: set[Family] = set()
+        self._closed = False
 
     def synced(self, family: Family, outcome: SyncOutcome) -> None:
+        if self._closed:
+            return
         if self._unsynced:
             self._unsynced.discard(family)
             if not self._unsynced:
-                self._thread.submit(self._clean_up)
+                self._thread.submit(settle)
+                self._submit(self._clean_up, self._cleaned_up)
         cleaner = self._cleaners[family]
         if cleaner.add(outcome.changes, outcome.context):
             self._schedule(family)
 
-    def close(self) -> None:
-        self._thread.shutdown(cancel_futures=True)
+    async def close(self) -> None:
+        """Wait for what is under way, without blocking the event loop; nothing new is begun."""
+        self._closed = True
+        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
     def _schedule(self, family: Family) -> None:
-        if family in self._busy:
-            return
-        self._busy.add(family)
-        loop = asyncio.get_running_loop()
-        done = loop.run_in_executor(self._thread, self._cleaners[family].run)
-        done.add_done_callback(lambda _: self._finished(loop, family))
+        if family not in self._busy and not self._closed:
+            self._busy.add(family)
+            self._submit(self._cleaners[family].run, lambda _: self._finished(family))
 
-    def _finished(self, loop: asyncio.AbstractEventLoop, family: Family) -> None:
+    def _finished(self, family: Family) -> None:
         self._busy.discard(family)
-        if self._cleaners[family].waiting and not loop.is_closed():
-            loop.call_later(RETRY_SECONDS, self._schedule, family)
+        if self._cleaners[family].waiting:
+            self._later(lambda: self._schedule(family))
 
-    def _clean_up(self) -> None:
-        settle()
+    def _clean_up(self) -> bool:
         try:
             for removed in self._remove_leftovers():
                 _log.info("Removed what another proxy mode had left", what=removed)
         except Exception as error:  # noqa: BLE001 leftovers are untidy, never a reason to stop
-            _log.error("Leftovers of other proxy modes could not be removed", err=error)
+            _log.error("Leftovers of other proxy modes could not be removed yet", err=error)
+            return False
+        return True
+
+    def _cleaned_up(self, removed: bool) -> None:
+        if not removed:
+            self._later(lambda: self._submit(self._clean_up, self._cleaned_up))
+
+    def _submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Run on the thread, then go on in the event loop, unless the end came first."""
+        if self._closed:
+            return
+
+        def finished(future: asyncio.Future[T]) -> None:
+            if not future.cancelled() and not self._closed:
+                then(future.result())
+
+        asyncio.get_running_loop().run_in_executor(self._thread, work).add_done_callback(finished)
+
+    def _later(self, work: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(RETRY_SECONDS, work)

@@ -177,7 +177,7 @@ class Supervisor:
                 self.proxy = self._servers = None
                 await self._stop_rebinding()
                 await servers.stop()
-                aftercare.close()
+                await aftercare.close()
         if self._cannot_bind is not None:
             raise self._cannot_bind
 

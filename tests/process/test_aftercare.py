@@ -1,0 +1,75 @@
+"""What follows a sync: leftovers of other modes go in the end, and nothing happens after the end of a proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from tests import factory
+from tests.process.assembled import until
+
+from pointsman.backends.base import SyncReport
+from pointsman.errors import Busy
+from pointsman.model.addresses import Family
+from pointsman.obs.registry import Metrics
+from pointsman.proxy import aftercare
+from pointsman.proxy.aftercare import Aftercare
+from pointsman.sync.reconcile import SyncOutcome
+
+
+def _outcome(family: Family) -> SyncOutcome:
+    return SyncOutcome(SyncReport(full=True), {}, {}, factory.context(family), 0.0, first=True)
+
+
+def test_leftovers_go_only_after_every_family_and_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aftercare, "RETRY_SECONDS", 0.01)
+    attempts: list[int] = []
+
+    def remove() -> list[str]:
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise Busy("somebody holds the xtables lock")
+        return ["a chain"]
+
+    async def scenario() -> None:
+        care = Aftercare([Family.IPV4, Family.IPV6], Metrics("nftables"), remove)
+        care.synced(Family.IPV4, _outcome(Family.IPV4))
+        care.synced(Family.IPV4, _outcome(Family.IPV4))
+        await asyncio.sleep(0.05)
+        assert attempts == []
+        care.synced(Family.IPV6, _outcome(Family.IPV6))
+        await until(lambda: len(attempts) == 3)
+        await asyncio.sleep(0.05)
+        await care.close()
+        assert len(attempts) == 3
+
+    asyncio.run(scenario())
+
+
+def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aftercare, "RETRY_SECONDS", 0.01)
+    complaints: list[object] = []
+    let_go, begun = threading.Event(), threading.Event()
+
+    def remove() -> list[str]:
+        begun.set()
+        let_go.wait(5)
+        raise Busy("still held")
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, details: complaints.append(details))
+        care = Aftercare([Family.IPV4], Metrics("nftables"), remove)
+        care.synced(Family.IPV4, _outcome(Family.IPV4))
+        await until(begun.is_set)
+        closing = asyncio.create_task(care.close())
+        await asyncio.sleep(0.05)
+        assert not closing.done()
+        let_go.set()
+        await closing
+        care.synced(Family.IPV4, _outcome(Family.IPV4))
+        await asyncio.sleep(0.1)
+
+    asyncio.run(scenario())
+    assert complaints == []
