@@ -67,7 +67,11 @@ def _backend(
     if mode == NFTABLES:
         from pointsman.backends.nftables.apply import NftablesBackend
 
-        return NftablesBackend(family, service_metrics=options.service_metrics)
+        return NftablesBackend(
+            family,
+            service_metrics=options.service_metrics,
+            localhost_node_ports=dict(config.feature_gates).get("KubeProxyNFTablesLocalhostNodePorts", False),
+        )
     if mode == IPVS:
         from pointsman.backends.ipvs.apply import IpvsBackend, IpvsSettings
 

@@ -16,9 +16,10 @@ from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import ConnectionCounts, ConnectionTotals
 from pointsman.backends.nftables.fragment import Fragment
+from pointsman.backends.nftables.loopback import LoopbackNodePorts
 from pointsman.backends.nftables.reader import KernelTable, Reader
 from pointsman.backends.nftables.terms import TABLE, Terms, terms_of
-from pointsman.errors import Rejected
+from pointsman.errors import KernelError, Rejected
 from pointsman.kernel.netlink import Message
 from pointsman.kernel.nfnl import BatchRefused, Fault, NftablesSocket, nftables_message
 from pointsman.model.addresses import Family
@@ -32,12 +33,15 @@ Fragments = dict[ServicePortName, Fragment]
 class NftablesBackend:
     """nftables mode for one IP family. Implements `pointsman.backends.base.Backend`.
 
-    Belongs to one thread. The kernel socket is opened in the network namespace of the first call that needs it.
+    Belongs to one thread. `service_metrics` puts counters on the elements; `localhost_node_ports` is the gate
+    KubeProxyNFTablesLocalhostNodePorts. The kernel socket is opened in the network namespace of the first call that needs it.
     """
 
     mode = "nftables"
 
-    def __init__(self, family: Family, *, service_metrics: bool = False) -> None:
+    def __init__(
+        self, family: Family, *, service_metrics: bool = False, localhost_node_ports: bool = False
+    ) -> None:
         self.family = family
         self._terms = terms_of(family)
         self._counters = service_metrics
@@ -46,6 +50,7 @@ class NftablesBackend:
         self._rejected: dict[ServicePortName, str] = {}
         self._watch = drift.Watch()
         self._totals = ConnectionTotals()
+        self._loopback = LoopbackNodePorts(family) if localhost_node_ports else None
 
     # --- the contract ---------------------------------------------------------------------------------------
 
@@ -70,6 +75,8 @@ class NftablesBackend:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        if self._loopback is not None:
+            self._loopback.close()
 
     # --- beyond the contract --------------------------------------------------------------------------------
 
@@ -86,6 +93,8 @@ class NftablesBackend:
     # --- syncing --------------------------------------------------------------------------------------------
 
     def _full_sync(self, request: SyncRequest, notes: tuple[str, ...]) -> SyncReport:
+        with contextlib.suppress(KernelError):
+            self.read_counters()
         table = self._reader().table()
         rejected: dict[ServicePortName, str] = {}
         with _collector_paused():
@@ -98,7 +107,11 @@ class NftablesBackend:
             )
         self._contents = contents
         self._rejected = rejected
+        self._totals.restarted()
         self._watch.loaded(self._open(), self._reader())
+        if self._loopback is not None:
+            asked = request.context.node_port_addresses.localhost_keyword
+            notes = (*notes, *self._loopback.replace(request.plans if asked else {}))
         return self._report(contents, batch, size, full=True, notes=notes)
 
     def _load(
@@ -162,7 +175,10 @@ class NftablesBackend:
         self._rejected = rejected
         if change.batch:
             self._watch.committed(self._open())
-        return self._report(contents, change.batch, size, full=False)
+        notes: tuple[str, ...] = ()
+        if self._loopback is not None and request.context.node_port_addresses.localhost_keyword:
+            notes = tuple(self._loopback.update(request.changed))
+        return self._report(contents, change.batch, size, full=False, notes=notes)
 
     def _report(
         self, contents: Contents, batch: Batch, size: int, *, full: bool, notes: tuple[str, ...] = ()

@@ -46,6 +46,10 @@ class ConnectionTotals:
     def counts(self) -> ConnectionCounts:
         return ConnectionCounts(dict(self._services), dict(self._endpoints))
 
+    def restarted(self) -> None:
+        """Everything was loaded anew: all counters in the kernel begin at zero."""
+        self._last = {}
+
     def add(self, contents: Contents, reader: Reader) -> None:
         """Read all counters and add what they grew by; service ports that are gone are forgotten."""
         read = {name: reader.elements(contents.sets[name]) for name in (*_FRONTENDS, *_ENDPOINTS)}

@@ -1,0 +1,132 @@
+"""Node ports at the loopback address: carried in user space, following the plans."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from tests.factory import context, endpoint, plan, service_port
+from tests.kernel.nft_kernel import everything, needs_nft, new_namespace, part
+
+from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.model.addresses import Family
+from pointsman.model.context import NodeContext, NodePortAddresses
+from pointsman.model.plan import ServicePlan
+from pointsman.model.service import Protocol
+
+pytestmark = needs_nft
+
+LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
+SERVER = {Family.IPV4: "10.50.0.1", Family.IPV6: "fd50::1"}
+VIP = {Family.IPV4: "10.96.0.1", Family.IPV6: "fd96::1"}
+PORT = 30080
+
+
+@pytest.fixture(params=list(Family), ids=lambda family: family.value)
+def family(request: pytest.FixtureRequest) -> Iterator[Family]:
+    chosen: Family = request.param
+    space = new_namespace()
+    bits = "32" if chosen is Family.IPV4 else "128"
+    at_once = [] if chosen is Family.IPV4 else ["nodad"]
+    space.run(["ip", "address", "add", f"{SERVER[chosen]}/{bits}", "dev", "lo", *at_once])
+    with space.entered():
+        domain = socket.AF_INET if chosen is Family.IPV4 else socket.AF_INET6
+        server = socket.create_server((SERVER[chosen], 8080), family=domain)
+        thread = threading.Thread(target=_echo, args=(server,))
+        thread.start()
+        yield chosen
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        server.close()
+    space.close()
+
+
+def _echo(server: socket.socket) -> None:
+    """Sends everything back once the client has finished, so that half-closed connections are needed."""
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        with connection:
+            connection.sendall(_everything(connection))
+
+
+def _everything(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.fixture
+def backend(family: Family) -> Iterator[NftablesBackend]:
+    made = NftablesBackend(family, localhost_node_ports=True)
+    yield made
+    made.close()
+
+
+def node(family: Family, *, asked: bool = True) -> NodeContext:
+    return context(family, node_port_addresses=NodePortAddresses(match_all=False, localhost_keyword=asked))
+
+
+def web(family: Family, protocol: Protocol = Protocol.TCP, servers: int = 1) -> ServicePlan:
+    port = service_port(cluster_ip=VIP[family], node_port=PORT, protocol=protocol)
+    return plan(port, *([endpoint(SERVER[family])] * servers), node_context=node(family))
+
+
+def exchanged(family: Family, data: bytes) -> bytes:
+    with socket.create_connection((LOOPBACK[family], PORT), timeout=10) as client:
+        client.sendall(data)
+        client.shutdown(socket.SHUT_WR)
+        return _everything(client)
+
+
+def refused(family: Family) -> bool:
+    with socket.socket(socket.AF_INET if family is Family.IPV4 else socket.AF_INET6) as client:
+        return client.connect_ex((LOOPBACK[family], PORT)) == errno.ECONNREFUSED
+
+
+def test_connections_are_carried_both_ways(backend: NftablesBackend, family: Family) -> None:
+    made = web(family)
+    assert backend.sync(everything(node(family), {made.name: made})).notes == ()
+    data = bytes(range(256)) * 2000
+    assert exchanged(family, data) == data
+
+
+def test_ports_follow_the_plans(backend: NftablesBackend, family: Family) -> None:
+    made, empty = web(family), web(family, servers=0)
+    backend.sync(everything(node(family), {made.name: empty}))
+    assert refused(family)
+    backend.sync(part(node(family), {made.name: made}, made.name))
+    assert exchanged(family, b"hello") == b"hello"
+    backend.sync(part(node(family), {}, made.name))
+    assert refused(family)
+
+
+def test_a_port_can_pass_from_one_service_to_another(backend: NftablesBackend, family: Family) -> None:
+    first = web(family)
+    port = service_port(name="second", cluster_ip=VIP[family], port=81, node_port=PORT)
+    second = plan(port, endpoint(SERVER[family]), node_context=node(family))
+    backend.sync(everything(node(family), {first.name: first}))
+    backend.sync(part(node(family), {second.name: second}, second.name, first.name))
+    assert exchanged(family, b"passed on") == b"passed on"
+
+
+def test_only_tcp_and_only_where_asked_for(backend: NftablesBackend, family: Family) -> None:
+    made = web(family)
+    backend.sync(everything(node(family, asked=False), {made.name: made}))
+    assert refused(family)
+    datagrams = web(family, Protocol.UDP)
+    backend.sync(everything(node(family), {datagrams.name: datagrams}))
+    assert refused(family)
+
+
+def test_a_taken_port_is_reported_and_the_rest_goes_on(backend: NftablesBackend, family: Family) -> None:
+    made = web(family)
+    domain = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
+    with socket.create_server((LOOPBACK[family], PORT), family=domain):
+        (note,) = backend.sync(everything(node(family), {made.name: made})).notes
+    assert f"node port {PORT} is not served at {LOOPBACK[family]}: Address already in use" in note
+    backend.sync(everything(node(family), {made.name: made}))
+    assert exchanged(family, b"later") == b"later"
