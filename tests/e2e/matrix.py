@@ -104,6 +104,11 @@ def _case(line: str, service: str, host: str, to: str, expect: Expectation, **mo
     return Case(f"{line}:{to}-from-{host}", service, host, to, expect, **more)  # type: ignore[arg-type]
 
 
+def _dropped_but_by_ipvs(*remote: str) -> Expectation:
+    """Policy Local without a local endpoint: ipvs mode uses the remote ones, and does not masquerade."""
+    return {"nftables": SILENT, "iptables": SILENT, "ipvs": kept(*remote)}
+
+
 def _source_addresses() -> list[Case]:
     """Source address that a backend sees."""
     cases = []
@@ -158,7 +163,7 @@ def _nothing_there() -> list[Case]:
         cases.append(_case("no-endpoints-tcp", "none", "n1", to, expect))
     for to in OUTER:
         cases += [
-            _case("local-elsewhere", "local-elsewhere", "client", to, SILENT),
+            _case("local-elsewhere", "local-elsewhere", "client", to, _dropped_but_by_ipvs("pod4")),
             _case("local-elsewhere", "local-elsewhere", "pod3", to, kept("pod4")),
             _case("local-elsewhere", "local-elsewhere", "pod6", to, kept("pod4")),
             _case(
@@ -246,7 +251,7 @@ def _endpoint_states() -> list[Case]:
         _case("zone-hints-incomplete", "zoned-partly", "pod3", "cluster", kept("pod1", "pod4")),
         _case("node-hints", "node-hints", "pod3", "cluster", kept("pod2")),
         _case("hints-and-local-policy", "zoned-local", "client", "lb", kept("pod1")),
-        _case("endpoint-without-node", "nameless", "client", "lb", SILENT),
+        _case("endpoint-without-node", "nameless", "client", "lb", _dropped_but_by_ipvs("pod1")),
         _case("endpoint-without-node", "nameless", "pod3", "cluster", kept("pod1")),
         _case("slices-with-other-target-port", "two-targets", "pod3", "cluster", kept("pod1", "pod4")),
         *(
@@ -294,6 +299,7 @@ DEFAULT = Setting(
         *_endpoint_states(),
         *_node_port_addresses(),
     ),
+    modes=("nftables", "iptables", "ipvs"),
 )
 
 MASQUERADE_ALL = Setting(

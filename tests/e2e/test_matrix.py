@@ -10,14 +10,13 @@ from tests.e2e import harness
 from tests.e2e.behaviour import Case, disagreement
 from tests.e2e.matrix import SERVICES, SETTINGS, Setting
 
-from pointsman.lab.probe import Outcome, run_probes
+from pointsman.errors import PointsmanError
+from pointsman.lab.probe import DEADLINE, Outcome, run_probes
 
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.skipif(bool(harness.missing_privilege()), reason=harness.missing_privilege()),
 ]
-
-MODES = ("nftables", "iptables")
 
 Results = dict[tuple[str, int], list[Outcome]]
 
@@ -25,7 +24,7 @@ Results = dict[tuple[str, int], list[Outcome]]
 def _parameters() -> list[object]:
     return [
         pytest.param(setting, mode, family, case, id=f"{mode}-v{family}-{setting.name}-{case.id}")
-        for mode in MODES
+        for mode in harness.MODES
         for setting in SETTINGS
         if mode in setting.modes
         for family in (4, 6)
@@ -35,8 +34,16 @@ def _parameters() -> list[object]:
 
 
 @functools.cache
-def _measured(setting_name: str, mode: str, directory: Path) -> Results:
-    """Outcomes of every case of a setting, from one lab and one proxy."""
+def _measured(setting_name: str, mode: str, directory: Path) -> Results | PointsmanError:
+    """Outcomes of every case of a setting; a proxy that failed is not started again for each of them."""
+    try:
+        return _measure(setting_name, mode, directory)
+    except PointsmanError as failure:
+        return failure
+
+
+def _measure(setting_name: str, mode: str, directory: Path) -> Results:
+    """One lab, one proxy, all probes."""
     setting = next(s for s in SETTINGS if s.name == setting_name)
     asked = [
         (case, family)
@@ -47,9 +54,10 @@ def _measured(setting_name: str, mode: str, directory: Path) -> Results:
     with harness.lab() as cluster, harness.proxy(cluster, directory, mode, **setting.configuration) as proxy:
         proxy.write(SERVICES.values())
         proxy.start()
-        proxy.wait()
+        proxy.wait(20 * harness.PATIENCE)
         batches = [case.probes(SERVICES, family, mode) for case, family in asked]
-        outcomes = iter(run_probes(cluster, [probe for batch in batches for probe in batch]))
+        probes = [probe for batch in batches for probe in batch]
+        outcomes = iter(run_probes(cluster, probes, DEADLINE * harness.PATIENCE))
         return {
             (case.id, family): [next(outcomes) for _ in batch]
             for (case, family), batch in zip(asked, batches, strict=True)
@@ -62,5 +70,7 @@ def test_clients_see(
 ) -> None:
     directory = tmp_path_factory.getbasetemp() / f"matrix-{mode}-{setting.name}"
     directory.mkdir(exist_ok=True)
-    outcomes = _measured(setting.name, mode, directory)[case.id, family]
-    assert not disagreement(case, family, mode, outcomes)
+    results = _measured(setting.name, mode, directory)
+    if isinstance(results, PointsmanError):
+        pytest.fail(str(results))
+    assert not disagreement(case, family, mode, results[case.id, family])

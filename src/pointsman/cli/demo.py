@@ -54,9 +54,9 @@ def main(argv: Sequence[str]) -> int:
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        gain_privileges()
+        privileges = gain_privileges()
         with tempfile.TemporaryDirectory(prefix="pointsman-demo-") as directory:
-            return _Demo(style, Path(directory)).run(keep=options.keep)
+            return _Demo(style, Path(directory), privileges).run(keep=options.keep)
     except LabUnavailable as unavailable:
         sys.stderr.write(f"pointsman demo: {unavailable}\n")
         return 2
@@ -70,8 +70,9 @@ def main(argv: Sequence[str]) -> int:
 class _Demo:
     """The story, told while it happens."""
 
-    def __init__(self, style: Style, directory: Path) -> None:
+    def __init__(self, style: Style, directory: Path, privileges: str) -> None:
         self._style = style
+        self._privileges = privileges
         self._directory = directory
         self._surprises = 0
         self._synced: dict[str, float] = {}
@@ -196,13 +197,14 @@ class _Demo:
 
     def _explore(self) -> None:
         pid = os.getpid()
-        path = self._cluster["n1"].path
-        client = self._cluster["client"].path
+        enter = "nsenter"
+        if self._privileges != "root":
+            enter += f" --user=/proc/{pid}/ns/user --preserve-credentials"
         self._say(
             "",
-            self._style.bold("Left running. In another terminal, as root:"),
-            f"  nsenter --net={path} nft list table ip kube-proxy",
-            f"  nsenter --net={client} nc {HOSTS['n1'].ipv4} {WEB.node_port}     # as the outside client",
+            self._style.bold("Left running. In another terminal, as the same user:"),
+            f"  {enter} --net={self._cluster['n1'].path} nft list table ip kube-proxy",
+            f"  {enter} --net={self._cluster['client'].path} nc {HOSTS['n1'].ipv4} {WEB.node_port}     # as the outside client",
             f"  $EDITOR {self._proxy.manifests}/cluster.json   # change Services and endpoints",
             f"  tail -f {self._proxy.log}",
             "",
