@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -206,15 +206,12 @@ class Supervisor:
     ) -> AsyncIterator[tuple[EventSource, Recorder]]:
         """The source of objects and the sink of events."""
 
-        def bad_object(kind: str, key: str, error: str) -> None:
-            metrics.objects_skipped.labels(kind=kind, reason="Undecodable").inc()
-            _log.error("An object cannot be read and is skipped", kind=kind, object=key, err=error)
-
         if options.manifests is not None:
             from pointsman.source.manifests import ManifestSource
 
-            manifests = ManifestSource(options.manifests, node_name=node_name, on_bad_object=bad_object)
-            yield manifests, SilentRecorder()
+            silent = SilentRecorder()
+            skipped = bad_object_report(metrics, silent)
+            yield ManifestSource(options.manifests, node_name=node_name, on_bad_object=skipped), silent
             return
         connection = config.client_connection
         access = load_access(connection.kubeconfig, options.master)
@@ -225,15 +222,16 @@ class Supervisor:
 
         transport = Transport(access, qps=connection.qps, burst=connection.burst, on_answer=answered)
         sender = EventRecorder(transport, node_name=node_name)
+        recorder = ApiRecorder(sender, node_name)
         source = ApiSource(
             transport,
             node_name=node_name,
-            on_bad_object=bad_object,
+            on_bad_object=bad_object_report(metrics, recorder),
             watch_list=effective_gates(config.feature_gates).enabled("WatchListClient"),
         )
         sending = asyncio.create_task(sender.run())
         try:
-            yield source, ApiRecorder(sender, node_name)
+            yield source, recorder
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
@@ -335,6 +333,21 @@ class Supervisor:
                 self._degraded[degraded.check] = degraded.message
                 metrics.degraded.labels(check=degraded.check).set(1)
                 _log.warning("Degraded", check=degraded.check, reason=degraded.message)
+
+
+def bad_object_report(metrics: Metrics, recorder: Recorder) -> Callable[[str, str, str], None]:
+    """What to do about an object that cannot be read: log, metric, event; everything else goes on."""
+
+    def report(kind: str, key: str, error: str) -> None:
+        metrics.objects_skipped.labels(kind=kind, reason="Undecodable").inc()
+        _log.error("An object cannot be read and is skipped", kind=kind, object=key, err=error)
+        namespace, _, name = key.rpartition("/")
+        if kind == "Service":
+            recorder.service_event(namespace, name, "Warning", "Undecodable", error)
+        else:
+            recorder.node_event("Warning", "Undecodable", f"{kind} {key}: {error}")
+
+    return report
 
 
 def initialise(options: RunOptions) -> int:
