@@ -205,7 +205,6 @@ class Supervisor:
         self, options: RunOptions, config: KubeProxyConfiguration, node_name: str, metrics: Metrics
     ) -> AsyncIterator[tuple[EventSource, Recorder]]:
         """The source of objects and the sink of events."""
-
         if options.manifests is not None:
             from pointsman.source.manifests import ManifestSource
 
