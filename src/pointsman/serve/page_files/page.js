@@ -25,16 +25,21 @@ function age(seconds) {
   return Math.floor(s / 86400) + " d " + Math.floor((s % 86400) / 3600) + " h";
 }
 const ago = (seconds) => (seconds === null ? "never" : age(seconds) + " ago");
-const milliseconds = (seconds) => (seconds * 1000 < 10 ? (seconds * 1000).toFixed(1) : Math.round(seconds * 1000)) + " ms";
+function duration(seconds) {
+  if (seconds < 0.001) return Math.round(seconds * 1e6) + " µs";
+  return (seconds < 0.01 ? (seconds * 1000).toFixed(1) : Math.round(seconds * 1000)) + " ms";
+}
 
+// Bars grow with the logarithm, so that one full sync does not flatten a hundred small ones.
 function chart(history) {
   const width = 480, height = 72, step = width / Math.max(60, history.length);
-  const tallest = Math.max(0.001, ...history.map((sync) => sync.seconds));
+  const scale = (seconds) => Math.log10(Math.max(1e-5, seconds) / 1e-5);
+  const tallest = scale(Math.max(0.001, ...history.map((sync) => sync.seconds)));
   const bars = history.map((sync, index) => {
-    const tall = sync.error ? height : Math.max(2, (sync.seconds / tallest) * (height - 4));
+    const tall = sync.error ? height : Math.max(2, (scale(sync.seconds) / tallest) * (height - 4));
     const kind = sync.error ? "failed" : sync.full ? "full" : "sync";
     const words = new Date(sync.at * 1000).toLocaleTimeString() + ": " +
-      (sync.error ? "failed: " + sync.error : milliseconds(sync.seconds) + ", " + sync.changed + " changed" + (sync.full ? ", full" : ""));
+      (sync.error ? "failed: " + sync.error : duration(sync.seconds) + ", " + sync.changed + " changed" + (sync.full ? ", full" : ""));
     return drawn("rect", { x: (index * step).toFixed(1), y: (height - tall).toFixed(1), width: Math.max(1, step - 1).toFixed(1),
       height: tall.toFixed(1), class: kind }, drawn("title", {}, words));
   });
@@ -46,10 +51,11 @@ function familyCard(family) {
     ["Endpoints", family.endpoints.toLocaleString()], ["Pending", family.pending], ["Without local", family.withoutLocalEndpoints],
     ["Refused", Object.keys(family.rejected).length], ["Repaired", family.driftRepaired]];
   const good = family.history.filter((sync) => !sync.error).map((sync) => sync.seconds).sort((a, b) => a - b);
-  if (good.length) facts.splice(1, 0, ["Median sync", milliseconds(good[Math.floor(good.length / 2)])]);
+  if (good.length) facts.splice(1, 0, ["Median sync", duration(good[Math.floor(good.length / 2)])]);
   const list = make("dl", {}, ...facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, String(value)))));
   const caption = family.history.length
-    ? `last ${family.history.length} syncs, slowest ${milliseconds(Math.max(...family.history.map((sync) => sync.seconds)))}; dark: full syncs, red: failed`
+    ? `the last ${family.history.length === 1 ? "sync" : family.history.length + " syncs"}, logarithmic; slowest ` +
+      `${duration(Math.max(...family.history.map((sync) => sync.seconds)))}; full ones in the stronger colour, failed ones red`
     : "no sync yet";
   return make("div", { class: "card" }, make("h2", {}, family.family), list, chart(family.history), make("p", { class: "caption" }, caption));
 }
@@ -125,12 +131,14 @@ async function showServices() {
     byId("services").replaceChildren(make("tr", {}, make("td", { colspan: "5" }, String(error.message))));
     return;
   }
-  const rows = page.rows.map(serviceRow), reopened = page.rows.find((row, index) => rows[index].dataset.key === open);
+  const rows = page.rows.map(serviceRow);
+  if (page.found === 1) open = rows[0].dataset.key;
+  const reopened = page.rows.find((row, index) => rows[index].dataset.key === open);
   const extra = reopened ? await detail(reopened) : null;
   byId("services").replaceChildren(...rows);
   if (extra) rows[page.rows.indexOf(reopened)].after(extra);
   byId("found").textContent = page.found === page.total ? `${page.total.toLocaleString()} service ports` : `${page.found.toLocaleString()} of ${page.total.toLocaleString()}`;
-  byId("range").textContent = page.rows.length ? `${offset + 1}–${offset + page.rows.length} of ${page.found.toLocaleString()}` : "nothing found";
+  byId("range").textContent = page.rows.length ? `${offset + 1} to ${offset + page.rows.length} of ${page.found.toLocaleString()}` : "nothing found";
   byId("previous").disabled = offset === 0;
   byId("next").disabled = offset + page.rows.length >= page.found;
 }
