@@ -1,0 +1,268 @@
+"""Endpoints that go and come back, restarts, damage, mode switch and clean-up, with real packets."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import msgspec
+import pytest
+from tests.uml.inside.world import World, lab
+
+from pointsman.backends.ipvs.apply import DRAIN_SECONDS
+from pointsman.backends.ipvs.cleanup import cleanup
+from pointsman.kernel.ipvs_types import Traffic
+from pointsman.lab.objects import Backend, LabService, backends
+from pointsman.lab.probe import Kind
+from pointsman.model.addresses import Family
+
+T = TypeVar("T")
+WEB = LabService("web", 1, backends("pod1", "pod2", "pod4"), type="LoadBalancer", external=True)
+STICKY = LabService("sticky", 2, backends("pod1", "pod2", "pod4"), type="LoadBalancer", affinity_seconds=60)
+DNS = LabService("dns", 3, backends("pod1", "pod4"), protocols=("UDP",))
+
+
+@pytest.fixture(scope="module")
+def shared_cluster() -> Iterator:
+    with lab() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def world(shared_cluster, iptables) -> Iterator[World]:
+    world = World(shared_cluster, iptables)
+    yield world
+    world.close()
+    with shared_cluster["n1"].entered():
+        cleanup(list(iptables.values()))
+
+
+def settles(question: Callable[[], T], wanted: Callable[[T], bool], seconds: float = 25.0) -> T:
+    """Ask until the answer is as wanted or time is up: the kernel ends connections and counts them at its leisure."""
+    until = time.monotonic() + seconds
+    while not wanted(answer := question()) and time.monotonic() < until:
+        time.sleep(0.3)
+    return answer
+
+
+def _only(service: LabService, *hosts: str) -> LabService:
+    return msgspec.structs.replace(service, backends=backends(*hosts))
+
+
+def _weights(world: World, address: str) -> dict[str, str]:
+    """Real server -> weight, as ipvsadm tells."""
+    lines = world.in_node("ipvsadm", "-Sn").splitlines()
+    return {line.split()[4]: line.split()[-1] for line in lines if line.startswith(f"-a -t {address}:80 ")}
+
+
+def test_round_robin_is_exact(world: World) -> None:
+    world.apply([WEB])
+    shares = Counter(outcome.by for outcome in world.ask("pod3", WEB, count=30))
+    assert shares == {"pod1": 10, "pod2": 10, "pod4": 10}
+
+
+def test_affinity_keeps_a_client_at_its_backend(world: World) -> None:
+    world.apply([STICKY])
+    for host, to in (("pod3", "cluster"), ("client", "nodeport"), ("client", "lb")):
+        assert len(world.answerers(host, STICKY, to, count=9)) == 1
+        assert len(world.answerers(host, STICKY, to, count=9, family=6)) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "to", "family"), [("pod3", "cluster", 4), ("client", "nodeport", 4), ("client", "lb", 6)]
+)
+def test_a_connection_survives_the_removal_of_its_endpoint(
+    world: World, host: str, to: str, family: int
+) -> None:
+    world.apply([WEB])
+    flow = world.flow(host, WEB, to, family)
+    server = flow.ask().by
+    rest = {"pod1", "pod2", "pod4"} - {server}
+    world.apply([_only(WEB, *sorted(rest))])
+    assert world.answerers(host, WEB, to, family=family) == rest
+    assert flow.ask().by == server
+    assert world.tend(61) == 0
+    assert flow.ask().by == server
+    flow.close()
+
+
+def test_a_drained_endpoint_goes_when_its_last_connection_is_gone(world: World) -> None:
+    world.apply([_only(WEB, "pod1")])
+    flow = world.flow("pod3", WEB)
+    assert flow.ask().by == "pod1"
+    world.apply([_only(WEB, "pod4")])
+    assert _weights(world, "10.96.1.1") == {"10.244.1.11:8080": "0", "10.244.2.14:8080": "1"}
+    flow.abort()
+    backend = world.backends[Family.IPV4]
+    assert settles(lambda: (world.tend(61), backend.draining)[1], lambda left: left == 0) == 0
+    assert _weights(world, "10.96.1.1") == {"10.244.2.14:8080": "1"}
+
+
+def test_nothing_drains_for_ever(world: World) -> None:
+    world.apply([_only(WEB, "pod1")])
+    flow = world.flow("pod3", WEB)
+    world.apply([_only(WEB, "pod4")])
+    assert world.tend(DRAIN_SECONDS - 1) == 0
+    assert world.tend(61) == 1
+    assert _weights(world, "10.96.1.1") == {"10.244.2.14:8080": "1"}
+    flow.close()
+
+
+def test_an_endpoint_that_returns_while_it_drains_is_used_again(world: World) -> None:
+    world.apply([_only(WEB, "pod1", "pod4")])
+    flow = world.flow("pod3", WEB)
+    server = flow.ask().by
+    other = "pod4" if server == "pod1" else "pod1"
+    world.apply([_only(WEB, other)])
+    world.apply([_only(WEB, "pod1", "pod4")])
+    assert world.backends[Family.IPV4].draining == 0
+    assert world.answerers("pod3", WEB) == {"pod1", "pod4"}
+    assert flow.ask().by == server
+    flow.close()
+
+
+def test_a_restarted_proxy_goes_on_draining(world: World) -> None:
+    world.apply([_only(WEB, "pod1")])
+    flow = world.flow("pod3", WEB)
+    world.apply([_only(WEB, "pod4")])
+    world.restart()
+    world.apply([_only(WEB, "pod4")])
+    assert world.backends[Family.IPV4].draining == 1
+    assert flow.ask().by == "pod1"
+    assert world.answerers("pod3", WEB) == {"pod4"}
+    world.restart()
+    world.apply([_only(WEB, "pod1", "pod4")])
+    assert world.backends[Family.IPV4].draining == 0
+    assert set(_weights(world, "10.96.1.1").values()) == {"1"}
+    flow.close()
+
+
+def test_a_udp_flow_moves_at_once_when_its_endpoint_goes(world: World) -> None:
+    world.apply([DNS])
+    flow = world.flow("pod3", DNS, protocol="UDP")
+    server = flow.ask().by
+    other = "pod4" if server == "pod1" else "pod1"
+    world.apply([_only(DNS, other)])
+    answers = [flow.ask() for _ in range(3)]
+    assert answers[-1].by == other
+    flow.close()
+
+
+def test_a_restart_over_existing_state_writes_no_server_and_loses_no_connection(world: World) -> None:
+    world.apply([WEB, STICKY, DNS])
+    flow = world.flow("client", WEB, "lb")
+    server = flow.ask().by
+    world.restart()
+    for outcome in world.apply([WEB, STICKY, DNS]).values():
+        assert outcome.report.full
+        assert set(outcome.report.rules_last) == {"nat", "filter"}
+        assert not outcome.report.notes
+    assert flow.ask().by == server
+    flow.close()
+
+
+def test_a_small_change_writes_only_itself(world: World) -> None:
+    world.apply([WEB, STICKY, DNS])
+    four = world.apply([WEB, STICKY, _only(DNS, "pod1")])[Family.IPV4].report
+    assert four.rules_last == {"real servers": 1}
+    new = LabService("new", 9, backends("pod4"))
+    four = world.apply([WEB, STICKY, _only(DNS, "pod1"), new])[Family.IPV4].report
+    assert four.rules_last == {"ipset entries": 2, "virtual servers": 1, "real servers": 1, "addresses": 1}
+
+
+@pytest.mark.parametrize(
+    ("damage", "noticed"),
+    [
+        (("ipvsadm", "-D", "-t", "10.96.1.1:80"), "virtual servers are gone"),
+        (("ipvsadm", "-A", "-t", "10.96.99.99:80", "-s", "rr"), "were added"),
+        (("ip", "addr", "del", "10.96.1.1/32", "dev", "kube-ipvs0"), "addresses of kube-ipvs0"),
+        (("ipset", "flush", "KUBE-CLUSTER-IP"), "KUBE-CLUSTER-IP"),
+        (("iptables-legacy", "-t", "nat", "-F", "KUBE-SERVICES"), "rules that match"),
+        (("ip", "link", "del", "kube-ipvs0"), "addresses of kube-ipvs0"),
+    ],
+)
+def test_damage_is_noticed_and_repaired(world: World, damage: tuple[str, ...], noticed: str) -> None:
+    world.apply([WEB])
+    backend = world.backends[Family.IPV4]
+    with world.cluster["n1"].entered():
+        assert backend.drift() is None
+    world.in_node(*damage)
+    with world.cluster["n1"].entered():
+        assert noticed in (backend.drift() or "")
+    world.apply([WEB], full=True)
+    with world.cluster["n1"].entered():
+        assert backend.drift() is None
+    assert world.answerers("client", WEB) == {"pod1", "pod2", "pod4"}
+    assert world.answerers("client", WEB, "lb") == {"pod1", "pod2", "pod4"}
+
+
+def test_cleanup_leaves_nothing_but_what_others_made(world: World, iptables) -> None:
+    world.in_node("iptables-legacy", "-A", "INPUT", "-s", "192.0.2.1", "-j", "DROP")
+    before = world.in_node("iptables-legacy-save")
+    world.apply([WEB, STICKY, DNS])
+    with world.cluster["n1"].entered():
+        assert cleanup(list(iptables.values()))
+        assert cleanup(list(iptables.values())) == []
+    assert world.in_node("ipvsadm", "-Sn") == ""
+    assert world.in_node("ipset", "save") == ""
+    assert "kube-ipvs0" not in world.in_node("ip", "link")
+    assert "KUBE-" not in world.in_node("iptables-legacy-save")
+    assert "KUBE-" not in world.in_node("ip6tables-legacy-save")
+    rules = [line for line in before.splitlines() if line.startswith("-A")]
+    assert [x for x in world.in_node("iptables-legacy-save").splitlines() if x.startswith("-A")] == rules
+    world.in_node("iptables-legacy", "-F", "INPUT")
+
+
+def test_a_scheduler_can_be_chosen_per_service(world: World) -> None:
+    outcomes = world.apply([WEB])
+    annotated = WEB.manifests()[0]
+    for wish, scheduler, complaint in (
+        ("lc", "lc", ""),
+        ("bogus", "rr", "no IPVS scheduler"),
+        ("sed", "rr", "lacks"),
+    ):
+        annotated["metadata"]["annotations"] = {"pointsman.dev/ipvs-scheduler": wish}
+        manifests = [annotated, *WEB.manifests()[1:]]
+        outcome = world._apply(Family.IPV4, manifests, full=False)
+        assert f"-A -t 10.96.1.1:80 -s {scheduler}" in world.in_node("ipvsadm", "-Sn")
+        assert complaint in " ".join(outcome.report.notes)
+        assert not outcome.report.rejected
+    assert not outcomes[Family.IPV4].report.notes
+
+
+def test_traffic_is_counted_per_service(world: World) -> None:
+    world.apply([WEB, STICKY])
+    world.ask("client", WEB, "lb", count=5)
+    world.ask("client", WEB, "nodeport", count=3)
+
+    def counted() -> dict[str, Traffic]:
+        with world.cluster["n1"].entered():
+            traffic = world.backends[Family.IPV4].traffic()
+        return {name.service: counters for name, counters in traffic.items()}
+
+    found = settles(counted, lambda now: now["web"].connections >= 8)
+    assert found["web"].connections == 8
+    assert found["web"].packets_in > 16
+    assert found["web"].bytes_out > 0
+    assert found["sticky"].connections == 0
+
+
+def test_an_external_ip_that_is_the_nodes_own_is_served_and_not_bound(world: World) -> None:
+    manifests = WEB.manifests()
+    manifests[0]["spec"]["externalIPs"] = ["172.30.0.10"]
+    world._apply(Family.IPV4, manifests, full=False)
+    assert "-A -t 172.30.0.10:80 -s rr" in world.in_node("ipvsadm", "-Sn")
+    assert "172.30.0.10" not in world.in_node("ip", "addr", "show", "dev", "kube-ipvs0")
+    world._apply(Family.IPV4, [], full=False)
+    assert "172.30.0.10/24" in world.in_node("ip", "addr", "show", "dev", "eth0")
+
+
+def test_terminating_endpoints_serve_when_no_other_is_left(world: World) -> None:
+    leaving = Backend("pod1", {"ready": False, "serving": True, "terminating": True})
+    service = msgspec.structs.replace(WEB, backends=(leaving,))
+    world.apply([service])
+    assert world.answerers("client", service, "lb") == {"pod1"}
+    world.apply([_only(WEB)])
+    assert world.ask("client", WEB, "lb")[0].kind is Kind.REFUSED
