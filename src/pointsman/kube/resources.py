@@ -42,8 +42,9 @@ SERVICES = Resource(
 ENDPOINT_SLICES = Resource(
     EndpointSlice,
     "/apis/discovery.k8s.io/v1/endpointslices",
-    label_selector=f"!{HEADLESS_LABEL},!{SERVICE_PROXY_NAME_LABEL}",
+    label_selector=f"!{HEADLESS_LABEL}",
 )
+"""Only the Service says who serves it: controllers copy its labels to slices, and copies may lag behind."""
 
 SERVICE_CIDRS = Resource(ServiceCIDR, "/apis/networking.k8s.io/v1/servicecidrs", required=False)
 

@@ -16,7 +16,6 @@ from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.objects import (
     SERVICE_NAME_LABEL,
-    SERVICE_PROXY_NAME_LABEL,
     TRIGGER_TIME_ANNOTATION,
     EndpointSlice,
     Meta,
@@ -111,9 +110,7 @@ class Tracker:
         """Take note of an EndpointSlice; True when the endpoints of some service port changed."""
         meta = endpoint_slice.metadata
         service_name = meta.label(SERVICE_NAME_LABEL)
-        if not service_name or meta.label(SERVICE_PROXY_NAME_LABEL) is not None:
-            return self.slice_deleted(meta.key)
-        if endpoint_slice.address_type != self.family.value:
+        if not service_name or endpoint_slice.address_type != self.family.value:
             return self.slice_deleted(meta.key)
         service_key = f"{meta.namespace}/{service_name}"
         moved = False

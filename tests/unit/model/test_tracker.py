@@ -109,21 +109,19 @@ def test_a_slice_that_moves_to_another_service_leaves_the_first(tracker: Tracker
     [
         endpoint_slice("10.244.1.1", metadata={"labels": {}}),
         endpoint_slice("fd00::1", family="IPv6"),
-        endpoint_slice(
-            "10.244.1.1",
-            metadata={
-                "labels": {
-                    "kubernetes.io/service-name": "web",
-                    "service.kubernetes.io/service-proxy-name": "x",
-                }
-            },
-        ),
     ],
 )
 def test_foreign_slices_are_ignored(tracker: Tracker, foreign: Any) -> None:
     tracker.service_upserted(service())
     assert not tracker.slice_upserted(foreign)
     assert tracker.states[WEB].endpoints == ()
+
+
+def test_only_the_service_says_that_another_proxy_serves_it(tracker: Tracker) -> None:
+    labels = {"kubernetes.io/service-name": "web", "service.kubernetes.io/service-proxy-name": "x"}
+    tracker.service_upserted(service())
+    assert tracker.slice_upserted(endpoint_slice("10.244.1.1", metadata={"labels": labels}))
+    assert len(tracker.states[WEB].endpoints) == 1
 
 
 def test_trigger_times_are_kept_for_changes_after_the_start() -> None:
