@@ -30,14 +30,18 @@ _META_L4PROTO = 16
 _NUMGEN_RANDOM = 1
 
 MAX_COMMENT = 120
-_QUOTING = frozenset('"\\')
 
 
 def printable(text: str) -> str:
     """A comment that can neither end its quotes nor exceed what nft accepts, whatever an object is called."""
-    if len(text) <= MAX_COMMENT and text.isascii() and text.isprintable() and not _QUOTING & set(text):
+    if (
+        len(text) <= MAX_COMMENT
+        and text.isascii()
+        and text.isprintable()
+        and not ('"' in text or "\\" in text)
+    ):
         return text
-    clean = "".join(c if " " <= c <= "~" and c not in _QUOTING else "?" for c in text[: MAX_COMMENT + 1])
+    clean = "".join(c if " " <= c <= "~" and c not in '"\\' else "?" for c in text[: MAX_COMMENT + 1])
     return clean if len(clean) <= MAX_COMMENT else clean[: MAX_COMMENT - 3] + "..."
 
 
