@@ -82,14 +82,16 @@ class ScriptedMachine:
 class Assembly:
     """A Proxy and everything around it."""
 
-    def __init__(self, *, node_wait: float = 30.0, bind_address: str = "0.0.0.0") -> None:
+    def __init__(
+        self, *, node_wait: float = 30.0, bind_address: str = "0.0.0.0", node_name: str = "n1"
+    ) -> None:
         defaults = with_file_defaults(KubeProxyConfiguration(bind_address=bind_address))
         self.source = ScriptedSource()
         self.machine = ScriptedMachine()
         self.backends = {family: RecordingBackend(family) for family in Family}
         self.metrics = Metrics(NFTABLES)
         self.proxy = Proxy(
-            Settings(config=with_mode(defaults, NFTABLES), node_name="n1", node_wait=node_wait),
+            Settings(config=with_mode(defaults, NFTABLES), node_name=node_name, node_wait=node_wait),
             self.source,
             self.backends,
             self.machine,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from pointsman.explain.packets import Client, denied_by_ranges
+from pointsman.explain.packets import Client, denied_by_ranges, serves_node_ports_nowhere
 from pointsman.explain.remarks import IP_MODE_PROXY, NO_BALANCER_ADDRESS, SKIPPED
 from pointsman.explain.report import Cause
 from pointsman.explain.view import FamilyView, View
@@ -64,6 +64,14 @@ def port_causes(
     if paths_fail:
         yield from _missing_endpoints(port, plan, family)
         yield from _missing_local(plan, family)
+    if plan.port.node_port and serves_node_ports_nowhere(family):
+        yield Cause(
+            "NodePortAddresses",
+            f"node port {plan.port.node_port} answers nowhere: nodePortAddresses selects no {family.family.value} "
+            "address that this node has on an interface",
+            "in nftables mode the default is the Node's primary address; is it behind NAT? then set nodePortAddresses",
+            fatal=False,
+        )
     yield from _source_ranges(plan.frontends, clients, family)
     for refused in plan.refused:
         yield Cause(refused.reason, refused.message, _refusal_advice(refused), fatal=False)

@@ -82,6 +82,10 @@ def path(plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView
     denied = denied_by_ranges(frontend, client, view)
     if denied:
         return Path(client.words, answered=False, result=f"{SILENT}: {denied}", restricted=True)
+    if frontend.kind is FrontendKind.NODE_PORT and serves_node_ports_nowhere(view):
+        return Path(
+            client.words, answered=False, result="not answered: nodePortAddresses selects no address here"
+        )
     endpoints = _endpoints(plan, frontend, client, view, mode)
     if not endpoints:
         return Path(client.words, answered=False, result=_nothing(plan, frontend, client, mode))
@@ -166,6 +170,11 @@ def _masqueraded(frontend: Frontend, client: Client, view: FamilyView) -> bool:
     if not frontend.local_policy:
         return True
     return client.kind is ClientKind.NODE
+
+
+def serves_node_ports_nowhere(view: FamilyView) -> bool:
+    where = view.context.node_port_addresses
+    return not where.match_all and not where.addresses
 
 
 def node_port_denial(address: bytes, view: FamilyView, mode: str) -> str:

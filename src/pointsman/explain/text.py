@@ -65,6 +65,8 @@ _KERNEL = {
 def _frontend(frontend: FrontendAnswer) -> Iterator[str]:
     ranges = f", only from {', '.join(frontend.source_ranges)}" if frontend.source_ranges else ""
     yield f"    {frontend.kind} {frontend.address}, policy {frontend.policy}{ranges}"
+    if not frontend.asked:
+        return
     width = max((len(path.client) for path in frontend.paths), default=0)
     for path in frontend.paths:
         source = f"; source {path.source}" if path.source else ""
@@ -79,7 +81,7 @@ def _endpoints(endpoints: tuple[EndpointAnswer, ...]) -> Iterator[str]:
         head = f"    {endpoint.address:{address_width}}  {_where(endpoint):{node_width}}"
         several = len(endpoint.uses) > 1
         for number, use in enumerate(endpoint.uses):
-            policy = f" ({use.policy})" if several else ""
+            policy = f" {'(' + use.policy + ')':9}" if several else ""
             start = head if number == 0 else " " * len(head)
             yield f"{start}  {'in ' if use.used else 'out'}{policy}  {use.reason}"
     if len(endpoints) > ENDPOINTS_SHOWN:

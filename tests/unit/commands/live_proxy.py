@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,19 +13,31 @@ from tests.fake.recording import RecordingBackend
 from tests.process.assembled import Assembly
 
 from pointsman.explain.status import ReloadReport
+from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
-from pointsman.model.objects import KubeObject
+from pointsman.model.node import host_ips
+from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.proxy.inspect import Inspector, control_routes, page_data_routes
 from pointsman.serve.control import ControlServer
 from pointsman.serve.http import Listener, routed
 from pointsman.serve.page import page_routes
 
 
+def _addresses(objects: Sequence[KubeObject]) -> list[bytes]:
+    nodes = [item for item in objects if isinstance(item, Node)]
+    return [address for node in nodes for address in host_ips(node) if len(address) == 4]
+
+
+def _watch(objects: int) -> WatchStatus:
+    return WatchStatus(connected=True, synced=True, last_event=time.monotonic(), lists=1, objects=objects)
+
+
 class LiveProxy:
     """What a test may do with it from outside its event loop."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, node_name: str) -> None:
         self.socket = socket
+        self._node_name = node_name
         self.page_address = ""
         self.reload = ReloadReport()
         self.degraded: dict[str, str] = {}
@@ -57,7 +70,13 @@ class LiveProxy:
     async def serve(self, objects: Sequence[KubeObject], ready: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        assembly = self._assembly = Assembly()
+        assembly = self._assembly = Assembly(node_name=self._node_name)
+        assembly.machine.addresses[Family.IPV4] = (b"\x7f\0\0\1", *_addresses(objects))
+        assembly.source.statuses = {
+            kind.__name__: _watch(sum(isinstance(item, kind) for item in objects))
+            for kind in (Node, ServiceCIDR, Service, EndpointSlice)
+        }
+        assembly.machine.changes.put_nowait(None)
         running = asyncio.create_task(assembly.proxy.run())
         inspector = Inspector(assembly.proxy, reload=lambda: self.reload, degraded=lambda: self.degraded)
         control = ControlServer(self.socket, control_routes(inspector))
@@ -85,9 +104,9 @@ class LiveProxy:
 
 
 @contextlib.contextmanager
-def live_proxy(directory: Path, *objects: KubeObject) -> Iterator[LiveProxy]:
+def live_proxy(directory: Path, *objects: KubeObject, node_name: str = "n1") -> Iterator[LiveProxy]:
     """Running until the block ends."""
-    proxy = LiveProxy(directory / "control" / "control.sock")
+    proxy = LiveProxy(directory / "control" / "control.sock", node_name)
     ready = threading.Event()
     failures: list[BaseException] = []
 

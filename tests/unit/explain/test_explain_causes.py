@@ -192,3 +192,13 @@ def test_addresses_without_a_service() -> None:
     assert "NodeAddress" in codes(asked(view, "192.168.1.10:22"))
     assert "NoSuchNodePort" in codes(asked(view, ":31000"))
     assert "NoServiceAtAddress" in codes(asked(view, "10.96.7.7"))
+
+
+def test_node_ports_that_answer_nowhere_because_the_primary_address_is_not_on_the_node() -> None:
+    outside = factory.node("n1", addresses=[{"type": "Hostname", "address": "n1"}])
+    view = view_of(
+        outside, balancer(), factory.endpoint_slice("10.244.1.5"), node_port_addresses=("203.0.113.0/24",)
+    )
+    explanation = asked(view, ":30080", "outside")
+    assert not explanation.answers
+    assert "NodePortAddresses" in codes(explanation)

@@ -1,6 +1,6 @@
 "use strict";
 const PAGE = 50, REFRESH = 5000;
-let offset = 0, open = null, timer = null;
+let offset = 0, open = null, timer = null, fresh = true;
 const byId = (id) => document.getElementById(id);
 
 // Everything the cluster names goes through here as text; nothing is ever parsed as markup.
@@ -47,7 +47,7 @@ function chart(history) {
     "aria-label": `durations of the last ${history.length} syncs` }, ...bars);
 }
 function familyCard(family) {
-  const facts = [["Last sync", ago(family.lastSyncAge)], ["Service ports", family.servicePorts.toLocaleString()],
+  const facts = [["Since last sync", age(family.lastSyncAge)], ["Service ports", family.servicePorts.toLocaleString()],
     ["Endpoints", family.endpoints.toLocaleString()], ["Pending", family.pending], ["Without local", family.withoutLocalEndpoints],
     ["Refused", Object.keys(family.rejected).length], ["Repaired", family.driftRepaired]];
   const good = family.history.filter((sync) => !sync.error).map((sync) => sync.seconds).sort((a, b) => a - b);
@@ -132,7 +132,8 @@ async function showServices() {
     return;
   }
   const rows = page.rows.map(serviceRow);
-  if (page.found === 1) open = rows[0].dataset.key;
+  if (page.found === 1 && fresh) open = rows[0].dataset.key;
+  fresh = false;
   const reopened = page.rows.find((row, index) => rows[index].dataset.key === open);
   const extra = reopened ? await detail(reopened) : null;
   byId("services").replaceChildren(...rows);
@@ -159,7 +160,7 @@ async function refresh() {
   timer = setTimeout(refresh, REFRESH);
 }
 try { byId("search").value = decodeURIComponent(location.hash.slice(1)); } catch { location.hash = ""; }
-byId("search").addEventListener("input", () => { offset = 0; history.replaceState(null, "", "#" + encodeURIComponent(byId("search").value)); showServices(); });
+byId("search").addEventListener("input", () => { offset = 0; fresh = true; history.replaceState(null, "", "#" + encodeURIComponent(byId("search").value)); showServices(); });
 byId("search-form").addEventListener("submit", (event) => event.preventDefault());
 byId("previous").addEventListener("click", () => { offset = Math.max(0, offset - PAGE); showServices(); });
 byId("next").addEventListener("click", () => { offset += PAGE; showServices(); });

@@ -1,0 +1,81 @@
+"""The commands in docs/debugging.md print what the document shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from live_proxy import live_proxy
+
+from pointsman.source.manifests import load_objects
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "debugging.md"
+BLOCK = re.compile(r"^```console(?P<live> live)?\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def sessions(*, live: bool) -> Iterator[tuple[str, str]]:
+    """Every command with the output shown for it."""
+    for block in BLOCK.finditer(DOCUMENT.read_text()):
+        if bool(block["live"]) is not live:
+            continue
+        for entry in re.split(r"^\$ ", block["body"], flags=re.MULTILINE)[1:]:
+            command, _, shown = entry.partition("\n")
+            yield command, shown
+
+
+def settled(text: str) -> str:
+    """Without what differs from run to run of a live proxy: numbers, and the widths of columns that follow them."""
+    return re.sub(r" +", " ", NUMBER.sub("N", text)).replace("N µs", "N ms")
+
+
+class Shell:
+    """One bash for all commands, so that variables and `$?` work as for a reader."""
+
+    def __init__(self, bin_directory: Path, arguments: str = "") -> None:
+        launcher = bin_directory / "pointsman"
+        launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pointsman "$@" {arguments}\n')
+        launcher.chmod(0o755)
+        self._path = f"{bin_directory}:{os.environ['PATH']}"
+
+    def run(self, commands: list[str]) -> list[str]:
+        """The output of each command."""
+        end = "--- end of output ---"
+        script = "\n".join(f"{command}\nstatus=$?; echo '{end}'; (exit $status)" for command in commands)
+        done = subprocess.run(
+            ["bash", "-c", f"exec 2>&1\n{script}"],
+            cwd=DOCUMENT.parent,
+            env={**os.environ, "PATH": self._path, "PYTHONIOENCODING": "utf-8"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return done.stdout.split(f"{end}\n")[:-1]
+
+
+def compare(shell: Shell, shown: list[tuple[str, str]], form: Callable[[str], str] = str.rstrip) -> None:
+    outputs = shell.run([command for command, _ in shown])
+    assert len(outputs) == len(shown)
+    for (command, expected), output in zip(shown, outputs, strict=True):
+        if form(output) != form(expected):
+            pytest.fail(f"$ {command}\n--- shown in the document\n{expected}\n--- printed\n{output}")
+
+
+def test_commands_on_manifests_print_what_is_shown(tmp_path: Path) -> None:
+    shown = list(sessions(live=False))
+    assert len(shown) > 20
+    compare(Shell(tmp_path), shown)
+
+
+def test_commands_on_a_running_proxy_print_what_is_shown(tmp_path: Path) -> None:
+    objects, problems = load_objects(DOCUMENT.parent / "examples" / "shop")
+    assert problems == []
+    bin_directory = tmp_path / "bin"
+    bin_directory.mkdir()
+    with live_proxy(tmp_path, *objects, node_name="node-a") as proxy:
+        compare(Shell(bin_directory, " ".join(proxy.arguments)), list(sessions(live=True)), settled)
