@@ -13,7 +13,7 @@ import msgspec
 
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.contents import Contents, slot_words
-from pointsman.backends.nftables.reader import Reader
+from pointsman.backends.nftables.reader import Reader, counted_packets
 from pointsman.model.addresses import host_port_text
 from pointsman.model.service import ServicePortName
 
@@ -29,7 +29,7 @@ _Key = tuple[str, bytes, bytes]
 
 
 class ConnectionCounts(msgspec.Struct, frozen=True):
-    """Totals since the first sync of this process. Endpoints of affinity services are not counted singly."""
+    """Totals since the first sync of this process."""
 
     services: dict[ServicePortName, int]
     endpoints: dict[tuple[ServicePortName, str], int]
@@ -51,29 +51,38 @@ class ConnectionTotals:
         self._last = {}
 
     def add(self, contents: Contents, reader: Reader) -> None:
-        """Read all counters and add what they grew by; service ports that are gone are forgotten."""
+        """Read all counters and add what they grew by; what is gone is forgotten, so churn does not pile up."""
         read = {name: reader.elements(contents.sets[name]) for name in (*_FRONTENDS, *_ENDPOINTS)}
         current: dict[_Key, int] = {}
+        alive: set[tuple[ServicePortName, str]] = set()
         for service, key, endpoint in _counted(contents):
+            alive.add((service, endpoint))
             where, element_key, data = key
             found = read[where].get(element_key)
-            if found is None or found.data != data:
-                continue
-            current[key] = found.packets
-            before = self._last.get(key, 0)
-            grown = found.packets - before if found.packets >= before else found.packets
-            if endpoint:
-                self._endpoints[(service, endpoint)] += grown
-            else:
-                self._services[service] += grown
+            if found is not None and found.data == data:
+                self._grow(current, service, key, endpoint, found.packets)
+        if contents.with_chains:
+            rules = reader.rules()
+            for service, chain, endpoint in _affinity_endpoints(contents):
+                alive.add((service, endpoint))
+                packets = max(map(counted_packets, rules.get(chain, [b""])))
+                self._grow(current, service, (chain, b"", b""), endpoint, packets)
         self._last = current
-        self._forget(contents)
+        self._services = Counter(
+            {name: n for name, n in self._services.items() if name in contents.fragments}
+        )
+        self._endpoints = Counter({key: n for key, n in self._endpoints.items() if key in alive})
 
-    def _forget(self, contents: Contents) -> None:
-        for service in [name for name in self._services if name not in contents.fragments]:
-            del self._services[service]
-        for gone in [key for key in self._endpoints if key[0] not in contents.fragments]:
-            del self._endpoints[gone]
+    def _grow(
+        self, current: dict[_Key, int], service: ServicePortName, key: _Key, endpoint: str, packets: int
+    ) -> None:
+        current[key] = packets
+        before = self._last.get(key, 0)
+        grown = packets - before if packets >= before else packets
+        if endpoint:
+            self._endpoints[(service, endpoint)] += grown
+        else:
+            self._services[service] += grown
 
 
 def _counted(contents: Contents) -> Iterator[tuple[ServicePortName, _Key, str]]:
@@ -87,3 +96,13 @@ def _counted(contents: Contents) -> Iterator[tuple[ServicePortName, _Key, str]]:
             for index, data in enumerate(slots):
                 endpoint = host_port_text(data[:-4], int.from_bytes(data[-4:-2], "big"))
                 yield name, (where, prefix + numbers[index], data), endpoint
+
+
+def _affinity_endpoints(contents: Contents) -> Iterator[tuple[ServicePortName, str, str]]:
+    """Service port, chain and endpoint of every affinity endpoint: there the counter stands in a rule."""
+    for name in contents.with_chains:
+        for chain in contents.fragments[name].chains:
+            for rule in chain.rules:
+                _, redirect, endpoint = rule.text.partition(" dnat to ")
+                if redirect:
+                    yield name, chain.name, endpoint

@@ -143,6 +143,14 @@ def _packets(expression: bytes | None) -> int:
     return _number(counter.get(2))
 
 
+def counted_packets(expressions: bytes) -> int:
+    """What the counter of a rule says, 0 without one."""
+    for _, item in netlink.iter_attributes(expressions):
+        if netlink.text_of(netlink.attributes(item).get(1, b"")) == "counter":
+            return _packets(item)
+    return 0
+
+
 def same_expressions(ours: bytes, kernels: bytes) -> bool:
     """Whether a rule in the kernel says what we sent; the kernel adds defaults and renumbers registers."""
     left = [netlink.attributes(item) for _, item in netlink.iter_attributes(ours)]
