@@ -3,11 +3,12 @@
 SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
+PROGRAM := $(VENV)/.program
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean setup packages
+.PHONY: demo test lint bench clean setup packages demo-packages
 
-demo: setup
+demo: demo-packages $(PROGRAM)
 	@$(PYTHON) -m pointsman demo
 
 test: setup
@@ -24,9 +25,17 @@ setup: packages $(STAMP)
 packages:
 	@scripts/packages
 
-$(STAMP): pyproject.toml
-	@echo "==> virtual environment in $(VENV), Pointsman and its development tools into it"
+demo-packages:
+	@scripts/packages demo
+
+$(PROGRAM): pyproject.toml
+	@echo "==> virtual environment in $(VENV), Pointsman into it"
 	@scripts/venv $(VENV)
+	@touch $@
+
+$(STAMP): $(PROGRAM)
+	@echo "==> development tools into $(VENV)"
+	@scripts/venv $(VENV) dev
 	@touch $@
 
 clean:
