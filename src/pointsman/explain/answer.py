@@ -154,13 +154,14 @@ def _contested(family: FamilyView, name: ServicePortName) -> Cause:
 def _at_address(view: View, target: Target, client: str) -> Iterator[PortAnswer]:
     """Every service port with a frontend at the address and port of the question."""
     for family in view.families:
-        for name in sorted(family.plans):
-            plan = family.plans[name]
-            if target.protocol is not None and name.protocol is not target.protocol:
-                continue
-            asked = tuple(f for f in plan.frontends if _frontend_matches(f, target, family, view.mode))
-            if asked:
-                yield _port_answer(view, family, plan, asked, client)
+        found = {
+            name: asked
+            for name, plan in family.plans.items()
+            if target.protocol in (None, name.protocol)
+            and (asked := [f for f in plan.frontends if _frontend_matches(f, target, family, view.mode)])
+        }
+        for name in sorted(found):
+            yield _port_answer(view, family, family.plans[name], found[name], client)
 
 
 def _frontend_matches(frontend: Frontend, target: Target, family: FamilyView, mode: str) -> bool:

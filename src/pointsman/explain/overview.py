@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+import heapq
+import string
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from pointsman.model.addresses import Family, host_port_text
-from pointsman.model.plan import FrontendKind, Outcome, ServicePlan
+from pointsman.model.plan import Frontend, Outcome, ServicePlan
 from pointsman.model.service import ServicePortName
 
 MAX_ROWS = 200
 _FRONTENDS_SHOWN = 8
+_BEYOND_HEXADECIMAL = frozenset(string.ascii_lowercase) - frozenset("abcdef")
 
 Plans = Mapping[Family, Mapping[ServicePortName, ServicePlan]]
 
@@ -60,36 +62,43 @@ def service_page(plans: Plans, search: str = "", offset: int = 0, limit: int = M
     """The rows whose name, address, port or state contains every word of `search`, sorted by name."""
     words = search.casefold().split()
     limit, offset = max(1, min(limit, MAX_ROWS)), max(0, offset)
-    matching = _matching(plans, words)
+    named = [
+        (name, family.value, plan)
+        for family, of_family in plans.items()
+        for name, plan in of_family.items()
+        if all(_contains(plan, word) for word in words)
+    ]
+    shown = heapq.nsmallest(offset + limit, named, key=_order)[offset:]
     total = sum(len(of_family) for of_family in plans.values())
-    rows = tuple(service_row(family, plan) for family, plan in islice(matching, offset, offset + limit))
-    return ServicePage(rows, len(matching), total, offset)
+    return ServicePage(tuple(service_row(plan) for _, _, plan in shown), len(named), total, offset)
 
 
-def _matching(plans: Plans, words: Sequence[str]) -> list[tuple[Family, ServicePlan]]:
-    named = [(name, family) for family, of_family in plans.items() for name in of_family]
-    named.sort(key=lambda entry: (entry[0], entry[1].value))
-    everything = ((family, plans[family][name]) for name, family in named)
-    if not words:
-        return list(everything)
-    return [entry for entry in everything if _contains(entry[1], words)]
+def _order(entry: tuple[ServicePortName, str, ServicePlan]) -> tuple[ServicePortName, str]:
+    return entry[:2]
 
 
-def _contains(plan: ServicePlan, words: Sequence[str]) -> bool:
-    text = " ".join(_searched(plan)).casefold()
-    return all(word in text for word in words)
+def _contains(plan: ServicePlan, word: str) -> bool:
+    """Whether a row shows the word; what cannot hold it is not even put into text."""
+    name = plan.name
+    if word in name.service or word in name.namespace or word in name.port or word in str(name).casefold():
+        return True
+    if not _BEYOND_HEXADECIMAL.intersection(word):
+        return any(word in _frontend_address(frontend) for frontend in plan.frontends)
+    return any(word in text for text in _words(plan))
 
 
-def _searched(plan: ServicePlan) -> Iterator[str]:
-    yield str(plan.name)
-    yield plan.name.protocol.name
-    yield plan.port.family.value
+def _words(plan: ServicePlan) -> Iterator[str]:
+    yield plan.name.protocol.lower
+    yield plan.port.family.value.casefold()
     yield state_of(plan)
-    for frontend in plan.frontends:
-        yield frontend.kind.value
-        yield host_port_text(frontend.address, frontend.port) if frontend.address else f":{frontend.port}"
     if plan.port.internal_local or plan.port.external_local:
         yield "local"
+    for frontend in plan.frontends:
+        yield frontend.kind.value.casefold()
+
+
+def _frontend_address(frontend: Frontend) -> str:
+    return host_port_text(frontend.address, frontend.port) if frontend.address else f"port {frontend.port}"
 
 
 def state_of(plan: ServicePlan) -> str:
@@ -100,13 +109,11 @@ def state_of(plan: ServicePlan) -> str:
     return "partly" if balanced else "down"
 
 
-def service_row(family: Family, plan: ServicePlan) -> ServiceRow:
+def service_row(plan: ServicePlan) -> ServiceRow:
     frontends = tuple(
         FrontendRow(
             frontend.kind.value,
-            f"port {frontend.port}"
-            if frontend.kind is FrontendKind.NODE_PORT
-            else host_port_text(frontend.address, frontend.port),
+            _frontend_address(frontend),
             "Local" if frontend.local_policy else "Cluster",
             frontend.outcome.value,
         )
@@ -116,7 +123,7 @@ def service_row(family: Family, plan: ServicePlan) -> ServiceRow:
         service=plan.name.key,
         port=plan.name.port,
         protocol=plan.name.protocol.name,
-        family=family.value,
+        family=plan.port.family.value,
         number=plan.port.port,
         frontends=frontends,
         usable=len(plan.reachable_endpoints),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
-from importlib import resources
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
@@ -19,6 +19,7 @@ from aiohttp import web
 from pointsman.model.addresses import address_from_text
 from pointsman.serve.http import Handler, reply, text_response
 
+_FILES: Final = Path(__file__).with_name("page_files")
 _LOOPBACK_HINT: Final = (
     "shown to loopback connections only: open this page on the node itself or through kubectl port-forward\n"
 )
@@ -45,7 +46,7 @@ def page_routes(data: Mapping[str, Handler]) -> dict[str, Handler]:
 
 
 def _part(name: str) -> str:
-    return resources.files("pointsman.serve").joinpath("page_files", name).read_text(encoding="utf-8")
+    return (_FILES / name).read_text(encoding="utf-8")
 
 
 def _document() -> bytes:

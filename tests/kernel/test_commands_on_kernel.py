@@ -1,0 +1,138 @@
+"""render --diff, verify and explain against rules in a real kernel, the proxy running as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pointsman.cli.main import main
+from pointsman.lab.netns import LabUnavailable, Namespace
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "shop"
+FLAGS = ("--cluster-cidr=10.244.0.0/16",)
+DAMAGE = {
+    "nftables": "nft delete element ip kube-proxy service-ips { 10.96.0.20 . tcp . 80 }",
+    "iptables": "iptables -t nat -F KUBE-NODEPORTS",
+}
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and netfilter"),
+]
+
+
+class RunningNode:
+    """node-a of the examples, with a proxy in one mode."""
+
+    def __init__(self, namespace: Namespace, directory: Path, mode: str) -> None:
+        self.namespace = namespace
+        self.mode = mode
+        self.socket = directory / "state" / "control.sock"
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = (
+            *(
+                sys.executable,
+                "-m",
+                "pointsman",
+                "run",
+                f"--manifests={EXAMPLES}",
+                f"--proxy-mode={self.mode}",
+            ),
+            *(f"--state-dir={self._directory / 'state'}", "--hostname-override=node-a"),
+            *("--conntrack-max-per-core=0", *FLAGS),
+        )
+        with self.namespace.entered(), (self._directory / "log").open("wb") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        until = time.monotonic() + 30
+        while main(["verify", "--control-socket", str(self.socket)]) != 0:
+            log_text = (self._directory / "log").read_text()
+            assert time.monotonic() < until, log_text
+            assert self._process.poll() is None, log_text
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(20)
+            self._process = None
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command of its own on the node."""
+        with self.namespace.entered():
+            return subprocess.run(
+                [sys.executable, "-m", "pointsman", *arguments], capture_output=True, text=True, timeout=60
+            )
+
+    def diff(self) -> subprocess.CompletedProcess[str]:
+        return self.command(
+            *("render", "--diff", f"--manifests={EXAMPLES}", "--node=node-a", f"--mode={self.mode}"), *FLAGS
+        )
+
+
+@pytest.fixture(params=sorted(DAMAGE))
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningNode]:
+    try:
+        namespace = Namespace()
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+    for command in (
+        "link set lo up",
+        "link add eth0 type veth peer name wire",
+        "link set eth0 up",
+        "link set wire up",
+        "address add 192.168.10.11/24 dev eth0",
+        "address add 203.0.113.11/24 dev eth0",
+    ):
+        namespace.run(["ip", *command.split()])
+    running = RunningNode(namespace, tmp_path, request.param)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+        namespace.close()
+
+
+def test_rendered_rules_equal_the_kernel_until_somebody_changes_it(node: RunningNode) -> None:
+    node.stop()
+    equal = node.diff()
+    assert equal.returncode == 0, equal
+    node.namespace.run(DAMAGE[node.mode].split())
+    different = node.diff()
+    assert different.returncode == 1, different
+    assert "shop/web:http" in different.stdout
+
+
+def test_a_running_proxy_explains_with_the_kernel_in_view(node: RunningNode) -> None:
+    live = ("--control-socket", str(node.socket))
+    answer = node.command("explain", "192.168.10.11:30080", "--from", "outside", *live)
+    assert answer.returncode == 0, answer
+    assert "Kernel: holds what it should" in answer.stdout
+    assert node.command("status", *live).returncode == 0
+
+
+def test_without_privileges_the_diff_says_so(node: RunningNode, tmp_path: Path) -> None:
+    unprivileged = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--reuid=0", "--clear-groups")
+    with node.namespace.entered():
+        answer = subprocess.run(
+            [
+                *unprivileged,
+                *(sys.executable, "-m", "pointsman", "render", "--diff", f"--manifests={EXAMPLES}"),
+                *("--node=node-a", f"--mode={node.mode}"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert answer.returncode == 2, answer
+    assert "pointsman render:" in answer.stderr
+    assert "Traceback" not in answer.stderr
