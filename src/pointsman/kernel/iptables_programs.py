@@ -3,7 +3,7 @@
 A host may have iptables twice: one writing nftables rules (`nft`), one writing to the old interface (`legacy`).
 Rules written through one are invisible to the other, so everybody on a node must use the same. The rule here:
 
-1. a variant given by the operator is used;
+1. a variant given by the operator (POINTSMAN_IPTABLES_VARIANT=nft or legacy) is used;
 2. otherwise the one in which the kubelet (chains KUBE-IPTABLES-HINT, KUBE-KUBELET-CANARY) or an earlier service
    proxy (KUBE-PROXY-CANARY, KUBE-SERVICES) has left chains;
 3. otherwise the one with more rules;
@@ -14,7 +14,9 @@ Legacy is looked at only if its tables are already in use: merely listing them w
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -23,6 +25,7 @@ from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel.command import Commands
 from pointsman.model.addresses import Family
 
+OVERRIDE = "POINTSMAN_IPTABLES_VARIANT"
 HOST_DEFAULT = ""
 NFT = "nft"
 LEGACY = "legacy"
@@ -110,11 +113,18 @@ def _restore_reports_version(commands: Commands, names: Programs) -> bool:
 
 
 def choose_variant(
-    commands: Commands, family: Family, override: str = HOST_DEFAULT, *, proc: Path = Path("/proc")
+    commands: Commands,
+    family: Family,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    proc: Path = Path("/proc"),
 ) -> str:
     """The variant this host uses, by the rule in the module's docstring."""
-    if override:
-        return override
+    given = environment.get(OVERRIDE, "")
+    if given in (NFT, LEGACY):
+        return given
+    if given:
+        raise NotSupported(f"{OVERRIDE} is {given!r}: set it to {NFT} or {LEGACY}, or leave it unset")
     in_use = {NFT: _dump(commands, family, NFT)}
     if _legacy_tables_exist(family, proc):
         in_use[LEGACY] = _dump(commands, family, LEGACY)

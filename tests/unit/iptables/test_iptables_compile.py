@@ -7,7 +7,7 @@ import hashlib
 import shlex
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.factory import context, endpoint, packed, plan, service_port
 
@@ -51,6 +51,7 @@ def test_only_per_service_chains_count_as_such(chain: str, ours: bool) -> None:
     assert names.is_service_chain(chain) is ours
 
 
+@settings(deadline=None)
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_names_are_the_base32_of_the_hash(service: str, endpoint_text: str) -> None:
     name = ServicePortName("default", service, "http", Protocol.UDP)
@@ -59,6 +60,7 @@ def test_names_are_the_base32_of_the_hash(service: str, endpoint_text: str) -> N
     assert names.endpoint_chains(name)(endpoint_text) == expected
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=1, max_value=100_000))
 def test_probabilities_survive_the_kernel_unchanged(choices: int) -> None:
     as_kernel_stores = round(float(text.probability(choices)) * 0x80000000)
@@ -66,6 +68,7 @@ def test_probabilities_survive_the_kernel_unchanged(choices: int) -> None:
     assert f"{as_kernel_stores / 0x80000000:.11f}" == text.probability(choices)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300))
 def test_no_name_breaks_out_of_its_comment(hostile: str) -> None:
     words = shlex.split(text.comment(hostile))
@@ -74,6 +77,7 @@ def test_no_name_breaks_out_of_its_comment(hostile: str) -> None:
     assert len(words[3].encode()) <= 255
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1, max_size=80))
 def test_a_hostile_service_name_yields_as_many_lines_as_a_tame_one(hostile: str) -> None:
     tame = compile_plan(plan(service_port("tame", node_port=30000), endpoint()), _settings())

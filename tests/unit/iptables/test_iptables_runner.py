@@ -214,8 +214,15 @@ def legacy_in_use(tmp_path: Path) -> Path:
 
 def test_the_operators_choice_wins(legacy_in_use: Path) -> None:
     commands = _host("", "")
-    assert choose_variant(commands, Family.IPV4, LEGACY, proc=legacy_in_use) == LEGACY
+    given = {"POINTSMAN_IPTABLES_VARIANT": LEGACY}
+    assert choose_variant(commands, Family.IPV4, environment=given, proc=legacy_in_use) == LEGACY
     assert commands.calls == []
+
+
+def test_an_unknown_variant_is_refused_with_the_choices(tmp_path: Path) -> None:
+    given = {"POINTSMAN_IPTABLES_VARIANT": "new"}
+    with pytest.raises(NotSupported, match="'new': set it to nft or legacy"):
+        choose_variant(_host("", ""), Family.IPV4, environment=given, proc=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -230,12 +237,12 @@ def test_the_operators_choice_wins(legacy_in_use: Path) -> None:
     ],
 )
 def test_the_variant_in_use_is_chosen(nft: str, legacy: str, chosen: str, legacy_in_use: Path) -> None:
-    assert choose_variant(_host(nft, legacy), Family.IPV4, proc=legacy_in_use) == chosen
+    assert choose_variant(_host(nft, legacy), Family.IPV4, environment={}, proc=legacy_in_use) == chosen
 
 
 def test_legacy_tables_are_not_created_by_looking(tmp_path: Path) -> None:
     commands = _host("", ":KUBE-KUBELET-CANARY - [0:0]\n")
-    assert choose_variant(commands, Family.IPV4, proc=tmp_path) == ""
+    assert choose_variant(commands, Family.IPV4, environment={}, proc=tmp_path) == ""
     assert [call[0] for call in commands.calls] == ["iptables-nft-save"]
     assert variants_in_use(Family.IPV4, proc=tmp_path) == [NFT]
 

@@ -1,0 +1,131 @@
+"""Laws of iptables syncs: however one gets there, the tables end the same, and what is refused harms nobody else."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.factory import context, endpoint, plan, service_port
+from tests.fake.iptables_tables import IptablesTables
+from tests.golden.compare_iptables import differences
+
+from pointsman.backends.base import SyncRequest
+from pointsman.backends.iptables.apply import IptablesBackend
+from pointsman.errors import KernelError
+from pointsman.kernel.command import CommandResult
+from pointsman.kernel.iptables import Iptables
+from pointsman.kernel.sysctl import Sysctls
+from pointsman.model.addresses import Family, cidr_from_text
+from pointsman.model.plan import ServicePlan
+from pointsman.model.service import ServicePortName
+
+SERVICES = ("alpha", "beta", "gamma")
+
+
+@st.composite
+def plans(draw: st.DrawFn, name: str) -> ServicePlan:
+    index = SERVICES.index(name) + 1
+    port = service_port(
+        name,
+        cluster_ip=f"10.96.0.{index}",
+        node_port=draw(st.sampled_from([0, 30000 + index])),
+        external_ips=draw(st.sampled_from([[], [f"198.51.100.{index}"]])),
+        load_balancer_ips=draw(st.sampled_from([[], [f"203.0.113.{index}"]])),
+        source_ranges=draw(st.sampled_from([(), (cidr_from_text("192.0.2.0/24"),)])),
+        internal_local=draw(st.booleans()),
+        external_local=draw(st.booleans()),
+        affinity_seconds=draw(st.sampled_from([0, 60])),
+        health_check_node_port=draw(st.sampled_from([0, 32000 + index])),
+    )
+    numbers = draw(st.sets(st.integers(1, 5), max_size=4))
+    endpoints = [endpoint(f"10.244.{index}.{number}", local=number % 2 == 0) for number in numbers]
+    return plan(port, *endpoints)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[dict[str, ServicePlan | None]]:
+    """Rounds of changes: per round, some services get a new plan or go."""
+    rounds = draw(st.lists(st.sets(st.sampled_from(SERVICES)), min_size=1, max_size=6))
+    return [{name: draw(st.none() | plans(name)) for name in sorted(changed)} for changed in rounds]
+
+
+class World:
+    """A backend over tables in memory and the plans given to it."""
+
+    def __init__(self, root: Path) -> None:
+        for name in ("ipv4/conf/all/route_localnet", "netfilter/nf_conntrack_tcp_be_liberal"):
+            path = root / "proc/sys/net" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("0")
+        self.tables = IptablesTables()
+        self.backend = IptablesBackend(
+            Family.IPV4,
+            runner=Iptables(Family.IPV4, self.tables),
+            sysctls=Sysctls(root),
+            ensure_counter=lambda name: None,
+        )
+        self.plans: dict[ServicePortName, ServicePlan] = {}
+
+    def change(self, changes: dict[str, ServicePlan | None], *, full: bool = False) -> None:
+        named = {service_port(name).name: made for name, made in changes.items()}
+        for name, made in named.items():
+            self.plans.pop(name, None)
+            if made is not None:
+                self.plans[name] = made
+        self.backend.sync(SyncRequest(context(), self.plans, named, full))
+
+    def saved(self) -> str:
+        return "".join(self.tables.saved(table) for table in self.tables.tables)
+
+    def wrong(self) -> list[str]:
+        """What differs from a fresh node that was given the same plans at once."""
+        with tempfile.TemporaryDirectory() as directory:
+            fresh = World(Path(directory))
+            fresh.plans = dict(self.plans)
+            fresh.change({}, full=True)
+        return differences(fresh.saved(), self.saved())
+
+
+@settings(deadline=None, max_examples=50)
+@given(histories())
+def test_small_steps_lead_where_one_big_one_leads(history: list[dict[str, ServicePlan | None]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        world = World(Path(directory))
+        for changes in history:
+            world.change(changes)
+        assert world.wrong() == []
+
+
+@settings(deadline=None, max_examples=50)
+@given(histories(), st.data())
+def test_failed_syncs_in_between_lose_nothing(
+    history: list[dict[str, ServicePlan | None]], data: st.DataObject
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        world = World(Path(directory))
+        for changes in history:
+            if data.draw(st.booleans(), label="fails"):
+                world.tables.before_restore = lambda text: CommandResult(-9)
+                try:
+                    world.change(changes)
+                except KernelError:
+                    changes = {}
+                world.tables.before_restore = lambda text: None
+            world.change(changes)
+        assert world.wrong() == []
+
+
+@settings(deadline=None, max_examples=50)
+@given(histories(), st.sampled_from(SERVICES))
+def test_a_refused_service_never_harms_the_others(
+    history: list[dict[str, ServicePlan | None]], culprit: str
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        world = World(Path(directory))
+        world.tables.refuses = lambda line: f"default/{culprit}:" in line
+        for changes in history:
+            world.change(changes)
+        world.plans.pop(service_port(culprit).name, None)
+        assert world.wrong() == []
