@@ -3,7 +3,8 @@
 Ignored: counters, comment lines, canary chains, the order of chain declarations, empty built-in chains with policy
 ACCEPT, `-m tcp|udp|sctp` (implied by `-p`), the order of states in `--ctstate`, blanks after `--nfacct-name`. The
 order of rules is free in the chains where services stand side by side, with three exceptions: the node-port jump
-comes last, rules with the same match keep their order, and a node port's loopback counter rule precedes its general rule.
+comes last, rules with the same match and another verdict keep their order, and a node port's loopback counter rule
+precedes its general rule.
 """
 
 from __future__ import annotations
@@ -83,6 +84,9 @@ def compared_form(key: str, chain: Chain) -> list[str]:
 def _with_order_marks(lines: list[str]) -> list[str]:
     matches = [_match_of(line) for line in lines]
     total = Counter(matches)
+    verdicts: dict[str, set[str]] = {}
+    for line, match in zip(lines, matches, strict=True):
+        verdicts.setdefault(match, set()).add(line.rpartition(" -j ")[2])
     seen: Counter[str] = Counter()
     general: set[str] = set()
     marked = []
@@ -95,7 +99,7 @@ def _with_order_marks(lines: list[str]) -> list[str]:
             general.add(target)
         elif target in general:
             line = f"{line} <misplaced: after the general rule>"
-        if total[match] > 1:
+        if len(verdicts[match]) > 1:
             line = f"{line} <{seen[match]} of {total[match]} with this match>"
         marked.append(line)
     return marked
