@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pointsman.backends.base import Difference
 from pointsman.explain import unserved
@@ -61,6 +61,19 @@ def explain(view: View, target: Target, client: str = "") -> Explanation:
             for family in view.families
             if family.last_error
         ),
+    )
+
+
+def concerned_services(plans: Mapping[ServicePortName, ServicePlan], target: Target) -> frozenset[str]:
+    """Keys of the Services whose slices the explanation will look at."""
+    if target.address is None:
+        return frozenset(name.key for name in plans if name.service == target.service)
+    return frozenset(
+        name.key
+        for name, plan in plans.items()
+        if any(
+            f.address == target.address or (not f.address and f.port == target.number) for f in plan.frontends
+        )
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -17,7 +17,7 @@ from aiohttp import web
 from pointsman import __version__
 from pointsman.backends.base import Difference
 from pointsman.errors import KernelError
-from pointsman.explain.answer import explain, kernel_difference
+from pointsman.explain.answer import concerned_services, explain, kernel_difference
 from pointsman.explain.overview import MAX_ROWS, Plans, ServicePage, service_page
 from pointsman.explain.report import Explanation
 from pointsman.explain.status import (
@@ -32,10 +32,20 @@ from pointsman.explain.status import (
 from pointsman.explain.target import BadQuestion, Target, target_from_text
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import address_text
+from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.proxy.family import FamilyProxy
 from pointsman.proxy.proxy import Proxy
 from pointsman.serve.http import Handler, reply, text_response
+
+
+class _Taken(NamedTuple):
+    """What is read on the worker thread of a family, in one go."""
+
+    plans: Mapping[ServicePortName, ServicePlan]
+    unsynced: frozenset[ServicePortName]
+    differences: tuple[Difference, ...] | None
+    concerned: frozenset[str]
 
 
 class Inspector:
@@ -131,32 +141,31 @@ class Inspector:
     async def _view(self, family: FamilyProxy, target: Target, *, kernel: bool) -> FamilyView:
         context = self._proxy.context(family.family)
 
-        def read() -> tuple[dict[ServicePortName, Any], frozenset[ServicePortName], list[Difference] | None]:
+        def read() -> _Taken:
             reconciler = family.reconciler
-            found = reconciler.verify(context) if kernel else None
-            return dict(reconciler.plans), reconciler.unsynced_names, found
+            found = tuple(reconciler.verify(context)) if kernel else None
+            plans = dict(reconciler.plans)
+            return _Taken(plans, reconciler.unsynced_names, found, concerned_services(plans, target))
 
         error = family.hooks.last_error
         try:
-            plans, unsynced, found = await family.run_blocking(read)
+            taken = await family.run_blocking(read)
         except KernelError as failure:
             kernel = False
-            plans, unsynced, found = await family.run_blocking(read)
+            taken = await family.run_blocking(read)
             error = error or f"the kernel cannot be read: {failure}"
-        states = dict(family.tracker.states)
-        keys = {name.key for name in states if target.address is not None or name.service == target.service}
         addresses = self._proxy.addresses(family.family)
         return FamilyView(
             context=context,
-            plans=plans,
-            states=states,
-            slices={key: family.tracker.slice_ports(key) for key in keys},
+            plans=taken.plans,
+            states=dict(family.tracker.states),
+            slices={key: family.tracker.slice_ports(key) for key in taken.concerned},
             node_addresses=tuple({*addresses, *context.node_ips}),
             localhost_node_ports=self._proxy.config.iptables.localhost_node_ports,
             rejected=dict(family.hooks.rejected),
-            unsynced=unsynced | family.tracker.pending_names,
+            unsynced=taken.unsynced | family.tracker.pending_names,
             last_error=error,
-            differences=None if found is None else tuple(found),
+            differences=taken.differences,
         )
 
     async def verify(self) -> Verification:
