@@ -95,10 +95,19 @@ class Bookmark(msgspec.Struct, frozen=True):
         return (self.metadata.annotations or {}).get(INITIAL_EVENTS_END) == "true"
 
 
-decode_event = msgspec.json.Decoder(WatchEvent).decode
+_TOO_DEEP = "nested too deeply"
+_decode_event = msgspec.json.Decoder(WatchEvent).decode
 decode_bookmark = msgspec.json.Decoder(Bookmark).decode
 _decode_raw_page = msgspec.json.Decoder(_RawPage).decode
 _decode_identity = msgspec.json.Decoder(_Identified).decode
+
+
+def decode_event(line: bytes) -> WatchEvent:
+    """Raises msgspec.DecodeError for anything that is no watch event."""
+    try:
+        return _decode_event(line)
+    except RecursionError as error:
+        raise msgspec.DecodeError(_TOO_DEEP) from error
 
 
 class ObjectDecoder(Generic[T]):
@@ -119,12 +128,17 @@ class ObjectDecoder(Generic[T]):
             fast: Any = self._decode_page(body)
         except msgspec.ValidationError:
             return self._page_item_by_item(body)
+        except RecursionError as error:
+            raise msgspec.DecodeError(_TOO_DEEP) from error
         objects = fast.items or []
         share_names(objects)
         return Page(fast.metadata, objects, [])
 
     def _page_item_by_item(self, body: bytes) -> Page:
-        raw = _decode_raw_page(body)
+        try:
+            raw = _decode_raw_page(body)
+        except RecursionError as error:
+            raise msgspec.DecodeError(_TOO_DEEP) from error
         objects: list[KubeObject] = []
         bad: list[BadObject] = []
         for item in raw.items or ():
@@ -140,6 +154,8 @@ class ObjectDecoder(Generic[T]):
             result: T = self._decode(data)
         except msgspec.ValidationError as error:
             return _bad_object(data, str(error))
+        except RecursionError:
+            return _bad_object(data, _TOO_DEEP)
         if not result.metadata.name:
             return _bad_object(data, "metadata.name is missing")
         share_names((result,))
@@ -149,7 +165,7 @@ class ObjectDecoder(Generic[T]):
 def _bad_object(data: bytes | msgspec.Raw, error: str) -> BadObject:
     try:
         identity = _decode_identity(data).metadata
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return BadObject("(unnamed)", "", error)
     key = f"{identity.namespace}/{identity.name}" if identity.namespace else identity.name
     return BadObject(key or "(unnamed)", identity.resource_version, error)
