@@ -129,11 +129,10 @@ def measure(services: int, endpoints: int, variant: str) -> dict[str, object]:
         ("service", added),
     ):
         total, ours, python, programs = (statistics.median(column) for column in zip(*samples, strict=True))
-        row[f"{name} s"] = round(total, 4)
-        row[f"{name} ours s"] = round(ours, 4)
-        row[f"{name} ours %"] = round(100 * ours / total, 1)
-        row[f"{name} cpu s"] = round(python + programs, 4)
-        row[f"{name} ours cpu %"] = round(100 * python / (python + programs), 1)
+        row[f"{name}_s"] = round(total, 4)
+        row[f"{name}_cpu_s"] = round(python + programs, 4)
+        row[f"{name}_ours_s"] = round(ours, 4)
+        row[f"{name}_ours_percent"] = round(100 * ours / total, 1)
     return row
 
 
@@ -173,7 +172,17 @@ def main() -> None:
                 rows.append(row)
                 print(json.dumps(row), flush=True)
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        found = {
+            "syncs": [row for row in rows if row["program"] == "pointsman"],
+            "side_by_side": [_seconds_only(row) for row in rows] if options.kube_proxy else [],
+            "note": f"load average {os.getloadavg()[2]:.1f}; endpoint and service are partial syncs",
+        }
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _seconds_only(row: dict[str, object]) -> dict[str, object]:
+    names = ("program", "variant", "services", "endpoints", "first_s", "endpoint_s", "service_s")
+    return {name: row[name] for name in names}
 
 
 if __name__ == "__main__":

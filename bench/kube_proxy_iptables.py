@@ -55,12 +55,13 @@ def measure_kube_proxy(
         _write_objects(objects, generations, endpoints)
         added = _wait_for("partial", settled[1] + 1)[0] - settled[0]
     return {
-        "proxy": "kube-proxy",
+        "program": "kube-proxy",
         "variant": variant,
-        "cluster": f"{services} x {endpoints}",
-        "first s": round(first, 4),
-        "endpoint s": round(statistics.median(partial), 4),
-        "service s": round(added, 4),
+        "services": services,
+        "endpoints": endpoints,
+        "first_s": round(first, 4),
+        "endpoint_s": round(statistics.median(partial), 4),
+        "service_s": round(added, 4),
     }
 
 
