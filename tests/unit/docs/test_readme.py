@@ -1,0 +1,42 @@
+"""What README.md shows is what the program does."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pointsman.cli.main import main, usage
+
+ROOT = Path(__file__).parents[3]
+README = (ROOT / "README.md").read_text()
+
+
+def _console() -> list[tuple[str, str]]:
+    """Commands and the output shown for each."""
+    blocks = re.findall(r"^```console\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    return [tuple(block.removeprefix("$ ").split("\n", 1)) for block in blocks]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("command", "shown"), _console())
+def test_shown_output_is_real(
+    command: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    program, *arguments = shlex.split(command)
+    assert program == "pointsman"
+    main(arguments)
+    assert capsys.readouterr().out == shown
+
+
+def test_commands_of_the_table_exist() -> None:
+    named = set(re.findall(r"^\| `pointsman (\w+)", README, re.MULTILINE))
+    assert len(named) == 6
+    assert named <= {line.split()[0] for line in usage().splitlines() if line.startswith("  ")}
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"^make (\w+)", README, re.MULTILINE)) <= targets
