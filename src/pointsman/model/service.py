@@ -81,13 +81,18 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
         return bool(self.node_port or self.load_balancer_ips or self.external_ips)
 
     @property
+    def has_external_chain(self) -> bool:
+        """What lies behind external frontends is programmed, even where none is left because they are switched off."""
+        return self.externally_accessible or self.external_ips_ignored
+
+    @property
     def uses_cluster_endpoints(self) -> bool:
         """Also with a Local external policy: pods and the node itself are short-circuited to all endpoints."""
-        return not self.internal_local or self.externally_accessible
+        return not self.internal_local or self.has_external_chain
 
     @property
     def uses_local_endpoints(self) -> bool:
-        return self.internal_local or (self.external_local and self.externally_accessible)
+        return self.internal_local or (self.external_local and self.has_external_chain)
 
 
 class Problem(msgspec.Struct, frozen=True, gc=False):
@@ -142,7 +147,7 @@ def service_ports_from_service(
             internal_local=spec.internal_traffic_policy == "Local",
             external_local=spec.external_traffic_policy == "Local",
             affinity_seconds=_affinity_seconds(service),
-            health_check_node_port=spec.health_check_node_port,
+            health_check_node_port=_health_check_node_port(service),
             created=service.metadata.creation_timestamp or "",
             ipvs_scheduler=service.metadata.annotation(IPVS_SCHEDULER_ANNOTATION) or "",
             external_ips_ignored=not allow_external_ips and _has_address_of(spec.external_ips, family),
@@ -220,6 +225,13 @@ def _source_ranges(texts: list[str] | None, family: Family, problems: list[Probl
         elif cidr.family is family:
             ranges[cidr] = None
     return tuple(ranges)
+
+
+def _health_check_node_port(service: Service) -> int:
+    """Only balancers that must find the nodes with endpoints ask there."""
+    spec = service.spec
+    asked = spec.type == "LoadBalancer" and spec.external_traffic_policy == "Local"
+    return spec.health_check_node_port if asked else 0
 
 
 def _affinity_seconds(service: Service) -> int:

@@ -163,10 +163,17 @@ class Tracker:
         }
 
     def local_ready_counts(self) -> Iterator[tuple[ServicePort, int]]:
-        """Service ports with a health check node port, and how many ready endpoints run here."""
+        """A service port of every Service with a health check node port, and how many ready addresses it has here.
+
+        An address counts once per Service, however many of its ports lead there.
+        """
+        found: dict[str, tuple[ServicePort, set[bytes]]] = {}
         for name in self._health_checked:
             state = self._states[name]
-            yield state.port, sum(e.local and e.ready for e in state.endpoints)
+            _, addresses = found.setdefault(name.key, (state.port, set()))
+            addresses.update(e.address for e in state.endpoints if e.local and e.ready)
+        for port, addresses in found.values():
+            yield port, len(addresses)
 
     def _replace_service(self, key: str, ports: dict[ServicePortName, ServicePort]) -> bool:
         known = self._services.get(key, {})

@@ -337,15 +337,15 @@ class Proxy:
         self._after_sync(family, outcome)
 
     async def _sync_health_ports(self, family: Family, context: NodeContext) -> None:
-        wanted: dict[str, ServiceHealth] = {}
-        for port, count in self.families[family].tracker.local_ready_counts():
-            known = wanted.get(port.name.key)
-            wanted[port.name.key] = ServiceHealth(
+        wanted = {
+            port.name.key: ServiceHealth(
                 namespace=port.name.namespace,
                 name=port.name.service,
                 port=port.health_check_node_port,
-                local_endpoints=max(count, known.local_endpoints if known else 0),
+                local_endpoints=count,
             )
+            for port, count in self.families[family].tracker.local_ready_counts()
+        }
         where = context.node_port_addresses
         everywhere = [address_text(family.any_address)]
         addresses = everywhere if where.match_all else [address_text(address) for address in where.addresses]

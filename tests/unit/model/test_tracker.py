@@ -166,6 +166,33 @@ def test_health_counts_ready_local_endpoints_only(tracker: Tracker) -> None:
     ]
 
 
+def test_health_counts_an_address_once_whatever_ports_lead_there(tracker: Tracker) -> None:
+    names = ("http", "metrics")
+    tracker.service_upserted(
+        service(
+            type="LoadBalancer",
+            externalTrafficPolicy="Local",
+            healthCheckNodePort=30999,
+            ports=[{"name": name, "port": 80 + at, "protocol": "TCP"} for at, name in enumerate(names)],
+        )
+    )
+    http = [{"name": "http", "port": number, "protocol": "TCP"} for number in (8080, 8081)]
+    metrics = [{"name": "metrics", "port": 9090, "protocol": "TCP"}]
+    tracker.slice_upserted(endpoint_slice("10.244.1.1", "10.244.1.2", name="web-a", ports=http))
+    tracker.slice_upserted(endpoint_slice("10.244.1.2", "10.244.1.3", name="web-b", ports=metrics))
+    assert [count for _, count in tracker.local_ready_counts()] == [3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy"), [("LoadBalancer", "Cluster"), ("NodePort", "Local"), ("ClusterIP", "Local")]
+)
+def test_only_balancers_with_policy_local_have_a_health_check_port(
+    tracker: Tracker, kind: str, policy: str
+) -> None:
+    tracker.service_upserted(service(type=kind, externalTrafficPolicy=policy, healthCheckNodePort=30999))
+    assert list(tracker.local_ready_counts()) == []
+
+
 def test_take_all_hands_out_everything(tracker: Tracker) -> None:
     tracker.service_upserted(service())
     tracker.take()

@@ -74,7 +74,7 @@ class _Compiler:
         self.local_chain = (
             names.LOCAL_POLICY + base if plan.local_endpoints and port.uses_local_endpoints else ""
         )
-        reachable_outside = plan.has_any and (port.externally_accessible or port.external_ips_ignored)
+        reachable_outside = plan.has_any and port.has_external_chain
         self.external_chain = names.EXTERNAL + base if reachable_outside else ""
         limited = reachable_outside and port.load_balancer_ips and port.source_ranges
         self.firewall_chain = names.FIREWALL + base if limited else ""
