@@ -66,6 +66,10 @@ class Case(msgspec.Struct, frozen=True):
         """None when the case says nothing about that mode."""
         return self.expect if isinstance(self.expect, Expect) else self.expect.get(mode)
 
+    def expects_silence(self, mode: str) -> bool:
+        expect = self.expectation(mode)
+        return expect is not None and expect.kind in (Kind.SILENT, Kind.FORBIDDEN)
+
     def probes(self, services: Mapping[str, LabService], family: int, mode: str) -> list[Probe]:
         expect = self.expectation(mode)
         assert expect is not None

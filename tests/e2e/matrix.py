@@ -387,6 +387,18 @@ SETTINGS = (
         nodePortAddresses=["172.30.0.0/24"],
     ),
     _node_port_setting(
+        "localhost-node-ports",
+        ("nftables",),
+        (
+            _case("localhost", "web", "n1", "nodeport@loopback", masqueraded(*ALL)),
+            _case("localhost-none", "none", "n1", "nodeport@loopback", REFUSED),
+            _case("localhost-udp", "web", "n1", "nodeport@loopback", REFUSED, protocol="UDP"),
+            _case("localhost-primary", "web", "client", "nodeport", masqueraded(*ALL)),
+        ),
+        nodePortAddresses=["primary", "localhost"],
+        featureGates={"KubeProxyNFTablesLocalhostNodePorts": True},
+    ),
+    _node_port_setting(
         "no-localhost-node-ports",
         ("iptables",),
         (

@@ -11,7 +11,7 @@ from tests.e2e import harness
 from tests.e2e.world import FAMILIES, World, running
 
 from pointsman.lab.objects import LabService, backends
-from pointsman.lab.probe import Kind, Outcome, run_probes
+from pointsman.lab.probe import PATIENT_DEADLINE, Kind, Outcome, run_probes
 
 pytestmark = [
     pytest.mark.kernel,
@@ -55,7 +55,7 @@ def _choices(
         probes = [world.probe(host, service, to, family, protocol) for host, family in clients]
         if port:
             probes = [msgspec.structs.replace(probe, port=port) for probe in probes]
-        for client, outcome in zip(clients, run_probes(world.cluster, probes), strict=True):
+        for client, outcome in zip(clients, run_probes(world.cluster, probes, PATIENT_DEADLINE), strict=True):
             seen[client].add(_name(outcome))
     return {client: "+".join(sorted(names)) for client, names in seen.items()}
 

@@ -13,7 +13,7 @@ from tests.e2e import harness
 from pointsman.lab import HOSTS, Cluster, Probe, run_probes
 from pointsman.lab.hosts import BRIDGE, NODES
 from pointsman.lab.netns import Namespace
-from pointsman.lab.probe import Flow, Kind, connect
+from pointsman.lab.probe import PATIENT_DEADLINE, Flow, Kind, connect
 
 pytestmark = [
     pytest.mark.kernel,
@@ -95,3 +95,15 @@ def test_the_demo_runs_without_root_in_a_user_namespace() -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_lost_packet_is_noticed_even_when_the_connection_succeeds() -> None:
+    with Cluster() as cluster:
+        cluster.serve("pod4", 8080)
+        probe = Probe("pod1", HOSTS["pod4"].ipv4, 8080)
+        assert connect(cluster, probe).smooth
+        drop_once = "type filter hook input priority 0; limit rate 1/day burst 1 packets drop;"
+        cluster["pod4"].run(("nft", "-f", "-"), f"table ip t {{ chain c {{ {drop_once} }}; }}")
+        late = connect(cluster, probe, PATIENT_DEADLINE)
+        assert late.kind is Kind.ANSWERED
+        assert not late.smooth

@@ -13,7 +13,7 @@ from tests.e2e import harness
 
 from pointsman.lab import HOSTS, Cluster
 from pointsman.lab.objects import LabService
-from pointsman.lab.probe import Flow, Kind, Outcome, Probe, ask_all, run_probes
+from pointsman.lab.probe import PATIENT_DEADLINE, Flow, Kind, Outcome, Probe, ask_all, run_probes
 from pointsman.lab.proxy import ProxyProcess
 
 FAMILIES = (4, 6)
@@ -33,16 +33,18 @@ class World:
             return Probe(host, HOSTS["n1"].address(family), service.node_port, protocol)
         return Probe(host, service.address(to, family), service.ports[0], protocol)
 
-    def ask(
-        self, host: str, service: LabService, to: str = "cluster", count: int = 1, protocol: str = "TCP"
-    ) -> list[Outcome]:
+    def ask(self, host: str, service: LabService, to: str = "cluster", count: int = 1) -> list[Outcome]:
         """`count` connections in each family."""
-        probes = [self.probe(host, service, to, family, protocol) for family in FAMILIES] * count
-        return run_probes(self.cluster, probes)
+        probes = [self.probe(host, service, to, family) for family in FAMILIES] * count
+        return run_probes(self.cluster, probes, PATIENT_DEADLINE)
 
     def answerers(self, host: str, service: LabService, to: str = "cluster", count: int = 40) -> set[str]:
         """Who answers, with anything but an answer shown as what it is."""
         return {o.by or o.kind.value for o in self.ask(host, service, to, count)}
+
+    def is_silent(self, host: str, service: LabService, to: str = "cluster") -> bool:
+        outcomes = run_probes(self.cluster, [self.probe(host, service, to, family) for family in FAMILIES])
+        return all(outcome.kind is Kind.SILENT for outcome in outcomes)
 
     @contextlib.contextmanager
     def flows(
@@ -121,8 +123,10 @@ class Stream:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            for probe, outcome in zip(self._probes, run_probes(self._cluster, self._probes), strict=True):
-                self.made += 1
-                # A first SYN that was lost is answered after a second, with the next one: that is a failure too.
-                if outcome.kind is not Kind.ANSWERED:
-                    self.failures.append(f"{probe.host} -> {probe.address}:{probe.port}: {outcome}")
+            outcomes = run_probes(self._cluster, self._probes, PATIENT_DEADLINE)
+            self.made += len(outcomes)
+            self.failures += [
+                f"{probe.host} -> {probe.address}:{probe.port}: {outcome}, {outcome.retransmissions} lost"
+                for probe, outcome in zip(self._probes, outcomes, strict=True)
+                if not outcome.smooth
+            ]

@@ -27,7 +27,7 @@ from pointsman.lab.hosts import HOSTS
 from pointsman.lab.netns import LabUnavailable, gain_privileges
 from pointsman.lab.objects import TARGET_PORT, LabService, backends
 from pointsman.lab.picture import MAP, Style, answer_bars, median_milliseconds, path_through_table
-from pointsman.lab.probe import Kind, Outcome, Probe, run_probes
+from pointsman.lab.probe import PATIENT_DEADLINE, Kind, Outcome, Probe, connect, run_probes
 from pointsman.lab.proxy import ProxyFailed, ProxyProcess, configuration
 
 CONNECTIONS = 300
@@ -227,7 +227,7 @@ class _Demo:
 
     def _ask(self, probe: Probe, count: int) -> list[Outcome]:
         """One after the other, so that the times are those of single connections."""
-        return [run_probes(self._cluster, [probe])[0] for _ in range(count)]
+        return [connect(self._cluster, probe, PATIENT_DEADLINE) for _ in range(count)]
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[Callable[[], int]]:
@@ -238,9 +238,8 @@ class _Demo:
 
         def connect_on() -> None:
             while not ended.is_set():
-                failures[0] += sum(
-                    outcome.kind is not Kind.ANSWERED for outcome in run_probes(self._cluster, [probe] * 5)
-                )
+                outcomes = run_probes(self._cluster, [probe] * 5, PATIENT_DEADLINE)
+                failures[0] += sum(not outcome.smooth for outcome in outcomes)
 
         def total() -> int:
             self._expect(failures[0] == 0)

@@ -17,6 +17,8 @@ from functools import partial
 from pointsman.lab import sctp
 
 _BACKLOG = 512
+_SO_RCVBUFFORCE = 33
+_RECEIVE_BUFFER = 4 << 20
 
 
 class EchoServers:
@@ -108,6 +110,10 @@ def _bound(address: str, kind: socket.SocketKind, port: int) -> socket.socket:
     protocol = socket.IPPROTO_SCTP if kind is socket.SOCK_RAW else 0
     sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if kind is not socket.SOCK_STREAM:
+        # Bursts of hundreds of probes wait here; only root may go beyond the system's limit.
+        with contextlib.suppress(PermissionError):
+            sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER)
     sock.bind((address, port))
     return sock
 

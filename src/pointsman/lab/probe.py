@@ -24,6 +24,8 @@ _ECHO_REPLIES = (0, 129)
 _IP_RECVERR, _IPV6_RECVERR = 11, 25
 DEADLINE = 1.0
 """Seconds until silence is called silence; everything in the lab answers within milliseconds."""
+PATIENT_DEADLINE = 4.0
+"""For probes that should be answered, so that a busy machine is not taken for a silent one."""
 
 
 class Kind(enum.Enum):
@@ -59,6 +61,13 @@ class Outcome(msgspec.Struct, frozen=True):
     seen: str = ""
     """The client's address as the server saw it."""
     seconds: float = 0.0
+    retransmissions: int = 0
+    """TCP: how often the kernel had to send again. In the lab only lost packets cause that."""
+
+    @property
+    def smooth(self) -> bool:
+        """Answered, and no packet was lost on the way."""
+        return self.kind is Kind.ANSWERED and not self.retransmissions
 
     def __str__(self) -> str:
         return (
@@ -162,6 +171,12 @@ def _queued_error(sock: socket.socket) -> OSError | None:
         if kind in (_IP_RECVERR, _IPV6_RECVERR):
             return OSError(struct.unpack_from("=I", data)[0], "ICMP error")
     return None
+
+
+def _retransmissions(sock: socket.socket) -> int:
+    """`tcpi_total_retrans` of the kernel's struct tcp_info."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    return int(struct.unpack_from("=I", info, 100)[0])
 
 
 def _outcome_of(answer: bytes, started: float) -> Outcome:
@@ -286,7 +301,10 @@ class _Race:
         elif not received:
             self._finish(running, Outcome(Kind.REFUSED, seconds=time.monotonic() - running.started))
             return
-        self._finish(running, _outcome_of(received, running.started))
+        outcome = _outcome_of(received, running.started)
+        if sock.type is socket.SOCK_STREAM:
+            outcome = msgspec.structs.replace(outcome, retransmissions=_retransmissions(sock))
+        self._finish(running, outcome)
 
     def _finish(self, running: _Running, outcome: Outcome) -> None:
         self._outcomes[running.index] = outcome
