@@ -22,7 +22,7 @@ from tests.uml import boot
 HERE = Path(__file__).resolve().parent
 INSIDE = HERE / "inside"
 ROOT = HERE.parent.parent
-BOOT_SECONDS = 540
+BOOT_SECONDS = 1500
 REPORT_VARIABLE = "POINTSMAN_UML_REPORT"
 
 _results = pytest.StashKey[dict[str, list[dict[str, Any]]]]()

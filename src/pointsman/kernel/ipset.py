@@ -139,6 +139,25 @@ def _header_of(name: str, fields: Mapping[int, bytes]) -> SetHeader | None:
     )
 
 
+def listing_of(payloads: Iterable[bytes]) -> list[tuple[SetHeader, list[SetEntry]]]:
+    """Sets and entries of a dump. A long set comes in several messages; only the first says what type it has."""
+    found: list[tuple[SetHeader, list[SetEntry]]] = []
+    headers: dict[str, SetHeader] = {}
+    for payload in payloads:
+        fields = netlink.attributes(payload, 4)
+        name = netlink.text_of(fields.get(ATTR_NAME, b""))
+        if ATTR_TYPE in fields:
+            described = _header_of(name, fields)
+            if described is not None:
+                headers[name] = described
+        header = headers.get(name)
+        if header is not None:
+            listed = netlink.iter_attributes(fields.get(ATTR_ENTRIES, b""))
+            entries = [entry_of(data, header.type) for kind, data in listed if kind == ATTR_DATA]
+            found.append((header, entries))
+    return found
+
+
 class IpsetSocket:
     """The sets of the network namespace it was opened in."""
 
@@ -224,24 +243,9 @@ class IpsetSocket:
         }
 
     def _list(self, *, entries: bool) -> list[tuple[SetHeader, list[SetEntry]]]:
-        """A long set comes in several messages; only the first one says what type it has."""
         flags = netlink.attribute(ATTR_FLAGS | _NET_ORDER, struct.pack(">I", 0 if entries else _LIST_HEADERS))
-        found: list[tuple[SetHeader, list[SetEntry]]] = []
-        headers: dict[str, SetHeader] = {}
-        for answer in self._netlink.dump(_message(CMD_LIST, flags), "list ipsets", needs=NEEDS):
-            fields = netlink.attributes(answer.payload, 4)
-            name = netlink.text_of(fields.get(ATTR_NAME, b""))
-            if ATTR_TYPE in fields:
-                header = _header_of(name, fields)
-                if header is not None:
-                    headers[name] = header
-            header = headers.get(name)
-            if header is not None:
-                listed = netlink.iter_attributes(fields.get(ATTR_ENTRIES, b""))
-                found.append(
-                    (header, [entry_of(data, header.type) for kind, data in listed if kind == ATTR_DATA])
-                )
-        return found
+        answers = self._netlink.dump(_message(CMD_LIST, flags), "list ipsets", needs=NEEDS)
+        return listing_of(answer.payload for answer in answers)
 
     def _revision(self, kind: SetType, family: Family | None) -> int:
         """The newest layout of a set type that this kernel offers."""

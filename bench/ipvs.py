@@ -1,0 +1,173 @@
+"""ipvs mode at scale, in User-mode Linux: full, restart and one-change syncs, beside `ipvsadm -R`.
+
+    python -m bench.ipvs                           1k x 5 and 10k x 5
+    python -m bench.ipvs --services 1000 --endpoints 5 --json FILE
+    python -m bench.ipvs --kube-proxy PATH         the real one beside ours, where its binary is given
+
+Boots User-mode Linux (root, package user-mode-linux): one CPU, system calls many times slower than on hardware.
+Compare the columns, not the seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+from bench.iptables import TimedCommands
+from bench.objects import service_json, slice_json
+from tests.uml import boot
+
+from pointsman.backends.ipvs import render
+from pointsman.backends.ipvs.apply import IpvsBackend
+from pointsman.backends.ipvs.preflight import prepare
+from pointsman.kernel.iptables import Iptables
+from pointsman.kernel.ipvs import IpvsSocket
+from pointsman.kernel.sysctl import Sysctls
+from pointsman.lab.netns import Namespace
+from pointsman.model.addresses import Family, cidr_from_text
+from pointsman.model.context import LocalDetector, LocalMode, NodeContext
+from pointsman.model.objects import EndpointSlice, Service
+from pointsman.model.tracker import Tracker
+from pointsman.sync.reconcile import Reconciler
+
+ROOT = Path(__file__).resolve().parents[1]
+BOOT_SECONDS = 3000
+CHANGES = 11
+CONTEXT = NodeContext(
+    Family.IPV4, "node-0", local=LocalDetector(LocalMode.CIDR, cidr_from_text("10.128.0.0/9"))
+)
+
+
+class Proxy:
+    """A backend over a made-up cluster, counting the programs it starts."""
+
+    def __init__(self, services: int, endpoints: int) -> None:
+        self.endpoints = endpoints
+        self.commands = TimedCommands()
+        self._iptables = Iptables(Family.IPV4, self.commands, variant="legacy")
+        self.tracker = Tracker(Family.IPV4, "node-0")
+        self.reconciler = Reconciler(IpvsBackend(Family.IPV4, self._iptables))
+        for index in range(services):
+            self.add(index)
+
+    def add(self, index: int) -> None:
+        self.tracker.service_upserted(msgspec.json.decode(service_json(index), type=Service))
+        self.replace(index, 0)
+
+    def replace(self, index: int, generation: int) -> None:
+        text = slice_json(index, self.endpoints, generation)
+        self.tracker.slice_upserted(msgspec.json.decode(text, type=EndpointSlice))
+
+    def sync(self, *, full: bool = False) -> tuple[float, int]:
+        """Seconds and started programs of one sync."""
+        before, started = self.commands.count, time.perf_counter()
+        self.reconciler.sync(self.tracker.take(), CONTEXT, full=full)
+        return time.perf_counter() - started, self.commands.count - before
+
+    def restart(self) -> None:
+        """A new process would know nothing and find everything in the kernel."""
+        self.reconciler.backend.close()
+        self.reconciler.backend = IpvsBackend(Family.IPV4, self._iptables)
+
+
+def measure(services: int, endpoints: int) -> dict[str, object]:
+    namespace = Namespace()
+    namespace.run(("ip", "link", "set", "lo", "up"))
+    with namespace.entered():
+        prepare(Sysctls())
+        proxy = Proxy(services, endpoints)
+        cold, cold_programs = proxy.sync()
+        changes = []
+        for generation in range(1, CHANGES + 1):
+            proxy.replace(services // 2, generation % 5 or 5)
+            changes.append(proxy.sync())
+        added = []
+        for index in range(services, services + 3):
+            proxy.add(index)
+            added.append(proxy.sync())
+        started = time.perf_counter()
+        drift = proxy.reconciler.backend.drift()
+        drift_seconds = time.perf_counter() - started
+        proxy.restart()
+        restart, restart_programs = proxy.sync(full=True)
+        tool = _ipvsadm_seconds(proxy)
+    namespace.close()
+    assert drift is None, drift
+    operations = services * (1 + endpoints)
+    return {
+        "proxy": "pointsman",
+        "cluster": f"{services} x {endpoints}",
+        "cold s": round(cold, 3),
+        "cold programs": cold_programs,
+        "cold server operations/s": round(operations / cold),
+        "endpoint ms": round(1000 * statistics.median(seconds for seconds, _ in changes), 2),
+        "endpoint programs": max(count for _, count in changes),
+        "service ms": round(1000 * statistics.median(seconds for seconds, _ in added), 2),
+        "drift check ms": round(1000 * drift_seconds, 1),
+        "restart s": round(restart, 3),
+        "restart programs": restart_programs,
+        "ipvsadm -R s": round(tool, 3),
+        "ipvsadm -R operations/s": round(operations / tool),
+    }
+
+
+def _ipvsadm_seconds(proxy: Proxy) -> float:
+    """How long ipvsadm takes for the servers alone, which our cold sync makes besides sets, addresses and rules."""
+    text = render.servers_text(proxy.reconciler.backend._desired)
+    sock = IpvsSocket()
+    sock.flush()
+    sock.close()
+    started = time.perf_counter()
+    subprocess.run(("ipvsadm", "-R"), input=text, text=True, check=True)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--services", type=int)
+    parser.add_argument("--endpoints", type=int, default=5)
+    parser.add_argument("--kube-proxy", default="", help="path of a kube-proxy binary to run beside ours")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    sizes = [(options.services, options.endpoints)] if options.services else [(1000, 5), (10000, 5)]
+    if options.inside:
+        rows = []
+        for services, endpoints in sizes:
+            rows.append(measure(services, endpoints))
+            if options.kube_proxy:
+                from bench.kube_proxy_ipvs import measure_kube_proxy
+
+                rows.append(measure_kube_proxy(options.kube_proxy, services, endpoints))
+            options.inside.write_text(json.dumps(rows, indent=1) + "\n")
+        return
+    reason = boot.missing()
+    if reason:
+        sys.exit(f"cannot boot User-mode Linux: {reason}")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
+        found = Path(directory) / "rows.json"
+        command = [sys.executable, "-m", "bench.ipvs", *sys.argv[1:], "--inside", str(found)]
+        status, console = boot.run(
+            f"cd {shlex.quote(str(ROOT))}\n{shlex.join(command)}\n", timeout=BOOT_SECONDS
+        )
+        if status or not found.exists():
+            sys.exit(f"failed inside User-mode Linux (status {status}):\n{console}")
+        rows = json.loads(found.read_text())
+    for row in rows:
+        print(json.dumps(row))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Schedulers, sysctls and what is said when something is missing."""
+
+from __future__ import annotations
+
+import pytest
+from tests.factory import packed
+
+from pointsman.backends.ipvs import preflight
+from pointsman.backends.ipvs.compile import Fragment
+from pointsman.backends.ipvs.desired import Desired, Touched
+from pointsman.backends.ipvs.drain import Draining
+from pointsman.backends.ipvs.preflight import kernel_version, wanted_sysctls
+from pointsman.backends.ipvs.schedulers import Schedulers
+from pointsman.backends.ipvs.verify import address_differences, entry_differences, server_differences
+from pointsman.errors import NotSupported
+from pointsman.kernel.ipvs_types import RealKey, SetEntry, VirtualKey, VirtualServer
+from pointsman.model.service import Protocol, ServicePortName
+
+
+@pytest.mark.parametrize(
+    ("release", "reuse"),
+    [("4.0.9", None), ("4.1.0", 0), ("5.8.18-generic", 0), ("5.9.0", None), ("6.18.1", None)],
+)
+def test_port_reuse_is_touched_only_on_kernels_that_need_it(release: str, reuse: int | None) -> None:
+    assert wanted_sysctls(release, strict_arp=False).get("net/ipv4/vs/conn_reuse_mode") == reuse
+
+
+def test_arp_is_touched_only_when_asked_for() -> None:
+    strict = wanted_sysctls("6.1.0", strict_arp=True)
+    assert strict["net/ipv4/conf/all/arp_ignore"] == 1
+    assert strict["net/ipv4/conf/all/arp_announce"] == 2
+    assert wanted_sysctls("6.1.0", strict_arp=False).keys() == {
+        "net/ipv4/vs/conntrack",
+        "net/ipv4/vs/expire_nodest_conn",
+        "net/ipv4/vs/expire_quiescent_template",
+        "net/ipv4/ip_forward",
+    }
+
+
+def test_a_strange_kernel_release_is_old() -> None:
+    assert kernel_version("6.18.5-cloud") == (6, 18)
+    assert kernel_version("unknown") == (0, 0)
+
+
+def test_an_unknown_scheduler_names_the_known_ones() -> None:
+    with pytest.raises(NotSupported, match=r"ipvs\.scheduler 'bogus' is unknown; use one of dh, fo, lblc"):
+        preflight.check("bogus")
+
+
+def test_a_service_gets_the_scheduler_it_asks_for_or_the_default_and_a_reason() -> None:
+    asked: list[str] = []
+    schedulers = Schedulers("rr", lambda name: asked.append(name) or name != "sed")
+    assert schedulers.choice("") == ("rr", "")
+    assert schedulers.choice("rr") == ("rr", "")
+    assert schedulers.choice("lc") == ("lc", "")
+    assert schedulers.choice("lc") == ("lc", "")
+    assert asked == ["lc"]
+    name, problem = schedulers.choice("sed")
+    assert name == "rr"
+    assert (
+        "pointsman.dev/ipvs-scheduler: this kernel lacks scheduler sed (module ip_vs_sed); using rr"
+        in problem
+    )
+    name, problem = schedulers.choice("rr; rm -rf /")
+    assert name == "rr"
+    assert "is no IPVS scheduler" in problem
+    assert asked == ["lc", "sed"], (
+        "nothing unknown may reach the kernel, which would look for a module of that name"
+    )
+
+
+def fragment(port: int, *reals: RealKey) -> Fragment:
+    address = packed("10.96.0.1")
+    server = VirtualServer(VirtualKey(6, address, port), "rr")
+    entries = (("KUBE-CLUSTER-IP", SetEntry(address, 6, port)), ("KUBE-IPVS-IPS", SetEntry(address)))
+    return Fragment(((server, reals),), entries, (address,))
+
+
+class _Found:
+    def __init__(self) -> None:
+        self.servers: dict[VirtualKey, VirtualServer] = {}
+        self.weights: dict[VirtualKey, dict[RealKey, int]] = {}
+        self.entries: dict[str, set[SetEntry]] = {}
+        self.addresses: set[bytes] = set()
+
+
+def test_verification_names_every_kind_of_difference() -> None:
+    one, two = RealKey(packed("10.244.0.1"), 8080), RealKey(packed("10.244.0.2"), 8080)
+    name = ServicePortName("default", "web", "http", Protocol.TCP)
+    desired, found = Desired(), _Found()
+    desired.replace(name, fragment(80, one), Touched())
+    key = VirtualKey(6, packed("10.96.0.1"), 80)
+    foreign, excluded = VirtualKey(6, packed("10.96.9.9"), 80), VirtualKey(6, packed("192.0.2.1"), 80)
+
+    def servers() -> list[tuple[str, str, str, str]]:
+        differences = server_differences(desired, found, Draining(1), lambda k: k == excluded)
+        return [(d.what, d.want, d.have, d.service) for d in differences]
+
+    assert servers() == [
+        ("virtual server tcp 10.96.0.1:80", "scheduler rr, flags 0x0", "", "default/web:http")
+    ]
+    found.servers = {
+        key: VirtualServer(key, "lc"),
+        foreign: VirtualServer(foreign, "rr"),
+        excluded: VirtualServer(excluded, "rr"),
+    }
+    found.weights = {key: {one: 0, two: 1}}
+    assert servers() == [
+        (
+            "virtual server tcp 10.96.0.1:80",
+            "scheduler rr, flags 0x0",
+            "scheduler lc, flags 0x0",
+            "default/web:http",
+        ),
+        ("real server 10.244.0.1:8080 of tcp 10.96.0.1:80", "weight 1", "weight 0", "default/web:http"),
+        ("real server 10.244.0.2:8080 of tcp 10.96.0.1:80", "", "weight 1", "default/web:http"),
+        ("virtual server tcp 10.96.9.9:80", "", "scheduler rr, flags 0x0", ""),
+    ]
+    found.entries = {"KUBE-CLUSTER-IP": {SetEntry(packed("10.0.0.9"), 6, 80)}}
+    assert [(d.what, d.want, d.have) for d in entry_differences(desired, found)] == [
+        ("ipset KUBE-CLUSTER-IP", "10.96.0.1,tcp:80", ""),
+        ("ipset KUBE-IPVS-IPS", "10.96.0.1", ""),
+        ("ipset KUBE-CLUSTER-IP", "", "10.0.0.9,tcp:80"),
+    ]
+    found.addresses = {packed("10.9.9.9")}
+    assert [(d.want, d.have) for d in address_differences(desired, found)] == [
+        ("10.96.0.1", ""),
+        ("", "10.9.9.9"),
+    ]
