@@ -67,6 +67,14 @@ def read(name: str) -> Count | None:
     raise KernelError(f"the kernel's answer about packet counter {name} holds no values")
 
 
+def exists(name: str) -> bool:
+    """Whether there is such a counter; False also where the kernel has no nfacct."""
+    try:
+        return read(name) is not None
+    except KernelError:
+        return False
+
+
 def delete(name: str) -> bool:
     """Remove the counter; False when it does not exist or a rule still uses it."""
     payload = _NFNL_HEADER + text(_ATTR_NAME, name)

@@ -48,6 +48,7 @@ class Bench:
             runner=self.runner,
             sysctls=self.sysctls,
             ensure_counter=self.counters.append,
+            has_counter=self.counters.__contains__,
             **options,
         )
 
@@ -321,6 +322,13 @@ def test_verification_without_a_sync_before_compares_with_the_plans(bench: Bench
     bench.sync(web("10.244.1.1"))
     bench.backend = bench.new_backend()
     assert bench.differences() == []
+
+
+def test_verification_creates_no_counters(bench: Bench) -> None:
+    bench.plans = {web().name: web()}
+    assert bench.differences()
+    assert bench.counters == []
+    assert bench.tables.restored == []
 
 
 def test_when_saving_fails_jumps_are_asked_for_one_by_one(

@@ -9,6 +9,7 @@ without that service port; any other failure leaves the state in doubt, and the 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 
 from pointsman.backends.base import Difference, SyncReport, SyncRequest
@@ -44,6 +45,7 @@ from pointsman.model.service import ServicePortName
 ROUTE_LOCALNET = "net/ipv4/conf/all/route_localnet"
 TCP_BE_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
 
+_COUNTERS = (INVALID_COUNTER, LOCALHOST_COUNTER)
 _ISOLATION_LIMIT = 20
 """More refused service ports than this in one sync point at the host, not at the services."""
 
@@ -61,12 +63,14 @@ class IptablesBackend:
         sysctls: Sysctls,
         localhost_node_ports: bool = True,
         ensure_counter: Callable[[str], None] = nfacct.ensure,
+        has_counter: Callable[[str], bool] = nfacct.exists,
     ) -> None:
         self.family = family
         self._runner = runner
         self._sysctls = sysctls
         self._localhost_node_ports = localhost_node_ports
         self._ensure_counter = ensure_counter
+        self._has_counter = has_counter
         self._settings: Settings | None = None
         self._memory = Memory()
         self._rejected: dict[ServicePortName, str] = {}
@@ -90,7 +94,8 @@ class IptablesBackend:
         settings = self._settings
         memory = self._memory
         if settings is None or settings.context != request.context:
-            settings, memory = self._probe(request), Memory()
+            counters = frozenset(filter(self._has_counter, _COUNTERS))
+            settings, memory = self._settings_with(request, counters), Memory()
         comments = comments_wanted(request.plans.values())
         fragments = {
             name: memory.recall(plan) or memory.compiled(plan, settings, comments)
@@ -106,7 +111,7 @@ class IptablesBackend:
     # full
 
     def _sync_full(self, request: SyncRequest) -> SyncReport:
-        settings = self._probe(request)
+        settings = self._prepare(request)
         if settings != self._settings:
             self._memory = Memory()
             self._settings = settings
@@ -131,16 +136,18 @@ class IptablesBackend:
                 notes.append(f"node ports do not answer on 127.0.0.1: {degraded.message}")
         return self._report(settings, True, text, notes)
 
-    def _probe(self, request: SyncRequest) -> Settings:
+    def _prepare(self, request: SyncRequest) -> Settings:
+        """Make the counters where the kernel can, and find out what rules are to be like here."""
         counters = set()
-        for name in (INVALID_COUNTER, LOCALHOST_COUNTER):
-            try:
+        for name in _COUNTERS:
+            with contextlib.suppress(KernelError):
                 self._ensure_counter(name)
-            except KernelError:
-                continue
-            counters.add(name)
+                counters.add(name)
+        return self._settings_with(request, frozenset(counters))
+
+    def _settings_with(self, request: SyncRequest, counters: frozenset[str]) -> Settings:
         facts = KernelFacts(
-            counters=frozenset(counters),
+            counters=counters,
             tcp_be_liberal=bool(self._sysctls.read_int(TCP_BE_LIBERAL)),
             random_fully=self._runner.features.random_fully,
         )

@@ -1,0 +1,59 @@
+"""Named packet counters of a real kernel."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from pointsman.errors import NotSupported
+from pointsman.kernel import nfacct
+from pointsman.kernel.command import SystemCommands
+from pointsman.lab.netns import LabUnavailable, Namespace
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(autouse=True)
+def namespace() -> Iterator[Namespace]:
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    try:
+        made = Namespace()
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+    made.run(["ip", "link", "set", "lo", "up"])
+    with made.entered():
+        try:
+            nfacct.ensure("probe")
+        except NotSupported as error:
+            pytest.skip(str(error))
+        yield made
+    made.close()
+
+
+def test_a_counter_is_made_once_read_and_deleted() -> None:
+    nfacct.ensure("here")
+    nfacct.ensure("here")
+    assert nfacct.read("here") == nfacct.Count(0, 0)
+    assert nfacct.exists("here")
+    assert nfacct.delete("here")
+    assert not nfacct.delete("here")
+    assert nfacct.read("here") is None
+    assert not nfacct.exists("here")
+
+
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+def test_rules_count_into_it_and_keep_it(variant: str) -> None:
+    nfacct.ensure("seen")
+    rule = ["-p", "udp", "--dport", "9", "-m", "nfacct", "--nfacct-name", "seen", "-j", "ACCEPT"]
+    done = SystemCommands().run([f"iptables-{variant}", "-A", "OUTPUT", *rule])
+    assert done.status == 0, done.error_text
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for _ in range(3):
+            sender.sendto(b"x", ("127.0.0.1", 9))
+    count = nfacct.read("seen")
+    assert count == nfacct.Count(3, 3 * 29)
+    assert not nfacct.delete("seen")
