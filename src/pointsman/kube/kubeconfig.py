@@ -144,7 +144,7 @@ def access_in_cluster(
     if not host or not port:
         problem = (
             "no API server: not inside a pod (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not "
-            "both set), and neither --kubeconfig nor --master is given"
+            "both set), and neither --kubeconfig nor --master is given; --manifests works without one"
         )
         raise ConfigError([problem])
     token_file = service_account / "token"
