@@ -50,7 +50,7 @@ def _render(given: argparse.Namespace, flags: Sequence[str]) -> int:
     for family, request in planned.requests.items():
         if several:
             sys.stdout.write(f"# {family.value}\n")
-        sys.stdout.write(ruleset(request, planned.config))
+        sys.stdout.write(ruleset(request, planned.config, service_metrics=options.service_metrics))
     return 0
 
 

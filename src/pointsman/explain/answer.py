@@ -23,7 +23,7 @@ from pointsman.explain.report import (
 )
 from pointsman.explain.target import Target
 from pointsman.explain.view import FamilyView, View
-from pointsman.model.addresses import address_text, host_port_text
+from pointsman.model.addresses import address_text, family_of, host_port_text
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan, TopologyMode
 from pointsman.model.service import ServicePortName
 from pointsman.model.topology import endpoint_reason
@@ -167,24 +167,30 @@ def _contested(family: FamilyView, name: ServicePortName) -> Cause:
 def _at_address(view: View, target: Target, client: str) -> Iterator[PortAnswer]:
     """Every service port with a frontend at the address and port of the question."""
     for family in view.families:
+        if target.address and family_of(target.address) is not family.family:
+            continue
         found = {
             name: asked
             for name, plan in family.plans.items()
             if target.protocol in (None, name.protocol)
-            and (asked := [f for f in plan.frontends if _frontend_matches(f, target, family, view.mode)])
+            and (
+                asked := [f for f in plan.frontends if _frontend_matches(plan, f, target, family, view.mode)]
+            )
         }
         for name in sorted(found):
             yield _port_answer(view, family, family.plans[name], found[name], client)
 
 
-def _frontend_matches(frontend: Frontend, target: Target, family: FamilyView, mode: str) -> bool:
+def _frontend_matches(
+    plan: ServicePlan, frontend: Frontend, target: Target, family: FamilyView, mode: str
+) -> bool:
     if target.number not in (0, frontend.port):
         return False
     if frontend.kind is FrontendKind.NODE_PORT:
         address = target.address or b""
         if not address:
             return True
-        return target.number != 0 and not node_port_denial(address, family, mode)
+        return target.number != 0 and not node_port_denial(address, plan.port.protocol, family, mode)
     return frontend.address == target.address
 
 

@@ -18,6 +18,7 @@ from pointsman.model.addresses import address_from_text, address_text, family_of
 from pointsman.model.context import LocalMode
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
+from pointsman.model.service import Protocol
 
 REFUSED = "refused (the client fails at once)"
 SILENT = "dropped in silence (the client times out)"
@@ -36,6 +37,8 @@ _WORDS = {
     ClientKind.NODE: "this node itself",
     ClientKind.OUTSIDE: "a client outside",
 }
+_ADDRESSED_POD = "a pod"
+"""With a cluster-wide range, pods of other nodes count as local, too."""
 
 
 class Client(msgspec.Struct, frozen=True):
@@ -46,7 +49,10 @@ class Client(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        return f"{address_text(self.address)} ({_WORDS[self.kind]})" if self.address else _WORDS[self.kind]
+        if not self.address:
+            return _WORDS[self.kind]
+        words = _ADDRESSED_POD if self.kind is ClientKind.POD else _WORDS[self.kind]
+        return f"{address_text(self.address)} ({words})"
 
 
 EVERYONE = tuple(Client(kind) for kind in ClientKind)
@@ -73,7 +79,9 @@ def _kind_of(address: bytes, view: FamilyView) -> ClientKind:
     local = view.context.local
     if local.mode is LocalMode.CIDR and local.cidr is not None:
         return ClientKind.POD if local.cidr.contains(address) else ClientKind.OUTSIDE
-    here = any(e.address == address and e.local for s in view.states.values() for e in s.endpoints)
+    here = any(cidr.contains(address) for cidr in view.pod_ranges) or any(
+        e.address == address and e.local for state in view.states.values() for e in state.endpoints
+    )
     return ClientKind.POD if here else ClientKind.OUTSIDE
 
 
@@ -81,7 +89,8 @@ def path(plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView
     """What a connection of this client to this frontend meets."""
     denied = denied_by_ranges(frontend, client, view)
     if denied:
-        return Path(client.words, answered=False, result=f"{SILENT}: {denied}", restricted=True)
+        meets = REFUSED if mode == IPTABLES and not plan.has_any else SILENT
+        return Path(client.words, answered=False, result=f"{meets}: {denied}", restricted=True)
     if frontend.kind is FrontendKind.NODE_PORT and serves_node_ports_nowhere(view):
         return Path(
             client.words, answered=False, result="not answered: nodePortAddresses selects no address here"
@@ -137,6 +146,11 @@ def _endpoints(
 
 def _nothing(plan: ServicePlan, frontend: Frontend, client: Client, mode: str) -> str:
     internal = frontend.kind is FrontendKind.CLUSTER_IP
+    if mode == IPVS and plan.cluster_endpoints:
+        return (
+            "not answered: sent to remote endpoints with the client's own address; their answers go to it past this "
+            "node, so it usually times out"
+        )
     if plan.has_any and frontend.local_policy and not (mode == IPVS and internal):
         return f"{SILENT}: policy Local and no usable endpoint on this node"
     external = frontend.kind in (FrontendKind.LOAD_BALANCER_IP, FrontendKind.EXTERNAL_IP)
@@ -153,8 +167,10 @@ def _source(
     if mode == IPVS and client.kind is ClientKind.NODE and external and frontend.local_policy:
         return f"the endpoint sees {address_text(frontend.address)}, which the node itself holds in ipvs mode"
     if _masqueraded(frontend, client, view):
-        itself = any(endpoint.address in view.node_addresses for endpoint in endpoints)
-        exception = " (an endpoint that is this node itself: kept)" if itself else ""
+        itself = [endpoint.address in view.node_addresses for endpoint in endpoints]
+        if all(itself):
+            return "kept (the endpoint is this node itself)"
+        exception = " (an endpoint that is this node itself: kept)" if any(itself) else ""
         return f"becomes this node's address towards the endpoint{exception}"
     hairpin = client.kind is ClientKind.POD and any(
         endpoint.address == client.address if client.address else endpoint.local for endpoint in endpoints
@@ -177,12 +193,14 @@ def serves_node_ports_nowhere(view: FamilyView) -> bool:
     return not where.match_all and not where.addresses
 
 
-def node_port_denial(address: bytes, view: FamilyView, mode: str) -> str:
+def node_port_denial(address: bytes, protocol: Protocol, view: FamilyView, mode: str) -> str:
     """Why node ports do not answer at this address of the node; empty when they do."""
     where = view.context.node_port_addresses
     text = address_text(address)
     if (len(address) == 4 and address[0] == 127) or address == bytes(15) + b"\x01":
-        if mode == IPTABLES and len(address) == 4 and view.localhost_node_ports and where.loopback:
+        asked_for = where.loopback if mode == IPTABLES else where.localhost_keyword
+        possible = (mode == IPTABLES and len(address) == 4) or (mode == NFTABLES and protocol is Protocol.TCP)
+        if possible and asked_for and view.localhost_node_ports:
             return ""
         if mode == IPTABLES and len(address) == 4:
             return (

@@ -74,10 +74,12 @@ def _node_port(view: View, family: FamilyView, target: Target, address: bytes) -
     if address not in family.node_addresses and not loopback:
         return
     serving = [
-        name for name, plan in sorted(family.plans.items()) if plan.port.node_port == target.number != 0
+        name
+        for name, plan in sorted(family.plans.items())
+        if plan.port.node_port == target.number != 0 and target.protocol in (None, name.protocol)
     ]
     if serving:
-        denial = node_port_denial(address, family, view.mode)
+        denial = node_port_denial(address, serving[0].protocol, family, view.mode)
         yield Cause(
             "NodePortAddresses",
             f"{serving[0]} has node port {target.number}, but not at this address: {denial}",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from pointsman.backends.base import Difference
-from pointsman.model.addresses import Family
+from pointsman.model.addresses import Cidr, Family
 from pointsman.model.context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import Problem, ServicePortName
@@ -26,7 +26,9 @@ class FamilyView(msgspec.Struct, frozen=True):
     """By Service key and slice: how many endpoints each of its ports has. May cover only the Services asked about."""
     node_addresses: tuple[bytes, ...] = ()
     localhost_node_ports: bool = False
-    """IPv4 node ports answer on 127.0.0.1 (iptables mode)."""
+    """Node ports may answer on loopback: iptables.localhostNodePorts, or in nftables mode its feature gate."""
+    pod_ranges: tuple[Cidr, ...] = ()
+    """The Node's own podCIDRs."""
     rejected: Mapping[ServicePortName, str] = {}
     """Left out because the kernel refused it."""
     unsynced: frozenset[ServicePortName] = frozenset()

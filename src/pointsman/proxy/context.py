@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from pointsman.config.gates import effective_gates
 from pointsman.config.types import IPVS, NFTABLES, KubeProxyConfiguration
 from pointsman.model.addresses import Cidr, Family, cidr_from_text
 from pointsman.model.context import NodeContext
@@ -49,6 +50,19 @@ def node_context(
         external_allow=_of_family(external_allow, family),
         local_addresses=tuple(sorted(local_addresses)) if config.mode == IPVS else (),
     )
+
+
+def localhost_node_ports(config: KubeProxyConfiguration) -> bool:
+    """Whether node ports may answer on loopback at all, as far as the configuration decides it."""
+    if config.mode == NFTABLES:
+        return effective_gates(config.feature_gates).enabled("KubeProxyNFTablesLocalhostNodePorts")
+    return config.iptables.localhost_node_ports
+
+
+def pod_ranges(node: NodeFacts) -> tuple[Cidr, ...]:
+    """The Node's own pod ranges, both families."""
+    found = (cidr_from_text(text) for text in node.pod_cidrs)
+    return tuple(cidr for cidr in found if cidr is not None)
 
 
 def _of_family(texts: Iterable[str], family: Family) -> tuple[Cidr, ...]:

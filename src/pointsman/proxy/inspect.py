@@ -34,6 +34,7 @@ from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import address_text
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
+from pointsman.proxy.context import localhost_node_ports, pod_ranges
 from pointsman.proxy.family import FamilyProxy
 from pointsman.proxy.proxy import Proxy
 from pointsman.serve.http import Handler, reply, text_response
@@ -161,7 +162,8 @@ class Inspector:
             states=dict(family.tracker.states),
             slices={key: family.tracker.slice_ports(key) for key in taken.concerned},
             node_addresses=tuple({*addresses, *context.node_ips}),
-            localhost_node_ports=self._proxy.config.iptables.localhost_node_ports,
+            localhost_node_ports=localhost_node_ports(self._proxy.config),
+            pod_ranges=pod_ranges(self._proxy.facts),
             rejected=dict(family.hooks.rejected),
             unsynced=taken.unsynced | family.tracker.pending_names,
             last_error=error,

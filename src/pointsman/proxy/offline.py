@@ -21,11 +21,11 @@ from pointsman.explain.remarks import Remarks
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import Family, address_from_text
 from pointsman.model.context import NodeContext
-from pointsman.model.node import node_facts
+from pointsman.model.node import NodeFacts, node_facts
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
 from pointsman.model.service import Problem
 from pointsman.model.tracker import Tracker
-from pointsman.proxy.context import node_context
+from pointsman.proxy.context import localhost_node_ports, node_context, pod_ranges
 from pointsman.source.manifests import load_objects
 from pointsman.sync.reconcile import Reconciler
 
@@ -108,7 +108,7 @@ def plan_objects(
     facts = node_facts(node_name, node, config.bind_address)
     service_cidrs = [c for item in objects if isinstance(item, ServiceCIDR) for c in item.spec.cidrs or ()]
     addresses = local_addresses or {family: _node_addresses(node, family) for family in families}
-    planner = _Planner(objects, config, node_name, notes)
+    planner = _Planner(objects, config, facts, notes)
     views: list[FamilyView] = []
     requests: dict[Family, SyncRequest] = {}
     for family in families:
@@ -162,12 +162,13 @@ class _Planner:
     """Feeds the objects to a tracker and a reconciler per family."""
 
     def __init__(
-        self, objects: Sequence[KubeObject], config: KubeProxyConfiguration, node_name: str, notes: list[str]
+        self, objects: Sequence[KubeObject], config: KubeProxyConfiguration, node: NodeFacts, notes: list[str]
     ) -> None:
         self._services = [item for item in objects if isinstance(item, Service)]
         self._slices = [item for item in objects if isinstance(item, EndpointSlice)]
         self._config = config
-        self._node_name = node_name
+        self._node_name = node.name
+        self._pod_ranges = pod_ranges(node)
         self._notes = notes
         self._allow_external = effective_gates(config.feature_gates).enabled("AllowServiceExternalIPs")
         self.remarks = Remarks()
@@ -197,7 +198,8 @@ class _Planner:
             states=tracker.states,
             slices={key: tracker.slice_ports(key) for key in keys},
             node_addresses=node_addresses,
-            localhost_node_ports=self._config.iptables.localhost_node_ports,
+            localhost_node_ports=localhost_node_ports(self._config),
+            pod_ranges=self._pod_ranges,
         )
         return keeper.request, view
 
@@ -206,12 +208,16 @@ class _Planner:
         self._notes.append(f"{kind} {meta.key}: {problem.message}")
 
 
-def ruleset(request: SyncRequest, config: KubeProxyConfiguration) -> str:
+def ruleset(request: SyncRequest, config: KubeProxyConfiguration, *, service_metrics: bool = False) -> str:
     """The exact rules of one family as text, the same for the same request."""
     if config.mode == NFTABLES:
         from pointsman.backends.nftables.apply import NftablesBackend
 
-        return NftablesBackend(request.context.family).render(request)
+        return NftablesBackend(
+            request.context.family,
+            service_metrics=service_metrics,
+            localhost_node_ports=localhost_node_ports(config),
+        ).render(request)
     if config.mode == IPVS:
         from pointsman.backends.ipvs.render import render as ipvs_rules
 
