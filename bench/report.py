@@ -88,8 +88,13 @@ def readme(text: str, results: Mapping[str, Any]) -> str:
         begin = line.rsplit("|", 5)[0].rstrip()
         if begin in README_ROWS:
             figure = README_ROWS[begin]
-            cells = (_cell(figure, ours[figure]), _cell(figure, theirs[figure]), "", "")
-            lines[number] = f"{begin} | {' | '.join(cells)} |\n".replace("|  |", "| |").replace("|  |", "| |")
+            cells = (
+                _cell(figure, ours[figure]),
+                _cell(figure, theirs[figure]),
+                "not measured",
+                "not measured",
+            )
+            lines[number] = f"{begin} | {' | '.join(cells)} |\n"
     return "".join(lines)
 
 

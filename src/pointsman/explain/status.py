@@ -143,8 +143,12 @@ def status_text(status: StatusReport) -> str:
         lines.append(f"Configuration read again {age_text(status.reload.age)} ago: {state}")
     troubles = status.troubles
     lines += [f"! degraded: {check}: {why}" for check, why in status.degraded.items()]
-    lines += [f"✗ {trouble}" for trouble in troubles] or ["✓ no trouble known"]
+    lines += [f"✗ {trouble}" for trouble in troubles] or [_all_well(status)]
     return "\n".join(lines) + "\n"
+
+
+def _all_well(status: StatusReport) -> str:
+    return "✓ no trouble known" + (" beyond that" if status.degraded else "")
 
 
 def _family_row(family: FamilyStatus) -> list[str]:
