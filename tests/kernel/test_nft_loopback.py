@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -34,6 +37,7 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     space.run(["ip", "address", "add", f"{SERVER[chosen]}/{bits}", "dev", "lo", *at_once])
     with space.entered():
         domain = socket.AF_INET if chosen is Family.IPV4 else socket.AF_INET6
+        _await_address(domain, SERVER[chosen])
         server = socket.create_server((SERVER[chosen], 8080), family=domain)
         thread = threading.Thread(target=_echo, args=(server,))
         thread.start()
@@ -42,6 +46,16 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
         thread.join()
         server.close()
     space.close()
+
+
+def _await_address(domain: socket.AddressFamily, address: str) -> None:
+    """The kernel installs the route of a new IPv6 address a little later."""
+    for _ in range(1000):
+        with socket.socket(domain, socket.SOCK_DGRAM) as sock:
+            if sock.connect_ex((address, 9)) == 0:
+                return
+        time.sleep(0.01)
+    pytest.fail(f"{address} is not reachable")
 
 
 def _echo(server: socket.socket) -> None:
@@ -130,3 +144,28 @@ def test_a_taken_port_is_reported_and_the_rest_goes_on(backend: NftablesBackend,
     assert f"node port {PORT} is not served at {LOOPBACK[family]}: Address already in use" in note
     backend.sync(everything(node(family), {made.name: made}))
     assert exchanged(family, b"later") == b"later"
+
+
+def test_a_client_that_resets_its_connection_frees_the_endpoint(
+    backend: NftablesBackend, family: Family
+) -> None:
+    made = web(family)
+    backend.sync(everything(node(family), {made.name: made}))
+    client = socket.create_connection((LOOPBACK[family], PORT), timeout=10)
+    client.sendall(b"never finished")
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    assert exchanged(family, b"next") == b"next"
+
+
+def test_open_connections_end_quietly_with_the_backend(
+    backend: NftablesBackend, family: Family, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = web(family)
+    backend.sync(everything(node(family), {made.name: made}))
+    with socket.create_connection((LOOPBACK[family], PORT), timeout=10) as client:
+        client.sendall(b"x")
+        backend.close()
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+    assert caplog.records == []

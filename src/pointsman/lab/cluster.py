@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
 from pointsman.lab.echo import EchoServers
 from pointsman.lab.hosts import BRIDGE, GATEWAY, HOSTS, NODES, OUTSIDE, POD_RANGES, Attachment, Host
-from pointsman.lab.netns import Namespace
+from pointsman.lab.netns import LabUnavailable, Namespace
+
+_IPV6_SECONDS = 10.0
 
 _EVERY_HOST = {
     # Addresses are ours alone: waiting for duplicate detection would only delay the start.
@@ -104,6 +109,27 @@ class Cluster:
             )
         for host in HOSTS.values():
             self._namespaces[host.name].run(("ip", "-batch", "-"), _host_commands(host))
+        for host in HOSTS.values():
+            self._await_ipv6(host)
+
+    def _await_ipv6(self, host: Host) -> None:
+        """The kernel installs the routes of a new IPv6 address a little later, longer on a busy machine."""
+        until = time.monotonic() + _IPV6_SECONDS
+        while True:
+            with (
+                self._namespaces[host.name].entered(),
+                socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sock,
+                contextlib.suppress(OSError),
+            ):
+                sock.connect((host.ipv6, 9))
+                sock.connect((GATEWAY[6], 9))
+                if sock.getsockname()[0] == host.ipv6:
+                    return
+            if time.monotonic() > until:
+                raise LabUnavailable(
+                    f"IPv6 does not come up in the namespace of {host.name}: is it switched off on this machine?"
+                )
+            time.sleep(0.005)
 
     def _port_commands(self, attachment: Attachment, bridge: str) -> str:
         lines = []

@@ -127,10 +127,12 @@ class LoopbackNodePorts:
 
     async def _serve(self, listener: socket.socket, port: int) -> asyncio.Server:
         async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                await self._carry(port, reader, writer)
-            finally:
-                writer.close()
+            # Cancelled only when everything ends; the stream callback of Python 3.11 would log that as an error.
+            with contextlib.suppress(asyncio.CancelledError):
+                try:
+                    await self._carry(port, reader, writer)
+                finally:
+                    writer.close()
 
         return await asyncio.start_server(accepted, sock=listener, limit=_CHUNK)
 
@@ -152,9 +154,11 @@ class LoopbackNodePorts:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy until the end, then pass the end on; the other direction may go on."""
-    with contextlib.suppress(ConnectionError):
+    """Copy until the end, then pass the end on; the other direction may go on. A reset is passed on as one."""
+    try:
         while data := await reader.read(_CHUNK):
             writer.write(data)
             await writer.drain()
         writer.write_eof()
+    except ConnectionError:
+        writer.transport.abort()
