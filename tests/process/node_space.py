@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -36,6 +37,8 @@ needs_root = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and netfilter"),
 ]
 
+_PATIENCE = 10.0
+"""Seconds for an answer on a busy machine. A lost packet shows by being sent again, not by the time it takes."""
 _LINKS = f"""link set lo up
 link add eth0 type veth peer name eth1
 link set eth0 up
@@ -110,17 +113,27 @@ class NodeSpace:
         return total
 
     def connects(self, address: str, port: int = 80, seconds: float = 0.5) -> bool:
-        """Whether somebody answers behind a service address."""
+        """Whether somebody answers behind a service address within that time."""
+        return not self.trouble(address, port, seconds)
+
+    def trouble(self, address: str, port: int, seconds: float) -> str:
+        """What went wrong with a connection; empty when it was answered and no packet was lost."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with self.namespace.entered():
             sock = socket.socket(family)
         with sock:
             sock.settimeout(seconds)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             try:
                 sock.connect((address, port))
-                return sock.recv(16) == b"hello"
-            except OSError:
-                return False
+                greeting = sock.recv(16)
+            except OSError as error:
+                return str(error)
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+            lost = struct.unpack_from("=I", info, 100)[0]
+            if lost:
+                return f"{lost} packets sent again"
+            return "" if greeting == b"hello" else f"answered {greeting!r}"
 
     @contextlib.contextmanager
     def backend(self, *addresses: str) -> Iterator[None]:
@@ -184,8 +197,9 @@ class Traffic:
     def _run(self) -> None:
         while not self._ended.is_set():
             for address, port in self._targets:
-                if not self._node.connects(address, port):
-                    self.failures.append(f"{address}:{port} at {time.time():.3f}")
+                trouble = self._node.trouble(address, port, _PATIENCE)
+                if trouble:
+                    self.failures.append(f"{address}:{port} at {time.time():.3f}: {trouble}")
                 self.made += 1
             time.sleep(0.001)
 

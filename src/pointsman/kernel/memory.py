@@ -38,8 +38,10 @@ def settle() -> None:
     """Collect once, exempt the survivors from later collections, and return free heap pages to the system.
 
     The objects of a cluster live as long as the cluster; without this every full collection walks over all of them
-    in the middle of some sync.
+    in the middle of some sync. What an earlier call exempted is looked at again: after a restart inside the process
+    it is garbage.
     """
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
     with contextlib.suppress(AttributeError, OSError):

@@ -1,0 +1,146 @@
+"""Thousands of changes per second and many restarts: no connection lost, memory flat, nothing left open."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from tests import factory
+from tests.faults.churn import flood, slice_line
+from tests.process.api_thread import ApiThread
+from tests.process.assembled import assembled, until
+from tests.process.node_space import (
+    HEALTH_PORT,
+    NODE_IP,
+    NodeProcess,
+    NodeSpace,
+    Traffic,
+    eventually,
+    needs_root,
+    node_object,
+    web_service,
+    web_slices,
+)
+
+from pointsman.model.addresses import Family
+
+CHURN_SECONDS = 4.0
+EVENTS_PER_SECOND = 4000
+ALLOWED_GROWTH_KILOBYTES = 8 * 1024
+RESTARTS = 8
+
+
+@pytest.mark.kernel
+@needs_root[1]
+def test_a_flood_of_changes_costs_no_connection_and_no_memory(
+    node: NodeSpace, process: NodeProcess, api: ApiThread
+) -> None:
+    busy = [f"busy-{number}" for number in range(40)]
+    api.load(node_object(), web_service(), *web_slices())
+    for number, name in enumerate(busy, start=100):
+        api.load(web_service(name, number), *web_slices(name))
+    process.configure(clientConnection={"kubeconfig": str(api.kubeconfig), "qps": 500, "burst": 500})
+    with node.backend():
+        process.start(from_api=True)
+        process.wait_synced()
+        eventually(lambda: node.connects("10.96.0.10"))
+        sent = 0
+        for sent in flood(api, busy, 1.0, EVENTS_PER_SECOND, 100_000):  # noqa: B007
+            pass
+        _caught_up(node, sent)
+        before = process.resident_kilobytes()
+        with Traffic(node, ("10.96.0.10", 80), ("fd00:10:96::10", 80)) as traffic:
+            warm = sent
+            for sent in flood(api, busy, CHURN_SECONDS, EVENTS_PER_SECOND, 500_000):  # noqa: B007
+                pass
+            _caught_up(node, warm + sent)
+            last = slice_line("busy-0", 900_000, NODE_IP)
+            api.call(lambda server: server.send_raw("EndpointSlice", last))
+            eventually(lambda: node.connects("10.96.0.100"))
+        assert traffic.failures == []
+        assert process.resident_kilobytes() - before < ALLOWED_GROWTH_KILOBYTES
+        assert node.get("/healthz", HEALTH_PORT).status == 200
+
+
+def _caught_up(node: NodeSpace, events: int) -> None:
+    name = "kubeproxy_sync_proxy_rules_endpoint_changes_total"
+    eventually(lambda: node.metric(name), lambda seen: seen >= events, seconds=30)
+
+
+@pytest.mark.kernel
+@needs_root[1]
+def test_restarts_inside_the_process_leave_nothing_open(node: NodeSpace, process: NodeProcess) -> None:
+    process.objects(web_service(), *web_slices(), node_object())
+
+    def restart(number: int) -> None:
+        process.configure(
+            mode=("nftables", "iptables")[number % 2],
+            enableProfiling=number % 4 < 2,
+        )
+        eventually(
+            lambda: node.metric("pointsman_config_reloads_total", result="restarted"),
+            lambda count: count == number,
+        )
+        process.wait_synced()
+
+    with node.backend():
+        process.start()
+        process.wait_synced()
+        for number in (1, 2):
+            restart(number)
+        before = _at_rest(process)
+        with Traffic(node, ("10.96.0.10", 80)) as traffic:
+            for number in range(3, 3 + RESTARTS):
+                restart(number)
+        assert traffic.failures == []
+        after = _at_rest(process)
+        assert after[:2] == before[:2]
+        assert after[2] - before[2] < 1024
+        assert process.stop() == 0
+        assert "Traceback" not in process.log_text
+
+
+def _at_rest(process: NodeProcess) -> tuple[int, int, int]:
+    """Descriptors, threads and memory once they have not changed for a second."""
+    while True:
+        counts = process.descriptors(), process.threads()
+        time.sleep(1.0)
+        if counts == (process.descriptors(), process.threads()):
+            return *counts, process.resident_kilobytes()
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time
+    offset = [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + offset[0])
+
+    async def scenario() -> None:
+        async with assembled() as world:
+            world.source.put(
+                factory.service(), factory.node(addresses=[{"type": "InternalIP", "address": "172.30.0.10"}])
+            )
+            world.source.listed()
+            await world.settled()
+            for number, jump in enumerate((-86_400.0, 10 * 365 * 86_400.0, -1e9), start=1):
+                offset[0] = jump
+                trigger = {
+                    "annotations": {
+                        "endpoints.kubernetes.io/last-change-trigger-time": "2026-01-01T00:00:00Z"
+                    }
+                }
+                world.source.put(factory.endpoint_slice(f"10.244.1.{number}", metadata=trigger))
+                await until(
+                    lambda n=number: any(
+                        endpoint.address[-1] == n
+                        for plan in world.backends[Family.IPV4].programmed.values()
+                        for endpoint in plan.cluster_endpoints
+                    )
+                )
+                assert world.proxy.health.livez().status == 200
+                assert world.proxy.health.healthz().status == 200
+            for line in world.metrics.exposition().decode().splitlines():
+                if "_seconds_sum" in line and not line.startswith("#"):
+                    assert float(line.split()[-1]) >= 0, line
+
+    asyncio.run(scenario())
