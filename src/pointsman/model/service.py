@@ -206,9 +206,12 @@ def _has_address_of(texts: Iterable[str] | None, family: Family) -> bool:
 
 
 def _load_balancer_ips(service: Service, family: Family, problems: list[Problem]) -> tuple[bytes, ...]:
-    """Addresses of the status that are to be served here: ipMode Proxy ones belong to the balancer itself."""
+    """Addresses of the status that are to be served here: ipMode Proxy ones belong to the balancer itself.
+
+    They count whatever the type: an API server may be told to keep them for other types, and clears them otherwise.
+    """
     status = service.status.load_balancer
-    if service.spec.type != "LoadBalancer" or status is None or not status.ingress:
+    if status is None or not status.ingress:
         return ()
     texts = [entry.ip for entry in status.ingress if entry.ip and entry.ip_mode in (None, "VIP")]
     return _frontend_addresses(texts, family, "status.loadBalancer.ingress", problems)

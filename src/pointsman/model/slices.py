@@ -1,7 +1,8 @@
 """EndpointSlices into endpoints per service port: decode once, merge cheaply.
 
 A Service may have many slices, and the same address may stand in two of them with different conditions while a
-controller moves it. The better state wins, so the result does not depend on the order of events.
+controller moves it, or a pod network gives the address of a leaving pod to a new one. What stays wins over what
+leaves, then the better state, so the result does not depend on the order of events.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def merged(lists: Iterable[tuple[Endpoint, ...]]) -> tuple[Endpoint, ...]:
 
 def _rank(endpoint: Endpoint) -> tuple[bool, bool, bool, bool, tuple[str, ...], tuple[str, ...], str, str]:
     return (
-        endpoint.ready,
         not endpoint.terminating,
+        endpoint.ready,
         endpoint.serving,
         endpoint.local,
         endpoint.zone_hints,

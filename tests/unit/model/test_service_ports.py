@@ -94,9 +94,9 @@ def test_ip_mode_proxy_is_not_served_and_vip_is() -> None:
     assert port.load_balancer_ips == (packed("203.0.113.2"),)
 
 
-def test_a_status_counts_only_on_a_load_balancer() -> None:
+def test_a_status_counts_whatever_the_type() -> None:
     port = only_port(service(type="NodePort", status={"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}}))
-    assert port.load_balancer_ips == ()
+    assert port.load_balancer_ips == (packed("203.0.113.1"),)
 
 
 @pytest.mark.parametrize(

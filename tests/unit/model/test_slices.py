@@ -110,6 +110,12 @@ def test_the_better_state_of_a_duplicate_wins_in_any_order() -> None:
     assert merged([(ready,), (draining,)]) == merged([(draining,), (ready,)]) == (ready,)
 
 
+def test_a_new_pod_wins_over_a_leaving_one_with_its_address_even_before_it_is_ready() -> None:
+    starting = endpoint(ready=False, serving=False)
+    leaving = endpoint(ready=True, terminating=True)
+    assert merged([(starting,), (leaving,)]) == merged([(leaving,), (starting,)]) == (starting,)
+
+
 def test_a_duplicate_inside_one_slice_counts_once() -> None:
     assert len(endpoints(endpoint_slice("10.244.1.1", "10.244.1.1"))) == 1
 
