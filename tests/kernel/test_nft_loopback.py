@@ -65,7 +65,7 @@ def _echo(server: socket.socket) -> None:
             connection, _ = server.accept()
         except OSError:
             return
-        with connection:
+        with connection, contextlib.suppress(ConnectionError):
             connection.sendall(_everything(connection))
 
 
