@@ -51,8 +51,8 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
 def _await_address(domain: socket.AddressFamily, address: str) -> None:
     """The kernel installs the route of a new IPv6 address a little later."""
     for _ in range(1000):
-        with socket.socket(domain, socket.SOCK_DGRAM) as sock:
-            if sock.connect_ex((address, 9)) == 0:
+        with socket.socket(domain) as sock:
+            if sock.connect_ex((address, 9)) == errno.ECONNREFUSED:
                 return
         time.sleep(0.01)
     pytest.fail(f"{address} is not reachable")
@@ -81,7 +81,7 @@ def backend(family: Family) -> Iterator[NftablesBackend]:
 
 
 def node(family: Family, *, asked: bool = True) -> NodeContext:
-    return context(family, node_port_addresses=NodePortAddresses(match_all=False, localhost_keyword=asked))
+    return context(family, node_port_addresses=NodePortAddresses(match_all=False, loopback_asked=asked))
 
 
 def web(family: Family, protocol: Protocol = Protocol.TCP, servers: int = 1) -> ServicePlan:
@@ -116,6 +116,16 @@ def test_ports_follow_the_plans(backend: NftablesBackend, family: Family) -> Non
     assert exchanged(family, b"hello") == b"hello"
     backend.sync(part(node(family), {}, made.name))
     assert refused(family)
+
+
+def test_policy_local_leaves_out_endpoints_elsewhere(backend: NftablesBackend, family: Family) -> None:
+    port = service_port(cluster_ip=VIP[family], node_port=PORT, external_local=True)
+    elsewhere = plan(port, endpoint(SERVER[family]), node_context=node(family))
+    here = plan(port, endpoint(SERVER[family], local=True), node_context=node(family))
+    backend.sync(everything(node(family), {here.name: elsewhere}))
+    assert refused(family)
+    backend.sync(part(node(family), {here.name: here}, here.name))
+    assert exchanged(family, b"here") == b"here"
 
 
 def test_a_port_can_pass_from_one_service_to_another(backend: NftablesBackend, family: Family) -> None:

@@ -198,7 +198,7 @@ def node_port_denial(address: bytes, protocol: Protocol, view: FamilyView, mode:
     where = view.context.node_port_addresses
     text = address_text(address)
     if (len(address) == 4 and address[0] == 127) or address == bytes(15) + b"\x01":
-        asked_for = where.loopback if mode == IPTABLES else where.localhost_keyword
+        asked_for = where.loopback if mode == IPTABLES else where.loopback_asked
         possible = (mode == IPTABLES and len(address) == 4) or (mode == NFTABLES and protocol is Protocol.TCP)
         if possible and asked_for and view.localhost_node_ports:
             return ""

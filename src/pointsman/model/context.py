@@ -39,8 +39,8 @@ class NodePortAddresses(msgspec.Struct, frozen=True, gc=False):
     addresses: tuple[bytes, ...] = ()
     loopback: bool = True
     """IPv4 loopback is among the configured ranges (127.0.0.0/8 is covered or everything is)."""
-    localhost_keyword: bool = False
-    """The keyword `localhost` was given (nftables localhost node ports, behind its gate)."""
+    loopback_asked: bool = False
+    """Loopback was asked for by name, as `localhost` or a range inside it (nftables, behind its gate)."""
 
 
 class NodeContext(msgspec.Struct, frozen=True, gc=False):

@@ -27,7 +27,6 @@ def node_port_addresses(
     primary address in nftables mode (`primary_by_default`) and every address in the others.
     """
     entries = list(configured) or (["primary"] if primary_by_default else ["all"])
-    localhost = "localhost" in entries
     ranges: list[Cidr] = []
     for entry in entries:
         if entry == "all":
@@ -40,9 +39,10 @@ def node_port_addresses(
             cidr = cidr_from_text(entry)
             if cidr is not None and cidr.family is family:
                 ranges.append(cidr)
-    if not ranges or any(cidr.is_everything for cidr in ranges):
-        return NodePortAddresses(localhost_keyword=localhost)
     loopback = _LOOPBACK[family]
+    asked = any(loopback.contains(cidr.network) for cidr in ranges)
+    if not ranges or any(cidr.is_everything for cidr in ranges):
+        return NodePortAddresses(loopback_asked=asked)
     covers_loopback = any(
         cidr.contains(loopback.network) or loopback.contains(cidr.network) for cidr in ranges
     )
@@ -51,5 +51,5 @@ def node_port_addresses(
         match_all=False,
         addresses=tuple(sorted(found)),
         loopback=covers_loopback,
-        localhost_keyword=localhost,
+        loopback_asked=asked,
     )

@@ -52,7 +52,25 @@ def test_ranges_of_one_family_leave_the_other_at_all_addresses() -> None:
 def test_primary_and_localhost_together() -> None:
     found = resolved("primary", "localhost")
     assert set(found.addresses) == {packed("127.0.0.1"), packed("172.30.0.10")}
-    assert found.localhost_keyword
+    assert found.loopback_asked
+
+
+@pytest.mark.parametrize(
+    ("entries", "asked"),
+    [
+        (("127.0.0.0/8",), {Family.IPV4}),
+        (("127.0.0.1/32", "172.30.0.0/24"), {Family.IPV4}),
+        (("::1/128",), {Family.IPV6}),
+        (("all", "localhost"), {Family.IPV4, Family.IPV6}),
+        (("0.0.0.0/0", "::/0"), set()),
+        (("0.0.0.0/1",), set()),
+    ],
+)
+def test_loopback_is_asked_for_by_name_not_by_a_range_around_it(
+    entries: tuple[str, ...], asked: set[Family]
+) -> None:
+    found = {family for family in Family if resolved(*entries, family=family, nftables=True).loopback_asked}
+    assert found == asked
 
 
 def test_a_range_that_holds_no_address_serves_nowhere() -> None:

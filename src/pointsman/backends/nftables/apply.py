@@ -110,7 +110,7 @@ class NftablesBackend:
         self._totals.restarted()
         self._watch.loaded(self._open(), self._reader())
         if self._loopback is not None:
-            asked = request.context.node_port_addresses.localhost_keyword
+            asked = request.context.node_port_addresses.loopback_asked
             notes = (*notes, *self._loopback.replace(request.plans if asked else {}))
         return self._report(contents, batch, size, full=True, notes=notes)
 
@@ -176,7 +176,7 @@ class NftablesBackend:
         if change.batch:
             self._watch.committed(self._open())
         notes: tuple[str, ...] = ()
-        if self._loopback is not None and request.context.node_port_addresses.localhost_keyword:
+        if self._loopback is not None and request.context.node_port_addresses.loopback_asked:
             notes = tuple(self._loopback.update(request.changed))
         return self._report(contents, change.batch, size, full=False, notes=notes)
 

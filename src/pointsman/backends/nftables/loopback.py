@@ -28,10 +28,10 @@ Target = tuple[str, int]
 
 
 def loopback_targets(plan: ServicePlan) -> tuple[int, tuple[Target, ...]] | None:
-    """Node port and endpoints; the node itself reaches all of them, whatever the policy. None when not served."""
-    if plan.port.protocol is not Protocol.TCP or not plan.port.node_port or not plan.cluster_endpoints:
+    """Node port and the endpoints that its policy allows; None when not served."""
+    if plan.port.protocol is not Protocol.TCP or not plan.port.node_port or not plan.external_endpoints:
         return None
-    endpoints = tuple((address_text(e.address), e.port) for e in plan.cluster_endpoints)
+    endpoints = tuple((address_text(e.address), e.port) for e in plan.external_endpoints)
     return plan.port.node_port, endpoints
 
 
