@@ -30,6 +30,7 @@ from pointsman.backends.ipvs.apply import IpvsBackend
 from pointsman.backends.ipvs.preflight import prepare
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.ipvs import IpvsSocket
+from pointsman.kernel.memory import settle
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, cidr_from_text
@@ -85,6 +86,7 @@ def measure(services: int, endpoints: int) -> dict[str, object]:
         prepare(Sysctls())
         proxy = Proxy(services, endpoints)
         cold, cold_programs = proxy.sync()
+        settle()
         changes = []
         for generation in range(1, CHANGES + 1):
             proxy.replace(services // 2, generation % 5 or 5)

@@ -9,11 +9,16 @@ from typing import TypeVar
 
 import msgspec
 import pytest
+from tests.e2e.world import Stream
 from tests.uml.inside.world import World, lab
 
+from pointsman.backends.base import SyncRequest
+from pointsman.backends.iptables import cleanup as iptables_cleanup
+from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.ipvs.apply import DRAIN_SECONDS
 from pointsman.backends.ipvs.cleanup import cleanup
 from pointsman.kernel.ipvs_types import Traffic
+from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.objects import Backend, LabService, backends
 from pointsman.lab.probe import Kind
 from pointsman.model.addresses import Family
@@ -266,3 +271,36 @@ def test_terminating_endpoints_serve_when_no_other_is_left(world: World) -> None
     assert world.answerers("client", service, "lb") == {"pod1"}
     world.apply([_only(WEB)])
     assert world.ask("client", WEB, "lb")[0].kind is Kind.REFUSED
+
+
+def test_a_switch_from_iptables_mode_and_back_loses_nobody(world: World, iptables) -> None:
+    def iptables_mode() -> None:
+        with world.cluster["n1"].entered():
+            for family, reconciler in world._reconcilers.items():
+                backend = IptablesBackend(family, runner=iptables[family], sysctls=Sysctls())
+                context = reconciler._context
+                assert context is not None
+                backend.sync(SyncRequest(context=context, plans=reconciler.plans, changed={}, full=True))
+
+    world.apply([WEB])
+    with world.cluster["n1"].entered():
+        cleanup(list(iptables.values()))
+    iptables_mode()
+    seen = Counter(map(str, world.ask("pod3", WEB, count=30)))
+    assert len(seen) == 3, seen
+    with Stream(
+        world.cluster, [world.probe("pod3", WEB, "cluster", 4), world.probe("client", WEB, "lb", 6)]
+    ) as stream:
+        world.apply([WEB], full=True)
+    assert stream.made
+    assert stream.failures == [], stream.failures[:5]
+    assert "10.96.1.1:80" in world.in_node("ipvsadm", "-Sn")
+    iptables_mode()
+    with world.cluster["n1"].entered():
+        assert cleanup(list(iptables.values()), keep_shared=True)
+    assert world.in_node("ipvsadm", "-Sn") == world.in_node("ipset", "save") == ""
+    rules = world.in_node("iptables-legacy-save")
+    assert "KUBE-IPVS-FILTER" not in rules
+    assert "-j KUBE-SERVICES" in rules
+    assert world.answerers("client", WEB, count=30) == {"pod1", "pod2", "pod4"}
+    iptables_cleanup.cleanup(list(iptables.values()), Sysctls(), undo_sysctls=False)

@@ -14,7 +14,7 @@ from typing import Protocol
 from pointsman.backends.iptables import saved
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.kernel_state import DUMMY_DEVICE
-from pointsman.backends.ipvs.rules import CHAINS, FILTER, JUMPS, NAT
+from pointsman.backends.ipvs.rules import CHAINS, FILTER, NAT
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel import ipvs as ipvs_kernel
 from pointsman.kernel.ipset import IpsetSocket
@@ -32,6 +32,10 @@ OWN_CHAINS = frozenset(
     )
 )
 """Chains no other mode has: their presence tells that ipvs mode ran here."""
+
+
+IPTABLES_MODE_CHAIN = "KUBE-NODEPORTS"
+"""Where it exists the chains that both modes have belong to iptables mode, whose clean-up takes them."""
 
 
 class RuleTool(Protocol):
@@ -64,27 +68,23 @@ def cleanup(
 
 
 def _remove_rules(tool: RuleTool, *, keep_shared: bool) -> Iterator[str]:
+    outlines = {table: saved.outline(tool.save(table)) for table in (NAT, FILTER)}
+    keep_shared = keep_shared or any(IPTABLES_MODE_CHAIN in found.chains for found in outlines.values())
     lines: list[str] = []
-    found = 0
-    for table in (NAT, FILTER):
-        outline = saved.outline(tool.save(table))
-        if not outline.chains & OWN_CHAINS:
+    removed = 0
+    for table, found in outlines.items():
+        if not found.chains & OWN_CHAINS:
             continue
-        ours = [chain for chain in CHAINS[table] if not keep_shared or chain in OWN_CHAINS]
-        chains = [chain for chain in ours if chain in outline.chains]
-        jumps = [
-            rule
-            for jump in JUMPS
-            if jump.table == table and jump.target in ours
-            for rule in outline.jumps_between(jump.source, jump.target)
-        ]
+        ours = [chain for chain in CHAINS[table] if chain in OWN_CHAINS or not keep_shared]
+        chains = [chain for chain in ours if chain in found.chains]
+        jumps = [rule for rule in found.jumps if rule.rpartition("-j ")[2] in chains]
         lines += [f"*{table}", *(f":{chain} - [0:0]" for chain in chains)]
-        lines += [f"-D {rule}" for rule in dict.fromkeys(jumps)]
+        lines += [f"-D {rule}" for rule in jumps]
         lines += [*(f"-X {chain}" for chain in chains), "COMMIT"]
-        found += len(chains)
+        removed += len(chains)
     if lines:
         tool.restore("\n".join(lines).encode() + b"\n")
-        yield f"removed {found} {tool.family.value} chains and the jumps to them"
+        yield f"removed {removed} {tool.family.value} chains and the jumps to them"
 
 
 def _remove_servers(exclude_cidrs: Sequence[Cidr]) -> Iterator[str]:
