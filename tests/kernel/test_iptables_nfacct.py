@@ -8,10 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
 from pointsman.errors import NotSupported
 from pointsman.kernel import nfacct
 from pointsman.kernel.command import SystemCommands
 from pointsman.lab.netns import LabUnavailable, Namespace
+from pointsman.obs.registry import Metrics
+from pointsman.proxy import packet_counters
 
 pytestmark = pytest.mark.kernel
 
@@ -57,3 +60,20 @@ def test_rules_count_into_it_and_keep_it(variant: str) -> None:
     count = nfacct.read("seen")
     assert count == nfacct.Count(3, 3 * 29)
     assert not nfacct.delete("seen")
+
+
+def test_the_two_counters_of_the_rules_are_served_as_metrics_once_they_exist() -> None:
+    metrics = Metrics("iptables")
+    packet_counters.register(metrics)
+
+    def samples() -> list[str]:
+        text = metrics.exposition().decode()
+        return [line for line in text.splitlines() if line.startswith("kubeproxy_iptables_")]
+
+    assert samples() == []
+    nfacct.ensure(INVALID_COUNTER)
+    nfacct.ensure(LOCALHOST_COUNTER)
+    assert samples() == [
+        "kubeproxy_iptables_ct_state_invalid_dropped_packets_total 0.0",
+        "kubeproxy_iptables_localhost_nodeports_accepted_packets_total 0.0",
+    ]

@@ -25,7 +25,7 @@ from pointsman.config.flags import flagz
 from pointsman.config.gates import effective_gates
 from pointsman.config.log_settings import log_settings
 from pointsman.config.reload import reload_plan
-from pointsman.config.types import IPVS, KubeProxyConfiguration
+from pointsman.config.types import IPTABLES, IPVS, KubeProxyConfiguration
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.explain.status import ReloadReport
 from pointsman.kernel.inotify import path_changes
@@ -137,6 +137,10 @@ class Supervisor:
         metrics = Metrics(mode)
         for result, count in self._reloads.items():
             metrics.config_reloads.labels(result=result).inc(count)
+        if mode == IPTABLES:
+            from pointsman.proxy import packet_counters
+
+            packet_counters.register(metrics)
         self._prepare_host(options, config, metrics)
         backends = modes.backends(mode, config, options)
         async with self._outside(options, config, node_name, metrics) as (source, recorder):
