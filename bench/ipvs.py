@@ -138,7 +138,9 @@ def main() -> None:
     )
     parser.add_argument("--services", type=int)
     parser.add_argument("--endpoints", type=int, default=5)
-    parser.add_argument("--kube-proxy", default="", help="path of a kube-proxy binary to run beside ours")
+    parser.add_argument(
+        "--kube-proxy", default="", help="a kube-proxy binary to run beside ours, outside of /tmp and /run"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -22,7 +22,7 @@ _API_PORT = 8099
 _METRICS = "http://127.0.0.1:10249/metrics"
 _MANIFEST_API = Path(__file__).resolve().parents[1] / "tests" / "e2e" / "manifest_api.py"
 _PATIENCE_SECONDS = 900
-_CONFIG = {
+_CONFIG: dict[str, object] = {
     "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
     "kind": "KubeProxyConfiguration",
     "mode": "iptables",
@@ -90,7 +90,9 @@ def _api(objects: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _proxy(binary: str, directory: Path, variant: str) -> Iterator[None]:
+def _proxy(
+    binary: str, directory: Path, variant: str, settings: dict[str, object] = _CONFIG
+) -> Iterator[None]:
     programs = directory / f"programs-{variant}"
     programs.mkdir(exist_ok=True)
     multi = shutil.which(f"xtables-{variant}-multi", path="/usr/sbin:/sbin")
@@ -117,7 +119,7 @@ def _proxy(binary: str, directory: Path, variant: str) -> Iterator[None]:
     )
     config = directory / "config.json"
     connection = {"kubeconfig": str(kubeconfig), "contentType": "application/json"}
-    config.write_text(json.dumps(_CONFIG | {"clientConnection": connection}))
+    config.write_text(json.dumps(settings | {"clientConnection": connection}))
     environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
     with _running([binary, "--config", str(config), "-v", "2"], directory / "kube-proxy.log", environment):
         yield
