@@ -171,11 +171,14 @@ def test_a_client_that_resets_its_connection_frees_the_endpoint(
 def test_open_connections_end_quietly_with_the_backend(
     backend: NftablesBackend, family: Family, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = web(family)
-    backend.sync(everything(node(family), {made.name: made}))
-    with socket.create_connection((LOOPBACK[family], PORT), timeout=10) as client:
-        client.sendall(b"x")
-        backend.close()
-        with contextlib.suppress(ConnectionResetError):
-            assert client.recv(1) == b""
+    port = service_port(cluster_ip=VIP[family], node_port=PORT)
+    made = plan(port, endpoint(SERVER[family], 8081), node_context=node(family))
+    domain = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
+    with socket.create_server((SERVER[family], 8081), family=domain) as server:
+        backend.sync(everything(node(family), {made.name: made}))
+        with socket.create_connection((LOOPBACK[family], PORT), timeout=10) as client:
+            carried, _ = server.accept()
+            backend.close()
+            assert client.recv(1) == carried.recv(1) == b""
+            carried.close()
     assert caplog.records == []
