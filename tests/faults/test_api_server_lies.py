@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -81,6 +82,11 @@ def _huge_line_in_small_pieces(server: FakeApiServer) -> None:
     server.add(item)
 
 
+def _stalls(_server: FakeApiServer) -> None:
+    """The server's only thread sleeps: connections stay open and nothing comes."""
+    time.sleep(2.0)
+
+
 FAULTS: tuple[Callable[[FakeApiServer], None], ...] = (
     _garbage,
     _cut_in_the_middle,
@@ -89,6 +95,7 @@ FAULTS: tuple[Callable[[FakeApiServer], None], ...] = (
     _list_without_version,
     _forgets,
     _huge_line_in_small_pieces,
+    _stalls,
 )
 
 

@@ -111,6 +111,25 @@ def test_a_taken_port_is_tried_again_or_fatal_as_configured(node: NodeSpace, pro
     eventually(lambda: node.get("/healthz", HEALTH_PORT).status == 200)
 
 
+def test_a_taken_port_in_a_new_configuration_is_fatal_where_that_is_asked_for(
+    node: NodeSpace, process: NodeProcess
+) -> None:
+    with node.namespace.entered():
+        squatter = socket.socket()
+    with squatter, node.backend():
+        squatter.bind(("127.0.0.1", 11249))
+        squatter.listen(1)
+        process.objects(*OBJECTS)
+        process.configure(bindAddressHardFail=True)
+        process.start()
+        process.wait_synced()
+        process.configure(bindAddressHardFail=True, metricsBindAddress="127.0.0.1:11249")
+        assert process.wait_exit() == 1
+        assert "11249" in process.log_text
+        assert "Traceback" not in process.log_text
+        assert node.connects("10.96.0.10")
+
+
 def test_a_read_only_proc_sys_degrades_and_is_not_fatal(
     node: NodeSpace, process: NodeProcess, tmp_path: Path
 ) -> None:

@@ -335,7 +335,6 @@ class Supervisor:
             for degraded in report.degraded:
                 self._degraded[degraded.check] = degraded.message
                 metrics.degraded.labels(check=degraded.check).set(1)
-                _log.warning("Degraded", check=degraded.check, reason=degraded.message)
 
 
 def bad_object_report(metrics: Metrics, recorder: Recorder) -> Callable[[str, str, str], None]:

@@ -1,0 +1,88 @@
+"""A bug that ends a proxy does not end the process: another proxy takes its place."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+from tests.fake.recording import RecordingBackend
+from tests.process.assembled import until
+
+from pointsman.config.command_line import parse_run
+from pointsman.model.addresses import Family
+from pointsman.proxy import modes, supervisor
+from pointsman.proxy.proxy import Proxy
+from pointsman.proxy.supervisor import Supervisor
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """For a proxy that touches neither kernel nor host."""
+    monkeypatch.setattr(modes, "backends", lambda *_: {Family.IPV4: RecordingBackend(Family.IPV4)})
+    monkeypatch.setattr(modes, "remove_leftovers", lambda *_: [])
+    monkeypatch.setattr(Supervisor, "_prepare_host", lambda *_: None)
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE", 0.01)
+    (tmp_path / "manifests").mkdir()
+    return [
+        f"--manifests={tmp_path / 'manifests'}",
+        f"--state-dir={tmp_path / 'state'}",
+        *("--control-socket=", "--proxy-mode=nftables"),
+        f"--healthz-bind-address=127.0.0.1:{_free_port()}",
+        f"--metrics-bind-address=127.0.0.1:{_free_port()}",
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def test_a_bug_in_a_running_proxy_leads_to_a_new_one(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[Proxy] = []
+    run = Proxy.run
+
+    async def failing(self: Proxy) -> None:
+        runs.append(self)
+        if len(runs) < 3:
+            raise ZeroDivisionError("a bug")
+        await run(self)
+
+    monkeypatch.setattr(Proxy, "run", failing)
+
+    async def scenario() -> int:
+        made = Supervisor(arguments, parse_run(arguments, program="pointsman"))
+        running = asyncio.create_task(made.run())
+        await until(lambda: len(runs) == 3 and made.proxy is not None and made.proxy.ready)
+        made._stop.set()
+        return await running
+
+    assert asyncio.run(scenario()) == 0
+    assert len(set(map(id, runs))) == 3
+
+
+def test_a_stop_does_not_wait_for_the_next_attempt(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE", 600.0)
+    failed = []
+
+    async def failing(self: Proxy) -> None:
+        failed.append(self)
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Proxy, "run", failing)
+
+    async def scenario() -> int:
+        made = Supervisor(arguments, parse_run(arguments, program="pointsman"))
+        running = asyncio.create_task(made.run())
+        await until(lambda: bool(failed) and made.proxy is None)
+        made._stop.set()
+        async with asyncio.timeout(5):
+            return await running
+
+    assert asyncio.run(scenario()) == 0
