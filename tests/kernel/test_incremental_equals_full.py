@@ -1,4 +1,4 @@
-"""Any sequence of partial syncs leaves the kernel as one full sync of the last state into a fresh namespace does."""
+"""Any sequence of partial syncs, also across a restart, leaves the kernel as one full sync of the last state does."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import msgspec
 import pytest
 from tests.golden import compare_iptables
 from tests.golden.recorded_node import recorded_node
-from tests.golden.scenario import Replay, Scenario
+from tests.golden.scenario import Replay, Scenario, Step
 from tests.kernel import random_changes
 
 from pointsman.backends.base import Backend
@@ -45,16 +44,15 @@ def own_lock_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def _replay(mode: str) -> Iterator[tuple[Replay, Namespace]]:
-    """A node of its own with the backends of both families."""
+def _process(mode: str) -> Iterator[Replay]:
+    """The backends of both families, in the namespace of the calling thread."""
     config = config_from_bytes(CONFIG)
-    with recorded_node() as node:
-        backends = [_backend(mode, family) for family in Family]
-        try:
-            yield Replay(Scenario("random", config, (), ""), mode, backends), node
-        finally:
-            for backend in backends:
-                backend.close()
+    backends = [_backend(mode, family) for family in Family]
+    try:
+        yield Replay(Scenario("random", config, (), ""), mode, backends)
+    finally:
+        for backend in backends:
+            backend.close()
 
 
 def _backend(mode: str, family: Family) -> Backend:
@@ -139,16 +137,29 @@ DIFFERENCES: dict[str, Callable[[Namespace, Namespace], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(6))
+def _advance_all(process: Replay, steps: list[Step]) -> int:
+    """Bring the kernel through the steps; returns how many syncs were partial."""
+    partial = 0
+    for step in steps:
+        outcomes = process.advance(step)
+        partial += sum(not outcome.report.full for outcome in outcomes.values())
+        assert all(not outcome.report.rejected for outcome in outcomes.values())
+    return partial
+
+
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("mode", list(DIFFERENCES))
-def test_partial_syncs_end_where_a_full_sync_begins(mode: str, seed: int) -> None:
-    with _replay(mode) as (replay, changed):
+def test_partial_syncs_and_a_restart_end_where_a_full_sync_begins(mode: str, seed: int) -> None:
+    random = Random(seed)
+    steps = list(random_changes.steps(random, STEPS))
+    restart = random.randint(2, STEPS - 2)
+    with recorded_node() as changed:
         partial = 0
-        for step in random_changes.steps(Random(seed), STEPS):
-            outcomes = replay.advance(step)
-            partial += sum(not outcome.report.full for outcome in outcomes.values())
-            assert all(not outcome.report.rejected for outcome in outcomes.values())
+        for part in (steps[:restart], steps[restart:]):
+            with _process(mode) as process:
+                partial += _advance_all(process, part)
         assert partial > 0
-        with _replay(mode) as (once, fresh):
-            once.advance(msgspec.structs.replace(step, name="all at once"))
+        with recorded_node() as fresh:
+            with _process(mode) as process:
+                process.advance(steps[-1])
             assert DIFFERENCES[mode](fresh, changed) == []
