@@ -45,7 +45,7 @@ def test_a_held_xtables_lock_delays_a_change_and_loses_nothing(
         pytest.skip("needs iptables-legacy: the nf_tables variant takes no lock")
     lock = tmp_path / "xtables.lock"
     monkeypatch.setenv("XTABLES_LOCKFILE", str(lock))
-    process.configure(mode="iptables")
+    process.configure(mode="iptables", iptables={"minSyncPeriod": "50ms", "syncPeriod": "1s"})
     process.objects(*WEB)
     with node.backend():
         node.run("iptables-legacy", "-t", "nat", "-N", "KUBE-IPTABLES-HINT")
@@ -59,8 +59,9 @@ def test_a_held_xtables_lock_delays_a_change_and_loses_nothing(
                 process.objects(*WEB, *LATER)
                 traffic.more(100)
                 assert not node.connects("10.96.0.20", seconds=0.1)
-                assert node.get("/livez", HEALTH_PORT).status == 200
+                eventually(lambda: node.get("/livez", HEALTH_PORT).status == 503)
             eventually(lambda: node.connects("10.96.0.20"))
+            eventually(lambda: node.get("/livez", HEALTH_PORT).status == 200)
         assert traffic.failures == []
 
 

@@ -283,6 +283,9 @@ class Supervisor:
         if plan.is_empty:
             return
         self.reload.count += 1
+        for warning in options.warnings:
+            if warning not in before.warnings:
+                _log.warning(warning)
         if plan.needs_restart:
             self._fallback = before
             self._count_reload(proxy, "restarted")
