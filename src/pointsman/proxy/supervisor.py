@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -25,7 +25,7 @@ from pointsman.config.flags import flagz
 from pointsman.config.gates import effective_gates
 from pointsman.config.log_settings import log_settings
 from pointsman.config.reload import reload_plan
-from pointsman.config.types import IPTABLES, IPVS, KubeProxyConfiguration
+from pointsman.config.types import IPTABLES, KubeProxyConfiguration
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.explain.status import ReloadReport
 from pointsman.kernel.inotify import path_changes
@@ -39,6 +39,7 @@ from pointsman.proxy.aftercare import Aftercare
 from pointsman.proxy.edges import ApiRecorder, EventSource, Recorder, SilentRecorder
 from pointsman.proxy.inspect import Inspector
 from pointsman.proxy.machine import LinuxMachine
+from pointsman.proxy.notices import announce, bad_object_report
 from pointsman.proxy.proxy import Proxy, Settings
 from pointsman.proxy.servers import Servers
 from pointsman.serve.http import BindFailed
@@ -48,7 +49,6 @@ from pointsman.sync.host import apply_conntrack, apply_oom_score, core_count
 if TYPE_CHECKING:
     from pointsman.proxy.service_metrics import ServiceMetrics
 
-KUBE_PROXY = "kube-proxy"
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 """Seconds before a proxy that ended through a fault of ours is put up again."""
 
@@ -340,21 +340,6 @@ class Supervisor:
                 metrics.degraded.labels(check=degraded.check).set(1)
 
 
-def bad_object_report(metrics: Metrics, recorder: Recorder) -> Callable[[str, str, str], None]:
-    """What to do about an object that cannot be read: log, metric, event; everything else goes on."""
-
-    def report(kind: str, key: str, error: str) -> None:
-        metrics.objects_skipped.labels(kind=kind, reason="Undecodable").inc()
-        _log.error("An object cannot be read and is skipped", kind=kind, object=key, err=error)
-        namespace, _, name = key.rpartition("/")
-        if kind == "Service":
-            recorder.service_event(namespace, name, "Warning", "Undecodable", error)
-        else:
-            recorder.node_event("Warning", "Undecodable", f"{kind} {key}: {error}")
-
-    return report
-
-
 def initialise(options: RunOptions) -> int:
     """--init-only: what needs full privileges (sysctls, the OOM score, loading modules), then exit."""
     configure(log_settings(options.config.logging))
@@ -368,24 +353,6 @@ def initialise(options: RunOptions) -> int:
     modes.initialise(mode, options.config, sysctls)
     flush()
     return 1 if report.degraded else 0
-
-
-def announce(options: RunOptions, mode: str, recorder: Recorder) -> None:
-    """The events kube-proxy emits at start."""
-    recorder.node_event("Normal", "Starting", "")
-    if options.program == KUBE_PROXY and not options.mode_explicit:
-        recorder.node_event(
-            "Warning",
-            "KubeProxyDefaultMode",
-            "No proxy mode is configured, so iptables is used; a later release will pick nftables. "
-            "Set mode in the configuration to keep it.",
-        )
-    if mode == IPVS:
-        recorder.node_event(
-            "Warning",
-            "IPVSDeprecation",
-            "kube-proxy has deprecated mode ipvs; Pointsman keeps it. Consider nftables for new nodes.",
-        )
 
 
 def serve(argv: Sequence[str], options: RunOptions) -> int:
