@@ -87,6 +87,14 @@ def _listening(family: socket.AddressFamily, host: str, port: int, *, v6only: bo
     return sock
 
 
+class _Answer(web.Response):
+    """Tells nobody what serves it: kube-proxy's answers have no Server header, the library's would."""
+
+    async def _prepare_headers(self) -> None:
+        await super()._prepare_headers()
+        self.headers.pop("Server", None)
+
+
 def text_response(body: str, status: int = 200) -> web.Response:
     return reply(body.encode(), "text/plain; charset=utf-8", status)
 
@@ -95,10 +103,9 @@ def reply(
     body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """A complete answer that no browser will take for something else."""
-    answer = web.Response(body=body, status=status, headers=headers)
+    answer = _Answer(body=body, status=status, headers=headers)
     answer.headers["Content-Type"] = content_type
     answer.headers["X-Content-Type-Options"] = "nosniff"
-    answer.headers["Server"] = "pointsman"
     return answer
 
 

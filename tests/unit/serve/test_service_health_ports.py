@@ -53,6 +53,7 @@ def test_any_path_answers_and_counts_follow_without_reopening() -> None:
         assert status == 200
         assert headers["Content-Type"] == "application/json"
         assert headers["X-Content-Type-Options"] == "nosniff"
+        assert "Server" not in headers
         assert headers["X-Load-Balancing-Endpoint-Weight"] == "2"
         assert json.loads(text)["localEndpoints"] == 2
         await ports.sync({"a/b": ServiceHealth("a", "b", port, 0)}, ["127.0.0.1"])
