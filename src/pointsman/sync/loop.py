@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -55,6 +56,7 @@ class SyncLoop:
         self._run_blocking = run_blocking
         self._wake = asyncio.Event()
         self._requested = False
+        self._asked_once = False
         self._full_requested = False
         self._doubtful = False
         self._idle = asyncio.Event()
@@ -64,7 +66,7 @@ class SyncLoop:
         """Ask for a sync soon; requests made before it runs are served together."""
         if not self._requested:
             self.hooks.queued()
-        self._requested = True
+        self._requested = self._asked_once = True
         self._full_requested |= full
         self._idle.clear()
         self._wake.set()
@@ -81,17 +83,21 @@ class SyncLoop:
         loop = asyncio.get_running_loop()
         next_drift_check = loop.time() + self.drift_period
         while True:
-            due = min(self.pacer.next_due(), next_drift_check)
+            due = min(self._due_unasked(), next_drift_check)
             await self._sleep_until(due)
             now = loop.time()
             if now >= next_drift_check:
                 next_drift_check = now + self.drift_period
                 await self._check_drift()
-            if self._requested or now >= self.pacer.next_due():
+            if self._requested or now >= self._due_unasked():
                 delay = self.pacer.delay(now)
                 if delay > 0:
                     await asyncio.sleep(delay)
                 await self._sync_once()
+
+    def _due_unasked(self) -> float:
+        """Never before the first request: until all objects are listed, a full sync would take every rule away."""
+        return self.pacer.next_due() if self._asked_once else math.inf
 
     async def _sleep_until(self, due: float) -> None:
         if self._requested and self._wake.is_set():
@@ -107,7 +113,7 @@ class SyncLoop:
         self._wake.clear()
 
     async def _check_drift(self) -> None:
-        if not self._synced_once.is_set() or self._requested:
+        if not self._synced_once.is_set() or self._requested or self._full_requested:
             return
         try:
             what = await self._run_blocking(self.reconciler.backend.drift)

@@ -56,8 +56,8 @@ class Pacer:
         return wait
 
     def next_due(self) -> float:
-        """When a sync must run without anybody asking: the retry, or the periodic full sync."""
-        return self._full_due if self._retry_due is None else min(self._retry_due, self._full_due)
+        """When a sync must run without anybody asking: the retry (a full sync itself), or the periodic full one."""
+        return self._full_due if self._retry_due is None else self._retry_due
 
     def full_due(self, now: float) -> bool:
         return now >= self._full_due

@@ -167,3 +167,40 @@ async def test_no_drift_check_before_the_first_sync() -> None:
     await asyncio.sleep(5)
     assert b.backend.requests == []
     await b.stop()
+
+
+@bench
+async def test_nothing_is_synced_before_the_first_request_however_long_it_takes() -> None:
+    b = Bench(drift_period=1.0)
+    await asyncio.sleep(2 * 3600)
+    assert b.notes.events == []
+    b.change(1)
+    await b.loop.wait_idle()
+    assert b.notes.times("full") == [2 * 3600.0]
+    await b.stop()
+
+
+@bench
+async def test_an_hourly_sync_that_fails_is_retried_with_growing_pauses_too() -> None:
+    b = Bench(min_period=0.0)
+    b.change(1)
+    await b.loop.wait_idle()
+    b.backend.failures = [KernelError("no")] * 3
+    await asyncio.sleep(3600 + 60)
+    assert b.notes.times("failed") == [3600.0, 3601.0, 3603.0]
+    assert b.notes.times("full") == [0.0, 3607.0]
+    await b.stop()
+
+
+@bench
+async def test_drift_is_not_looked_for_while_a_full_sync_waits_for_its_retry() -> None:
+    b = Bench(drift_period=0.5)
+    b.change(1)
+    await b.loop.wait_idle()
+    b.backend.failures = [KernelError("no")] * 3
+    b.change(2)
+    b.backend.drifts = ["somebody was here"]
+    await asyncio.sleep(6.9)
+    assert b.notes.times("failed") == [0.0, 1.0, 3.0]
+    assert b.notes.times("drift: somebody was here") == []
+    await b.stop()
