@@ -26,6 +26,8 @@ from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
 
 _BLAME_ROUNDS = 5
+_MOMENTARY = frozenset((errno.ENOMEM, errno.EAGAIN, errno.EINTR))
+"""Refusals that say nothing about what was sent: the same may be accepted a second later."""
 
 Fragments = dict[ServicePortName, Fragment]
 
@@ -133,7 +135,9 @@ class NftablesBackend:
             try:
                 return contents, batch, self._commit(batch)
             except BatchRefused as refusal:
-                guilty = self._blame(batch, fragments, refusal)
+                if refusal.errno in _MOMENTARY:
+                    raise
+                guilty = self._blame(batch, fragments)
                 if not guilty:
                     if table is None or not in_place:
                         raise self._explained(batch, refusal) from refusal
@@ -159,11 +163,13 @@ class NftablesBackend:
                 size = self._commit(change.batch)
                 break
             except BatchRefused as refusal:
+                if refusal.errno in _MOMENTARY:
+                    raise
                 trouble = self._watch.damage(contents, self._reader())
                 if trouble is not None:
                     return self._full_sync(request, (f"{trouble}; loaded everything anew",))
                 new = {name: fragment for name, fragment in updates.items() if fragment is not None}
-                guilty = self._blame(change.batch, new, refusal)
+                guilty = self._blame(change.batch, new)
                 if not guilty:
                     raise self._explained(change.batch, refusal) from refusal
                 for name, reason in guilty.items():
@@ -231,16 +237,18 @@ class NftablesBackend:
         return self._open().commit(_messages(batch, self._terms, one_by_one=one_by_one))
 
     def _blame(
-        self, batch: Batch, fragments: Mapping[ServicePortName, Fragment], refusal: BatchRefused
+        self, batch: Batch, fragments: Mapping[ServicePortName, Fragment]
     ) -> dict[ServicePortName, str]:
         """Service ports whose objects the kernel refuses, with the reason.
 
-        Asked again without applying and with every element in its own message: one round then names them all.
+        Asked again without applying and with every element in its own message: one round then names them all. The
+        messages of the batch itself hold thousands of elements each, so nobody can be blamed by their faults.
         """
-        faults = self._open().check(_messages(batch, self._terms, one_by_one=True)) or refusal.faults
         guilty: dict[ServicePortName, str] = {}
-        for fault in faults:
-            culprit = batch.culprit(fault.position) if fault.position >= 0 else Culprit("the batch")
+        for fault in self._open().check(_messages(batch, self._terms, one_by_one=True)):
+            if fault.position < 0 or fault.errno in _MOMENTARY:
+                continue
+            culprit = batch.culprit(fault.position)
             owners = [name for name, fragment in fragments.items() if _owns(fragment, culprit)]
             if owners:
                 guilty[owners[-1]] = f"{culprit.what}: {fault}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,13 +22,15 @@ from pointsman.backends.nftables.terms import terms_of
 from pointsman.model.context import NodeContext
 from pointsman.model.service import ServicePortName
 
-_SLOTS: list[bytes] = []
-
 
 def slot_words(count: int) -> Sequence[bytes]:
-    """Packed numbers of at least `count` slots; grown once, shared by all."""
-    _SLOTS.extend(struct.pack("=I", number) for number in range(len(_SLOTS), count))
-    return _SLOTS
+    """Packed numbers of at least `count` slots, shared by the worker threads of both families: never changed."""
+    return _slot_words(1 << count.bit_length())
+
+
+@functools.lru_cache
+def _slot_words(count: int) -> tuple[bytes, ...]:
+    return tuple(struct.pack("=I", number) for number in range(count))
 
 
 class Contents:
