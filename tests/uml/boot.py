@@ -54,6 +54,7 @@ def run(script: str, *, timeout: float, memory: str = "2G") -> tuple[int, str]:
             f"uml_dir={directory}/",
             f"POINTSMAN_RUN={script_file}",
             f"POINTSMAN_STATUS={status_file}",
+            f"POINTSMAN_CHECKOUT={HERE}",
         ]
         environment = dict(os.environ)
         if _large_registers():

@@ -1,11 +1,15 @@
 #!/bin/sh
 # PID 1 of the User-mode Linux the ipvs tests run in: make the kernel usable, run one command, say how it ended.
-# POINTSMAN_RUN and POINTSMAN_STATUS arrive from the kernel command line; what is written to /run and /tmp is lost.
+# POINTSMAN_RUN, POINTSMAN_STATUS and POINTSMAN_CHECKOUT arrive from the kernel command line; what is written to /run and /tmp is lost.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/run LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t tmpfs tmpfs /run
-mount -t tmpfs tmpfs /tmp
+# A checkout below /tmp must stay visible; temporary files go to /run then.
+case $POINTSMAN_CHECKOUT in
+/tmp/*) export TMPDIR=/run ;;
+*) mount -t tmpfs tmpfs /tmp ;;
+esac
 
 release=$(uname -r)
 mkdir -p "/run/modules/lib/modules"
