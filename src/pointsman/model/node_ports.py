@@ -24,22 +24,24 @@ def node_port_addresses(
     """Resolve ranges and keywords against the addresses the node has now.
 
     A list without any entry for this family means every address, as in kube-proxy; an empty list means the
-    primary address in nftables mode (`primary_by_default`) and every address in the others.
+    primary address in nftables mode (`primary_by_default`) and every address in the others. A loopback address as
+    the node's own (`bindAddress`, or none known) is no address to be found at, so it is none to pin to either.
     """
     entries = list(configured) or (["primary"] if primary_by_default else ["all"])
+    loopback = _LOOPBACK[family]
     ranges: list[Cidr] = []
     for entry in entries:
         if entry == "all":
             ranges.append(Cidr(family.any_address, 0))
         elif entry == "localhost":
-            ranges.append(_LOOPBACK[family])
+            ranges.append(loopback)
         elif entry == "primary":
-            ranges += [Cidr(ip, len(ip) * 8) for ip in node_ips if len(ip) == family.address_length][:1]
+            own = [ip for ip in node_ips if len(ip) == family.address_length][:1]
+            ranges += [Cidr(ip, len(ip) * 8) for ip in own if not loopback.contains(ip)]
         else:
             cidr = cidr_from_text(entry)
             if cidr is not None and cidr.family is family:
                 ranges.append(cidr)
-    loopback = _LOOPBACK[family]
     asked = any(loopback.contains(cidr.network) for cidr in ranges)
     if not ranges or any(cidr.is_everything for cidr in ranges):
         return NodePortAddresses(loopback_asked=asked)

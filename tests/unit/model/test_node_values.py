@@ -73,6 +73,18 @@ def test_loopback_is_asked_for_by_name_not_by_a_range_around_it(
     assert found == asked
 
 
+def test_primary_is_everywhere_on_a_node_known_by_a_loopback_address_only() -> None:
+    found = node_port_addresses(
+        ["primary"],
+        Family.IPV4,
+        primary_by_default=True,
+        node_ips=[packed("127.0.0.1")],
+        local_addresses=ADDRESSES,
+    )
+    assert found.match_all
+    assert not found.loopback_asked
+
+
 def test_a_range_that_holds_no_address_serves_nowhere() -> None:
     found = resolved("192.0.2.0/24")
     assert (found.match_all, found.addresses) == (False, ())
