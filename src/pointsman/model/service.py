@@ -18,6 +18,7 @@ from pointsman.model.addresses import (
 from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Service, ServicePortSpec
 
 DEFAULT_AFFINITY_SECONDS = 10800
+LONGEST_AFFINITY_SECONDS = 86400
 IPVS_SCHEDULER_ANNOTATION = "pointsman.dev/ipvs-scheduler"
 
 
@@ -146,8 +147,8 @@ def service_ports_from_service(
             source_ranges=_source_ranges(spec.load_balancer_source_ranges, family, problems),
             internal_local=spec.internal_traffic_policy == "Local",
             external_local=spec.external_traffic_policy == "Local",
-            affinity_seconds=_affinity_seconds(service),
-            health_check_node_port=_health_check_node_port(service),
+            affinity_seconds=_affinity_seconds(service, problems),
+            health_check_node_port=_health_check_node_port(service, problems),
             created=service.metadata.creation_timestamp or "",
             ipvs_scheduler=service.metadata.annotation(IPVS_SCHEDULER_ANNOTATION) or "",
             external_ips_ignored=not allow_external_ips and _has_address_of(spec.external_ips, family),
@@ -230,17 +231,28 @@ def _source_ranges(texts: list[str] | None, family: Family, problems: list[Probl
     return tuple(ranges)
 
 
-def _health_check_node_port(service: Service) -> int:
+def _health_check_node_port(service: Service, problems: list[Problem]) -> int:
     """Only balancers that must find the nodes with endpoints ask there."""
     spec = service.spec
-    asked = spec.type == "LoadBalancer" and spec.external_traffic_policy == "Local"
-    return spec.health_check_node_port if asked else 0
+    if spec.type != "LoadBalancer" or spec.external_traffic_policy != "Local":
+        return 0
+    port = spec.health_check_node_port
+    if 0 <= port <= 65535:
+        return port
+    problems.append(Problem("BadPort", f"healthCheckNodePort {port}: port numbers must be within 1..65535"))
+    return 0
 
 
-def _affinity_seconds(service: Service) -> int:
+def _affinity_seconds(service: Service, problems: list[Problem]) -> int:
+    """Within the API's limits: no API server stores more, and kernels cannot count for ever."""
     if service.spec.session_affinity != "ClientIP":
         return 0
     config = service.spec.session_affinity_config
-    if config is not None and config.client_ip is not None and config.client_ip.timeout_seconds is not None:
-        return max(1, config.client_ip.timeout_seconds)
-    return DEFAULT_AFFINITY_SECONDS
+    if config is None or config.client_ip is None or config.client_ip.timeout_seconds is None:
+        return DEFAULT_AFFINITY_SECONDS
+    asked = config.client_ip.timeout_seconds
+    granted = min(max(1, asked), LONGEST_AFFINITY_SECONDS)
+    if granted != asked:
+        message = f"sessionAffinityConfig.clientIP.timeoutSeconds {asked}: {granted} is used instead"
+        problems.append(Problem("BadAffinityTimeout", message))
+    return granted

@@ -187,3 +187,20 @@ _text = st.text(max_size=20)
 def test_no_content_raises(spec: dict[str, Any]) -> None:
     for family in Family:
         service_ports_from_service(service(**spec), family)
+
+
+@pytest.mark.parametrize(("asked", "granted"), [(0, 1), (-5, 1), (86401, 86400), (2**63 - 1, 86400)])
+def test_an_affinity_timeout_no_kernel_can_keep_is_cut_and_reported(asked: int, granted: int) -> None:
+    config = {"clientIP": {"timeoutSeconds": asked}}
+    made = service(sessionAffinity="ClientIP", sessionAffinityConfig=config)
+    (port,) = service_ports_from_service(made, Family.IPV4)[0].values()
+    assert port.affinity_seconds == granted
+    assert reasons(made) == ["BadAffinityTimeout"]
+
+
+@pytest.mark.parametrize("number", [-1, 65536, 2**40])
+def test_a_health_check_port_that_is_none_is_left_out_and_reported(number: int) -> None:
+    made = service(type="LoadBalancer", externalTrafficPolicy="Local", healthCheckNodePort=number)
+    (port,) = service_ports_from_service(made, Family.IPV4)[0].values()
+    assert port.health_check_node_port == 0
+    assert reasons(made) == ["BadPort"]
