@@ -108,6 +108,8 @@ def decode_event(line: bytes) -> WatchEvent:
         return _decode_event(line)
     except RecursionError as error:
         raise msgspec.DecodeError(_TOO_DEEP) from error
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 class ObjectDecoder(Generic[T]):
@@ -126,7 +128,7 @@ class ObjectDecoder(Generic[T]):
         """Raises msgspec.DecodeError when the body is no list at all."""
         try:
             fast: Any = self._decode_page(body)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeDecodeError):
             return self._page_item_by_item(body)
         except RecursionError as error:
             raise msgspec.DecodeError(_TOO_DEEP) from error
@@ -139,6 +141,8 @@ class ObjectDecoder(Generic[T]):
             raw = _decode_raw_page(body)
         except RecursionError as error:
             raise msgspec.DecodeError(_TOO_DEEP) from error
+        except UnicodeDecodeError as error:
+            raise msgspec.DecodeError(str(error)) from error
         objects: list[KubeObject] = []
         bad: list[BadObject] = []
         for item in raw.items or ():
@@ -152,7 +156,7 @@ class ObjectDecoder(Generic[T]):
     def object(self, data: bytes | msgspec.Raw) -> T | BadObject:
         try:
             result: T = self._decode(data)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeDecodeError) as error:
             return _bad_object(data, str(error))
         except RecursionError:
             return _bad_object(data, _TOO_DEEP)
@@ -165,7 +169,7 @@ class ObjectDecoder(Generic[T]):
 def _bad_object(data: bytes | msgspec.Raw, error: str) -> BadObject:
     try:
         identity = _decode_identity(data).metadata
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return BadObject("(unnamed)", "", error)
     key = f"{identity.namespace}/{identity.name}" if identity.namespace else identity.name
     return BadObject(key or "(unnamed)", identity.resource_version, error)
@@ -175,7 +179,7 @@ def status_of(event: WatchEvent) -> StatusObject:
     """The Status of an ERROR event; an empty one when it cannot be read."""
     try:
         return msgspec.json.decode(event.object, type=StatusObject)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return StatusObject(message="unreadable ERROR event")
 
 

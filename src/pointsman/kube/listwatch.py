@@ -255,7 +255,7 @@ class ListWatch(Generic[T]):
                     self._version = bookmark.metadata.resource_version or self._version
                 return _END if seen is not None and bookmark.ends_initial_events else None
             result = self._decoder.object(event.object)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self._version = ""
             raise KubeError(f"unreadable line in the watch: {error}") from error
         return self._object_event(event.type, result, seen)

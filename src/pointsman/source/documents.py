@@ -73,7 +73,7 @@ def _documents(data: bytes) -> list[Any]:
     if data.lstrip()[:1] == b"{":
         try:
             return [msgspec.json.decode(data)]
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # Flow-style YAML, or several JSON documents, also start with a brace.
             pass
     return load_documents(data)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fake.kubedicts import endpoint_slice, service
 
-from pointsman.kube.decode import BadObject, LineSplitter, ObjectDecoder
+from pointsman.kube.decode import BadObject, LineSplitter, ObjectDecoder, decode_event
 from pointsman.model.objects import EndpointSlice, Service
 
 
@@ -76,3 +76,21 @@ def test_unknown_fields_are_skipped() -> None:
     document = endpoint_slice("a", "10.1.0.1") | {"future": {"deep": [1, {"x": None}]}}
     result = ObjectDecoder(EndpointSlice).object(json.dumps(document).encode())
     assert isinstance(result, EndpointSlice)
+
+
+def test_object_that_is_not_unicode_is_bad_and_the_others_are_kept() -> None:
+    broken = b'{"metadata":{"name":"bad","namespace":"default","labels":{"\xff":"x"}}}'
+    body = b'{"metadata":{"resourceVersion":"7"},"items":[%s,%s]}' % (
+        json.dumps(service("a")).encode(),
+        broken,
+    )
+    result = ObjectDecoder(Service).page(body)
+    assert [item.metadata.name for item in result.objects] == ["a"]
+    assert [bad.key for bad in result.bad] == ["default/bad"]
+    alone = ObjectDecoder(Service).object(broken)
+    assert isinstance(alone, BadObject)
+
+
+def test_event_that_is_not_unicode_is_no_event() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode_event(b'{"type":"\xff","object":{}}')

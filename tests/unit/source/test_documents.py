@@ -118,6 +118,7 @@ def test_problems_name_file_document_item_object_and_field() -> None:
             "spec.ports: Expected",
         ),
         (b"{" * 20_000, "f: "),
+        (b'{"kind": "Service", "metadata": {"name": "\xff"}}', "f: invalid"),
         (b"[" * 100_000, "f: nested too deeply"),
         (b"- " * 100_000, "f: nested too deeply"),
         (b"\n".join(b" " * depth + b"a:" for depth in range(2000)), "f: nested too deeply"),
