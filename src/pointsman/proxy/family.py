@@ -106,6 +106,7 @@ class FamilyHooks(SyncHooks):
 
     def failed(self, error: KernelError, retry_in: float) -> None:
         family, metrics = self._family.value, self._metrics
+        self._health.queued(self._family)
         metrics.nftables_failures.labels(ip_family=family).inc()
         metrics.restore_failures.labels(ip_family=family).inc()
         self.last_error = str(error)

@@ -62,6 +62,7 @@ class Reconciler:
         self._claims = ClaimIndex()
         self._before: dict[ServicePortName, ServicePlan | None] = {}
         self._trigger_times: dict[str, tuple[float, ...]] = {}
+        self._rejected: Mapping[ServicePortName, str] = {}
         self._context: NodeContext | None = None
         self._full_needed = True
         self._succeeded_once = False
@@ -88,7 +89,9 @@ class Reconciler:
         self._full_needed = True
         report = self.backend.sync(request)
         for name, reason in report.rejected.items():
-            self._refuse(name, Problem("KernelRefused", reason))
+            if self._rejected.get(name) != reason:
+                self._refuse(name, Problem("KernelRefused", reason))
+        self._rejected = report.rejected
         accepted = {name: PlanChange(old, self.plans.get(name)) for name, old in self._before.items()}
         outcome = SyncOutcome(
             report=report,

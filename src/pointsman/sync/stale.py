@@ -233,6 +233,9 @@ class StaleFlowCleaner:
             self._settle(noted)
         except KernelError as error:
             problem = str(error)
+        except Exception as error:  # noqa: BLE001 a bug met here must not end the cleaning for good
+            problem = f"internal error: {error!r}"
+            self._settle(noted)
         else:
             self._settle(noted)
         seconds = self._monotonic() - started

@@ -330,6 +330,18 @@ def test_a_kernel_without_conntrack_netlink_is_reported_and_not_asked_again_for_
     assert driver.waiting == 0
 
 
+def test_a_bug_met_in_a_run_is_reported_and_later_runs_work() -> None:
+    table = FakeTable([flow(CLUSTER, 53, POD_A)])
+    table.failure = ZeroDivisionError()
+    driver = cleaner(table)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, CONTEXT)
+    assert "ZeroDivisionError" in driver.run().problem
+    assert driver.waiting == 0
+    table.failure = None
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, CONTEXT)
+    assert driver.run().deleted == 1
+
+
 def test_an_endpoint_that_came_back_while_flows_were_listed_keeps_them() -> None:
     table = FakeTable([flow(CLUSTER, 53, POD_A)])
     driver = cleaner(table)

@@ -119,6 +119,18 @@ def test_what_the_kernel_refused_is_reported(backend: RecordingBackend) -> None:
     assert refused == ["EINVAL"]
 
 
+def test_a_refusal_that_lasts_is_reported_once(backend: RecordingBackend) -> None:
+    refused: list[str] = []
+    backend.refuse = {WEB.name: "EINVAL"}
+    reconciler = Reconciler(backend, on_refused=lambda name, problem: refused.append(problem.message))
+    reconciler.sync(changes(WEB), context())
+    reconciler.sync(changes(API), context())
+    assert refused == ["EINVAL"]
+    backend.refuse = {WEB.name: "ENOENT"}
+    reconciler.sync(changes(), context())
+    assert refused == ["EINVAL", "ENOENT"]
+
+
 def test_missing_local_endpoints_are_counted(reconciler: Reconciler) -> None:
     lonely = service_port(internal_local=True, external_local=True, node_port=30080)
     reconciler.sync(changes(lonely), context())
