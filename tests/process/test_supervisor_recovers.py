@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fake.recording import RecordingBackend
 from tests.process.assembled import until
 
-from pointsman.config.command_line import parse_run
+from pointsman.config.command_line import RunOptions, parse_run
 from pointsman.model.addresses import Family
 from pointsman.proxy import modes, supervisor
 from pointsman.proxy.proxy import Proxy
@@ -84,5 +85,36 @@ def test_a_stop_does_not_wait_for_the_next_attempt(
         made._stop.set()
         async with asyncio.timeout(5):
             return await running
+
+    assert asyncio.run(scenario()) == 0
+
+
+def test_a_bug_met_in_a_reload_does_not_make_the_proxy_deaf_to_the_next_one(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.yaml"
+    text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+    config.write_text(text)
+    failed: list[int] = []
+    parse = supervisor.parse_run
+
+    def failing(*given: Any, **options: Any) -> RunOptions:
+        if "bug" in config.read_text() and not failed:
+            failed.append(1)
+            raise ZeroDivisionError("a bug")
+        return parse(*given, **options)
+
+    async def scenario() -> int:
+        flags = [f"--config={config}", *arguments]
+        made = Supervisor(flags, parse_run(flags, program="pointsman"))
+        running = asyncio.create_task(made.run())
+        await until(lambda: made.proxy is not None and made.proxy.ready)
+        monkeypatch.setattr(supervisor, "parse_run", failing)
+        config.write_text(f"{text}# bug\n")
+        await until(lambda: bool(failed))
+        config.write_text(f"{text}iptables: {{masqueradeAll: true}}\n")
+        await until(lambda: made.reload.count == 1)
+        made._stop.set()
+        return await running
 
     assert asyncio.run(scenario()) == 0

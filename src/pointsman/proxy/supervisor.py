@@ -247,7 +247,10 @@ class Supervisor:
         changes = path_changes(self._options.config_file)
         self._reload()
         async for _ in changes:
-            self._reload()
+            try:
+                self._reload()
+            except Exception as error:  # noqa: BLE001 the next change of the file must be heard, too
+                _log.exception("Internal error while reading the configuration again", err=error)
 
     async def _watch_ages(self, proxy: Proxy) -> None:
         """Keep the watch metrics current; a watch that says nothing cannot do it itself."""
