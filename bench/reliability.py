@@ -33,6 +33,8 @@ from tests.process.node_space import (
     web_slices,
 )
 
+BULK = 300
+"""Services that change while the process is killed."""
 MODES = ("nftables", "iptables")
 NODE_PORT = {"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080, "nodePort": 30080}
 WEB = (
@@ -121,18 +123,34 @@ def measured(fault: str, mode: str, work: Callable[[World], tuple[int, str, str]
 def stops(
     number: signal.Signals, count: int, chance: random.Random
 ) -> Callable[[World], tuple[int, str, str]]:
-    """Ends the process at random moments while services come and go, and starts it again at once."""
+    """Ends the process at random moments around its syncs, and starts it again at once.
+
+    Between start and end all of many services change, so that there is much to write when the end comes.
+    """
+    others = [f"bulk-{n}" for n in range(BULK)]
+
+    def changed(turn: int) -> Callable[[FakeApiServer], None]:
+        def work(server: FakeApiServer) -> None:
+            for name in others:
+                for item in web_slices(name, f"172.30.1.{1 + turn % 200}", f"fd00:30::{1 + turn % 200}"):
+                    server.update(item)
+
+        return work
 
     def work(made: World) -> tuple[int, str, str]:
+        for n, name in enumerate(others):
+            item = web_service(name)
+            addresses = [f"10.97.{n // 250}.{1 + n % 250}", f"fd00:10:97::{n + 1:x}"]
+            item["spec"] |= {"clusterIP": addresses[0], "clusterIPs": addresses}
+            made.api.load(item, *web_slices(name))
         for turn in range(count):
-            made.add(f"turn-{turn}", 20 + turn % 200)
-            time.sleep(chance.uniform(0.0, 0.9))
+            made.api.call(changed(turn))
+            time.sleep(chance.uniform(0.2, 1.2))
             made.process.stop(number)
-            if turn:
-                made.remove(f"turn-{turn - 1}")
             made.process.start(from_api=True)
         made.process.wait_synced()
-        made.serves(f"10.96.0.{20 + (count - 1) % 200}")
+        made.add("last", 200)
+        made.serves("10.96.0.200")
         return count, "", ""
 
     return work
@@ -264,8 +282,11 @@ def handovers(binary: str, count: int) -> Callable[[World], tuple[int, str, str]
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     chance = random.Random(options.seed)
     for mode in MODES:
-        kills = stops(signal.SIGKILL, options.kills, chance)
-        yield measured("kill -9 at a random moment", mode, kills)
+        if options.kills:
+            kills = stops(signal.SIGKILL, options.kills, chance)
+            yield measured("kill -9 at a random moment", mode, kills)
+        if options.only_kills:
+            continue
         yield measured("SIGTERM and start", mode, stops(signal.SIGTERM, options.stops, chance))
         yield measured("API server away, cut, lying", mode, server_faults(options.server_faults, chance))
         yield measured("mode switched while running", mode, mode_switches(options.switches))
@@ -275,12 +296,14 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         if options.kube_proxy:
             name = "hand-over with kube-proxy"
             yield measured(name, mode, handovers(options.kube_proxy, options.handovers))
-    yield drift(options.drift)
+    if not options.only_kills:
+        yield drift(options.drift)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=150)
+    parser.add_argument("--only-kills", action="store_true")
     parser.add_argument("--stops", type=int, default=30)
     parser.add_argument("--server-faults", type=int, default=30)
     parser.add_argument("--switches", type=int, default=40)

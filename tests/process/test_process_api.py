@@ -61,7 +61,7 @@ def test_nothing_is_programmed_before_every_kind_was_listed(
     api.call(lambda server: server.fail_next(503, path="endpointslices", times=10_000))
     process.configure(clientConnection={"kubeconfig": str(api.kubeconfig)})
     process.start(from_api=True)
-    eventually(lambda: api.call(lambda s: sum("endpointslices" in seen.path for seen in s.requests)) >= 3)
+    eventually(lambda: api.call(lambda s: sum("endpointslices" in seen.path for seen in s.requests)) >= 2)
     assert node.get("/healthz").status == 200
     assert _tables(node) == []
     with node.backend():
