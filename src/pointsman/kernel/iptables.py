@@ -29,6 +29,8 @@ _STATUS_BAD_USAGE = 2
 _STATUS_OLD_KERNEL = 3
 _STATUS_RESOURCE = 4
 _LOCK_TEXT = "xtables lock"
+_MOMENTARY = re.compile("Cannot allocate memory|Resource temporarily unavailable|Interrupted system call")
+"""Complaints that say nothing about the line they name: the same may be accepted a second later."""
 _LINE = re.compile(r"line:? (\d+)")
 _NOISE = re.compile(r"^(Ignoring deprecated --wait-interval.*|Try `.*|# Warning: .*|)$")
 
@@ -152,7 +154,7 @@ class Iptables:
             return
         complaint = _complaint(result)
         match = _LINE.search(complaint)
-        if match is None or _LOCK_TEXT in complaint:
+        if match is None or _LOCK_TEXT in complaint or _MOMENTARY.search(complaint):
             raise self._error(arguments, result)
         line = int(match[1])
         raise RestoreRejected(

@@ -118,8 +118,13 @@ class EventRecorder:
         """Sends until cancelled."""
         while True:
             key, note = await self._queue.get()
-            await self._send(key, note)
-            self._queue.task_done()
+            try:
+                await self._send(key, note)
+            except Exception:  # noqa: BLE001 one event must never silence the later ones
+                self.dropped += 1
+                _log.exception("event %s for %s was not sent", key.reason, key.regarding.name)
+            finally:
+                self._queue.task_done()
 
     async def flush(self, timeout: float) -> None:  # noqa: ASYNC109  a deadline is the point
         """Waits until everything recorded so far has been handled, at most this long."""

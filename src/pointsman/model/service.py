@@ -33,6 +33,9 @@ class Protocol(enum.Enum):
     def lower(self) -> str:
         return self.name.lower()
 
+    def __lt__(self, other: Protocol) -> bool:
+        return self.value < other.value
+
 
 class ServicePortName(msgspec.Struct, frozen=True, gc=False, order=True, cache_hash=True):
     """Identity of a service port; prints as kube-proxy does in chain hashes and comments."""

@@ -126,6 +126,15 @@ def test_a_refused_restore_without_a_line_is_an_ordinary_error() -> None:
     assert not isinstance(caught.value, Rejected)
 
 
+def test_a_restore_refused_for_want_of_memory_blames_no_line() -> None:
+    complaint = (
+        "iptables-nft-restore v1.8.9 (nf_tables): \nline 2: RULE_APPEND failed (Cannot allocate memory)"
+    )
+    with pytest.raises(KernelError, match="Cannot allocate memory") as caught:
+        Iptables(Family.IPV4, Scripted(_says(4, complaint))).restore(b"*nat\n-A GOOD -j X\nCOMMIT\n")
+    assert not isinstance(caught.value, RestoreRejected)
+
+
 def test_a_taken_lock_is_busy_for_every_operation(tmp_path: Path) -> None:
     text = "Another app is currently holding the xtables lock; still 4s 0us time ahead to have a chance"
     runner = Iptables(Family.IPV4, Scripted(_says(4, text)), lock_file=tmp_path / "lock")

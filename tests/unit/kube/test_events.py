@@ -152,3 +152,15 @@ def test_long_notes_are_cut_between_characters() -> None:
             assert body["note"].endswith("ä...")
 
     asyncio.run(scenario())
+
+
+def test_an_event_that_cannot_be_encoded_does_not_silence_the_later_ones() -> None:
+    async def scenario() -> None:
+        async with FakeApiServer() as server, recording(server, SkippingClock()) as recorder:
+            recorder.record(NODE, "Odd", "a lone surrogate: \ud800")
+            recorder.record(NODE, "Starting", "")
+            await recorder.flush(10)
+            assert [event["reason"] for event in stored(server)] == ["Starting"]
+            assert recorder.dropped == 1
+
+    asyncio.run(scenario())

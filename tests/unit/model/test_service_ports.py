@@ -204,3 +204,8 @@ def test_a_health_check_port_that_is_none_is_left_out_and_reported(number: int) 
     (port,) = service_ports_from_service(made, Family.IPV4)[0].values()
     assert port.health_check_node_port == 0
     assert reasons(made) == ["BadPort"]
+
+
+def test_ports_that_differ_in_their_protocol_only_have_an_order() -> None:
+    tcp, udp, sctp = (ServicePortName("ns", "dns", "dns", protocol) for protocol in Protocol)
+    assert sorted([sctp, udp, tcp]) == [tcp, udp, sctp]
