@@ -16,6 +16,7 @@ from pointsman.obs.registry import Metrics
 from pointsman.proxy import aftercare
 from pointsman.proxy.aftercare import Aftercare
 from pointsman.sync.reconcile import SyncOutcome
+from pointsman.sync.stale import StaleFlowCleaner
 
 
 def _outcome(family: Family) -> SyncOutcome:
@@ -73,3 +74,20 @@ def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked(monkeypatch: p
 
     asyncio.run(scenario())
     assert complaints == []
+
+
+def test_where_node_ports_answer_everywhere_flows_to_any_own_address_are_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[bytes, ...]] = []
+    monkeypatch.setattr(
+        StaleFlowCleaner, "add", lambda self, changes, context: bool(seen.append(context.local_addresses))
+    )
+
+    async def scenario() -> None:
+        care = Aftercare([Family.IPV4], Metrics("iptables"), list)
+        care.synced(Family.IPV4, _outcome(Family.IPV4), (b"\x0a\x01\x02\x03",))
+        await care.close()
+
+    asyncio.run(scenario())
+    assert seen == [(b"\x0a\x01\x02\x03",)]

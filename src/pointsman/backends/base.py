@@ -9,8 +9,8 @@ the same changes and `full=True`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -18,6 +18,23 @@ from pointsman.model.addresses import Family
 from pointsman.model.context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
+
+_Fragment = TypeVar("_Fragment")
+
+
+def compiled_each(
+    plans: Mapping[ServicePortName, ServicePlan],
+    compile_one: Callable[[ServicePlan], _Fragment],
+    rejected: dict[ServicePortName, str],
+) -> dict[ServicePortName, _Fragment]:
+    """The fragments of all plans; a plan that cannot be compiled goes into `rejected` and harms no other."""
+    fragments: dict[ServicePortName, _Fragment] = {}
+    for name, plan in plans.items():
+        try:
+            fragments[name] = compile_one(plan)
+        except Exception as error:  # noqa: BLE001 one object must never keep the others from being served
+            rejected[name] = f"cannot be compiled: {error!r}"
+    return fragments
 
 
 class SyncRequest(msgspec.Struct, frozen=True):

@@ -123,8 +123,10 @@ class Tracker:
             return moved
         slices[meta.key] = endpoints
         self._slice_service[meta.key] = service_key
-        self._note_trigger_time(service_key, meta)
-        return self._endpoints_changed(service_key) or moved
+        changed = self._endpoints_changed(service_key)
+        if changed:
+            self._note_trigger_time(service_key, meta)
+        return changed or moved
 
     def slice_deleted(self, key: str) -> bool:
         service_key = self._slice_service.pop(key, None)

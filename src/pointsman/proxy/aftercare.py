@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import msgspec
+
 from pointsman.kernel.memory import settle
 from pointsman.model.addresses import Family
 from pointsman.obs.log import get_log
@@ -40,7 +42,8 @@ class Aftercare:
         self._busy: set[Family] = set()
         self._closed = False
 
-    def synced(self, family: Family, outcome: SyncOutcome) -> None:
+    def synced(self, family: Family, outcome: SyncOutcome, addresses: tuple[bytes, ...] = ()) -> None:
+        """`addresses` are the node's own: where node ports answer everywhere, flows to any of them count."""
         if self._closed:
             return
         if self._unsynced:
@@ -49,7 +52,8 @@ class Aftercare:
                 self._thread.submit(settle)
                 self._submit(self._clean_up, self._cleaned_up)
         cleaner = self._cleaners[family]
-        if cleaner.add(outcome.changes, outcome.context):
+        context = msgspec.structs.replace(outcome.context, local_addresses=addresses)
+        if cleaner.add(outcome.changes, context):
             self._schedule(family)
 
     async def close(self) -> None:

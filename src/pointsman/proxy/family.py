@@ -113,6 +113,11 @@ class FamilyHooks(SyncHooks):
         self.history.append(SyncRecord(time.time(), 0.0, full=False, changed=0, error=str(error)))
         _log.error("Sync failed, the old rules stand", err=error, ipFamily=family, retryIn=f"{retry_in:.0f}s")
 
+    def unsure(self, error: Exception) -> None:
+        _log.warning(
+            "Cannot look at our own rules; writing them anew", err=error, ipFamily=self._family.value
+        )
+
     def drifted(self, what: str) -> None:
         self.drift_repaired += 1
         self._metrics.drift_repaired.labels(ip_family=self._family.value).inc()

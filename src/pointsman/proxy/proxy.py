@@ -56,7 +56,8 @@ _ADDRESS_RETRY = 1.0
 
 _KINDS: tuple[type[KubeObject], ...] = (Service, EndpointSlice, Node, ServiceCIDR)
 
-AfterSync = Callable[[Family, SyncOutcome], None]
+AfterSync = Callable[[Family, SyncOutcome, tuple[bytes, ...]], None]
+"""Called with the family, what its sync did, and the node's own addresses of that family."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -81,7 +82,7 @@ class Proxy:
         metrics: Metrics,
         recorder: Recorder,
         *,
-        after_sync: AfterSync = lambda _family, _outcome: None,
+        after_sync: AfterSync = lambda _family, _outcome, _addresses: None,
     ) -> None:
         self.settings = settings
         self.config = settings.config
@@ -150,7 +151,7 @@ class Proxy:
                 for family in self.families.values():
                     tasks.create_task(family.loop.run())
         finally:
-            await self._close()
+            await self.close()
 
     def apply_config(self, config: KubeProxyConfiguration) -> None:
         """Take over what can change while running: periods, node ports, masquerading, detection."""
@@ -334,7 +335,7 @@ class Proxy:
             self.metrics.no_local_endpoints.labels(traffic_policy=policy, ip_family=label).set(len(lacking))
         self._count_pending()
         self._spawn(self._sync_health_ports(family, outcome.context))
-        self._after_sync(family, outcome)
+        self._after_sync(family, outcome, self._addresses[family])
 
     async def _sync_health_ports(self, family: Family, context: NodeContext) -> None:
         wanted = {
@@ -376,7 +377,8 @@ class Proxy:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
+        """Let go of everything but the kernel's rules; `run` does it at its end."""
         await self.source.close()
         await asyncio.gather(*self._background, return_exceptions=True)
         for ports in self.health_ports.values():

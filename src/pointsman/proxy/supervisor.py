@@ -95,12 +95,15 @@ class Supervisor:
         try:
             while not self._stop.is_set():
                 self._restart.clear()
+                began = time.monotonic()
                 try:
                     await self._run_once()
                     pause = _FIRST_PAUSE
                 except PointsmanError as error:
                     self._fall_back(error)
                 except Exception as error:  # noqa: BLE001 a fault of ours must not take the proxy from the node
+                    if time.monotonic() - began > _LONGEST_PAUSE:
+                        pause = _FIRST_PAUSE
                     _log.exception("Internal error; starting again", err=error, after=f"{pause:.0f}s")
                     await self._pause(pause)
                     pause = min(2 * pause, _LONGEST_PAUSE)
@@ -171,7 +174,7 @@ class Supervisor:
             servers = Servers(proxy, recorder, flags, inspector, options.control_socket)
             announce(options, mode, recorder)
             try:
-                await servers.start(config)
+                await self._start(servers, proxy)
                 self._fallback = None
                 self.proxy, self._servers = proxy, servers
                 if self._reload_missed:
@@ -184,6 +187,13 @@ class Supervisor:
                 await aftercare.close()
         if self._cannot_bind is not None:
             raise self._cannot_bind
+
+    async def _start(self, servers: Servers, proxy: Proxy) -> None:
+        try:
+            await servers.start(proxy.config)
+        except BindFailed:
+            await proxy.close()
+            raise
 
     async def _until_told(self, proxy: Proxy) -> None:
         tasks: list[asyncio.Task[Any]] = [

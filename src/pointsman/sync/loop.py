@@ -29,6 +29,9 @@ class SyncHooks:
     def failed(self, error: KernelError, retry_in: float) -> None:
         """A sync failed; the old state stands."""
 
+    def unsure(self, error: Exception) -> None:
+        """Whether somebody changed what we own cannot be told; a full sync follows to be sure."""
+
     def drifted(self, what: str) -> None:
         """Somebody else changed what we own; a full sync follows."""
 
@@ -118,7 +121,9 @@ class SyncLoop:
         try:
             what = await self._run_blocking(self.reconciler.backend.drift)
         except Exception as error:  # noqa: BLE001 whatever it was, a full sync is the answer to not knowing
-            what = f"cannot look: {error}"
+            self.hooks.unsure(error)
+            self.request(full=True)
+            return
         if isinstance(what, str):
             self.hooks.drifted(what)
             self.request(full=True)

@@ -11,6 +11,7 @@ from tests.factory import context, endpoint, plan, service_port
 from tests.fake.iptables_tables import IptablesTables
 
 from pointsman.backends.base import SyncReport, SyncRequest
+from pointsman.backends.iptables import memory
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
 from pointsman.errors import Busy, KernelError, NotSupported
@@ -433,3 +434,37 @@ def test_legacy_tables_are_always_written_whole(bench: Bench, monkeypatch: pytes
     bench.sync(web("10.244.1.1"))
     bench.sync(full=True)
     assert bench.tables.restored[-1].count("default/web") == bench.tables.restored[0].count("default/web")
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_plan_that_cannot_be_compiled_harms_only_itself(
+    bench: Bench, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.sync()
+    real = memory.compile_plan
+
+    def fails_for_db(one: ServicePlan, *rest: object, **options: object) -> object:
+        if one.name == db().name:
+            raise OverflowError("too much")
+        return real(one, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(memory, "compile_plan", fails_for_db)
+    report = bench.sync(web("10.244.1.1"), db("10.244.1.9"), full=full)
+    assert report.rejected == {db().name: "cannot be compiled: OverflowError('too much')"}
+    assert bench.differences() == []
+    assert any("default/web" in rule for rules in bench.tables.tables["nat"].values() for rule in rules)
+
+
+def test_scratch_chains_of_a_killed_search_go_with_a_full_sync_and_with_clean_up(bench: Bench) -> None:
+    def scratch() -> list[str]:
+        return [
+            chain for table in bench.tables.tables.values() for chain in table if chain.startswith("PTRY-")
+        ]
+
+    bench.sync(web("10.244.1.1"))
+    left = b"*nat\n:PTRY-SVC-A - [0:0]\n:PTRY-SERVICES - [0:0]\n-A PTRY-SERVICES -j PTRY-SVC-A\nCOMMIT\n"
+    for get_rid in (lambda: bench.sync(full=True), bench.clean):
+        bench.runner.restore(left + left.replace(b"*nat", b"*filter"))
+        assert len(scratch()) == 4
+        get_rid()
+        assert scratch() == []

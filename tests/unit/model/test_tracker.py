@@ -134,6 +134,13 @@ def test_trigger_times_are_kept_for_changes_after_the_start() -> None:
     assert times == (pytest.approx(1767225601.123456),)
 
 
+def test_changes_of_services_that_are_not_served_leave_no_trigger_time() -> None:
+    tracker = Tracker(Family.IPV4, "n1")
+    stamped = {"annotations": {TRIGGER_TIME_ANNOTATION: "2026-01-01T00:00:01Z"}}
+    tracker.slice_upserted(endpoint_slice("10.244.1.1", metadata=stamped))
+    assert tracker.take().trigger_times == {}
+
+
 def test_problems_name_the_object() -> None:
     seen: list[tuple[str, str, str]] = []
 

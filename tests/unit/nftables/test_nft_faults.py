@@ -11,6 +11,7 @@ import pytest
 from tests.factory import context, endpoint, plan, service_port
 
 from pointsman.backends.base import SyncRequest
+from pointsman.backends.nftables import apply
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.contents import slot_words
 from pointsman.errors import KernelError
@@ -108,3 +109,25 @@ def test_slot_numbers_are_right_for_two_threads_at_once() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert wrong == []
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_plan_that_cannot_be_compiled_harms_only_itself(
+    monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    kernel = RefusingKernel(0)
+    backend = backend_on(kernel, monkeypatch)
+    backend.sync(SyncRequest(context(), {}, {}, full=True))
+    wanted = plans(3)
+    broken = list(wanted)[1]
+    real = apply.fragment_from_plan
+
+    def fails_for_one(one: ServicePlan, *rest: object, **options: object) -> object:
+        if one.name == broken:
+            raise OverflowError("too much")
+        return real(one, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(apply, "fragment_from_plan", fails_for_one)
+    report = backend.sync(SyncRequest(context(), wanted, dict(wanted), full=full))
+    assert report.rejected == {broken: "cannot be compiled: OverflowError('too much')"}
+    assert report.rules_total["service-ips"] == 2

@@ -30,6 +30,9 @@ class Notes(SyncHooks):
     def failed(self, error: KernelError, retry_in: float) -> None:
         self._note("failed")
 
+    def unsure(self, error: Exception) -> None:
+        self._note("unsure")
+
     def drifted(self, what: str) -> None:
         self._note(f"drift: {what}")
 
@@ -203,4 +206,22 @@ async def test_drift_is_not_looked_for_while_a_full_sync_waits_for_its_retry() -
     await asyncio.sleep(6.9)
     assert b.notes.times("failed") == [0.0, 1.0, 3.0]
     assert b.notes.times("drift: somebody was here") == []
+    await b.stop()
+
+
+@bench
+async def test_not_being_able_to_look_is_no_drift_but_a_reason_for_a_full_sync() -> None:
+    b = Bench(drift_period=1.0)
+    b.change(1)
+    await b.loop.wait_idle()
+
+    def fails() -> None:
+        b.backend.drift = lambda: None
+        raise KernelError("no buffers")
+
+    b.backend.drift = fails
+    await asyncio.sleep(1.5)
+    assert b.notes.times("unsure") == [1.0]
+    assert b.notes.times("full") == [0.0, 1.0]
+    assert not any(what.startswith("drift") for what, _ in b.notes.events)
     await b.stop()

@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 
-from pointsman.backends.base import Difference, SyncReport, SyncRequest
+from pointsman.backends.base import Difference, SyncReport, SyncRequest, compiled_each
 from pointsman.backends.iptables import canary, names, saved, static
 from pointsman.backends.iptables.compile import Fragment
-from pointsman.backends.iptables.isolate import refused_among
+from pointsman.backends.iptables.isolate import refused_among, remove_leftovers
 from pointsman.backends.iptables.memory import Memory, comments_wanted
 from pointsman.backends.iptables.restore import (
     EMPTY,
@@ -116,10 +116,10 @@ class IptablesBackend:
             self._memory = Memory()
             self._settings = settings
         comments = comments_wanted(request.plans.values())
-        fragments = {
-            name: self._memory.compiled(plan, settings, comments) for name, plan in request.plans.items()
-        }
         rejected: dict[ServicePortName, str] = {}
+        fragments = compiled_each(
+            request.plans, lambda plan: self._memory.compiled(plan, settings, comments), rejected
+        )
         notes: list[str] = []
 
         def batch() -> Batch:
@@ -163,6 +163,7 @@ class IptablesBackend:
             notes.append(f"stale chains are not deleted: {error}")
             return self._blind_batch(settings, fragments)
         held = {table: saved.outline(text) for table, text in texts.items()}
+        remove_leftovers(self._runner, {table: outline.chains for table, outline in held.items()})
         present = NOTHING_PRESENT
         if self._runner.features.nf_tables:
             blocks = {table: saved.blocks(text) for table, text in texts.items()}
@@ -198,13 +199,10 @@ class IptablesBackend:
     def _sync_partial(self, request: SyncRequest, settings: Settings) -> SyncReport:
         memory = self._memory
         comments = memory.endpoints_after(request.changed) <= LARGE_CLUSTER_ENDPOINTS
-        compiled = {
-            name: memory.compiled(plan, settings, comments)
-            for name, plan in request.changed.items()
-            if plan is not None
-        }
-        after = dict(memory.fragments)
         rejected: dict[ServicePortName, str] = {}
+        present = {name: plan for name, plan in request.changed.items() if plan is not None}
+        compiled = compiled_each(present, lambda plan: memory.compiled(plan, settings, comments), rejected)
+        after = dict(memory.fragments)
 
         def batch() -> Batch:
             changes: dict[ServicePortName, Change] = {}

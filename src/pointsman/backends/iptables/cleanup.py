@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from pointsman.backends.iptables import names, saved, static
+from pointsman.backends.iptables import isolate, names, saved, static
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET
 from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
 from pointsman.backends.iptables.text import canonical
@@ -60,7 +60,7 @@ def _clean_family(
 ) -> list[str]:
     held = {table: saved.rules_by_chain(runner.save(table)) for table in (MANGLE, FILTER, NAT)}
     has_kubelet = any(chain in held[MANGLE] for chain in names.KUBELET_CHAINS)
-    done: list[str] = []
+    done = isolate.remove_leftovers(runner, held)
     for table, chains in held.items():
         ours = {chain for chain in chains if chain in _FIXED[table]}
         if table == NAT:

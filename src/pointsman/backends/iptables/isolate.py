@@ -7,7 +7,7 @@ no packet reaches, half of them at a time, until the culprits are left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pointsman.backends.iptables import names
 from pointsman.backends.iptables.compile import Fragment
@@ -15,7 +15,7 @@ from pointsman.kernel.iptables import Iptables, RestoreRejected
 from pointsman.model.service import ServicePortName
 
 _REAL = b"KUBE-"
-_SCRATCH = b"PTRY-"
+SCRATCH_PREFIX = "PTRY-"
 """As long as the real prefix: chain names have a limit."""
 _FILTER_CHAINS = (names.SERVICES, names.EXTERNAL_SERVICES, names.PROXY_FIREWALL, names.NODE_PORTS)
 _NAT_CHAINS = (names.SERVICES, names.NODE_PORTS, names.MARK_MASQUERADE)
@@ -38,6 +38,22 @@ def refused_among(runner: Iptables, suspects: Mapping[ServicePortName, Fragment]
     return found
 
 
+def remove_leftovers(runner: Iptables, held: Mapping[str, Collection[str]]) -> list[str]:
+    """Remove scratch chains of a search that was killed; `held` are the chains of each table."""
+    removed: list[str] = []
+    text = bytearray()
+    for table, chains in held.items():
+        scratch = sorted(chain for chain in chains if chain.startswith(SCRATCH_PREFIX))
+        if scratch:
+            declared = "".join(f":{chain} - [0:0]\n" for chain in scratch)
+            deleted = "".join(f"-X {chain}\n" for chain in scratch)
+            text += f"*{table}\n{declared}{deleted}COMMIT\n".encode()
+            removed += [f"{table}: scratch chain {chain}" for chain in scratch]
+    if text:
+        runner.restore(bytes(text))
+    return removed
+
+
 def _accepted(runner: Iptables, fragments: Sequence[Fragment]) -> bool:
     own = [chain for fragment in fragments for chain in fragment.chains]
     sections = (
@@ -50,11 +66,11 @@ def _accepted(runner: Iptables, fragments: Sequence[Fragment]) -> bool:
         load += start + declared + b"".join(rules) + b"COMMIT\n"
         remove += start + declared + "".join(f"-X {chain}\n" for chain in chains).encode() + b"COMMIT\n"
     try:
-        runner.restore(bytes(load).replace(_REAL, _SCRATCH))
+        runner.restore(bytes(load).replace(_REAL, SCRATCH_PREFIX.encode()))
     except RestoreRejected:
         return False
     finally:
-        runner.restore(bytes(remove).replace(_REAL, _SCRATCH))
+        runner.restore(bytes(remove).replace(_REAL, SCRATCH_PREFIX.encode()))
     return True
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from pointsman.backends.base import Difference, SyncReport, SyncRequest
+from pointsman.backends.base import Difference, SyncReport, SyncRequest, compiled_each
 from pointsman.backends.iptables import saved
 from pointsman.backends.iptables.saved import TableOutline
 from pointsman.backends.ipvs import verify as verification
@@ -340,7 +340,11 @@ class IpvsBackend:
         choice = self._schedulers.choice(plan.port.ipvs_scheduler)
         if choice.problem:
             progress.notes.append(f"{plan.name}: {choice.problem}")
-        return self._compiler.fragment(plan, choice.name)
+        compiler = self._compiler
+        made = compiled_each(
+            {plan.name: plan}, lambda plan: compiler.fragment(plan, choice.name), progress.rejected
+        )
+        return made.get(plan.name)
 
     def _excluded(self, key: VirtualKey) -> bool:
         return any(cidr.contains(key.address) for cidr in self._settings.exclude_cidrs)

@@ -7,7 +7,7 @@ import errno
 import gc
 from collections.abc import Iterator, Mapping
 
-from pointsman.backends.base import Difference, SyncReport, SyncRequest
+from pointsman.backends.base import Difference, SyncReport, SyncRequest, compiled_each
 from pointsman.backends.nftables import drift, verify
 from pointsman.backends.nftables.affinity import is_affinity_set
 from pointsman.backends.nftables.batch import Batch, Culprit, Steps
@@ -23,6 +23,7 @@ from pointsman.errors import KernelError, Rejected
 from pointsman.kernel.netlink import Message
 from pointsman.kernel.nfnl import BatchRefused, Fault, NftablesSocket, nftables_message
 from pointsman.model.addresses import Family
+from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 
 _BLAME_ROUNDS = 5
@@ -100,7 +101,7 @@ class NftablesBackend:
         table = self._reader().table()
         rejected: dict[ServicePortName, str] = {}
         with _collector_paused():
-            fragments = self._compile_all(request)
+            fragments = self._compile_all(request, rejected)
             contents, batch, size = self._load(request, fragments, table, rejected)
         if table is not None and table.comment != contents.comment:
             notes = (
@@ -149,11 +150,8 @@ class NftablesBackend:
         return contents, batch, self._commit(batch)
 
     def _incremental_sync(self, contents: Contents, request: SyncRequest) -> SyncReport:
-        updates = {
-            name: None if plan is None else self._compile(request, name, contents)
-            for name, plan in request.changed.items()
-        }
-        rejected = {name: why for name, why in self._rejected.items() if name not in updates}
+        rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
+        updates = self._compile_changed(request, contents, rejected)
         for _ in range(_BLAME_ROUNDS):
             change = Change(contents, updates)
             if not change.batch:
@@ -200,17 +198,22 @@ class NftablesBackend:
 
     # --- compiling ------------------------------------------------------------------------------------------
 
-    def _compile(self, request: SyncRequest, name: ServicePortName, contents: Contents) -> Fragment:
-        plan = request.changed[name]
-        assert plan is not None
-        previous = contents.fragments.get(name)
-        return fragment_from_plan(plan, request.context, previous, counters=self._counters)
+    def _compile_changed(
+        self, request: SyncRequest, contents: Contents, rejected: dict[ServicePortName, str]
+    ) -> dict[ServicePortName, Fragment | None]:
+        def compile_one(plan: ServicePlan) -> Fragment:
+            previous = contents.fragments.get(plan.name)
+            return fragment_from_plan(plan, request.context, previous, counters=self._counters)
 
-    def _compile_all(self, request: SyncRequest) -> Fragments:
+        present = {name: plan for name, plan in request.changed.items() if plan is not None}
+        gone = dict.fromkeys(request.changed.keys() - present.keys())
+        return {**gone, **compiled_each(present, compile_one, rejected)}
+
+    def _compile_all(self, request: SyncRequest, rejected: dict[ServicePortName, str]) -> Fragments:
         context, counters = request.context, self._counters
-        return {
-            name: fragment_from_plan(plan, context, counters=counters) for name, plan in request.plans.items()
-        }
+        return compiled_each(
+            request.plans, lambda plan: fragment_from_plan(plan, context, counters=counters), rejected
+        )
 
     def _contents_of(self, request: SyncRequest, fragments: Mapping[ServicePortName, Fragment]) -> Contents:
         contents = Contents(request.context, counters=self._counters)
@@ -218,7 +221,7 @@ class NftablesBackend:
         return contents
 
     def _desired(self, request: SyncRequest) -> Contents:
-        fragments = self._compile_all(request)
+        fragments = self._compile_all(request, {})
         for name in self._rejected:
             fragments.pop(name, None)
         return self._contents_of(request, fragments)
