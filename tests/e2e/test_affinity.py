@@ -66,7 +66,9 @@ def _name(outcome: Outcome) -> str:
 
 def test_a_client_keeps_its_backend_at_every_frontend(world: World) -> None:
     first = _choices(world, STICKY)
-    assert set(first.values()) == {"pod1", "pod2", "pod4"}
+    # 16 clients: that all of them get the same backend happens by chance once in 14 million.
+    assert set(first.values()) <= {"pod1", "pod2", "pod4"}
+    assert len(set(first.values())) > 1
     for to in PLACES:
         assert _choices(world, STICKY, to, tries=10) == first
 
