@@ -20,7 +20,6 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -235,15 +234,6 @@ def run_one(options: argparse.Namespace) -> None:
     print(json.dumps({"services": services, "endpoints": endpoints, **row}))
 
 
-def side_by_side(sizes: str) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as directory:
-        results = Path(directory) / "results.json"
-        command = [sys.executable, "-m", "bench.process", "--mode", "nftables", "--sizes", sizes]
-        subprocess.run([*command, "--json", str(results)], check=True)
-        found: list[dict[str, Any]] = json.loads(results.read_text())
-    return found
-
-
 def print_table(rows: list[dict[str, Any]]) -> None:
     columns = list(rows[0])
     print("| " + " | ".join(columns) + " |")
@@ -280,12 +270,12 @@ def main() -> None:
     print_table(rows)
     if not options.packets:
         print(TARGETS)
-    beside = []
-    if os.environ.get("KUBE_PROXY_BINARY") and not options.packets:
-        beside = side_by_side(sizes)
-        print_table(beside)
     if options.json:
-        options.json.write_text(json.dumps({"backend": rows, "side_by_side": beside}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"backend": rows}, indent=1) + "\n")
+    if os.environ.get("KUBE_PROXY_BINARY") and not options.packets:
+        subprocess.run(
+            [sys.executable, "-m", "bench.process", "--mode", "nftables", "--sizes", sizes], check=True
+        )
 
 
 if __name__ == "__main__":

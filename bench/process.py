@@ -157,6 +157,19 @@ def measure(command: list[str], services: int, endpoints: int, changes: int, wor
         return result
 
 
+def ratios(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """How many times more kube-proxy took or held, for every size both were measured at."""
+    by_size: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        by_size.setdefault((row["services"], row["endpoints"]), {})[row["program"]] = row
+    for (services, endpoints), programs in by_size.items():
+        if len(programs) == 2:
+            ours, theirs = programs["pointsman"], programs["kube-proxy"]
+            figures = [name for name in ours if name in theirs and isinstance(ours[name], float)]
+            shown = ", ".join(f"{name} {theirs[name] / ours[name]:.1f}x" for name in figures)
+            yield f"kube-proxy / pointsman at {services}x{endpoints}: {shown}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -210,6 +223,8 @@ def main() -> None:
                 " ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in rows[-1].items()),
                 flush=True,
             )
+    for line in ratios(rows):
+        print(line)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 

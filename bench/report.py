@@ -79,7 +79,7 @@ def performance(text: str, results: Mapping[str, Any]) -> str:
 
 
 def readme(text: str, results: Mapping[str, Any]) -> str:
-    rows: Rows = results.get("nftables", {}).get("side_by_side", ())
+    rows: Rows = results.get("process", ())
     ours, theirs = (_measured(rows, program) for program in ("pointsman", "kube-proxy"))
     if not ours or not theirs:
         return text

@@ -42,7 +42,10 @@ STICKY = LabService("cart", 3, backends("pod1", "pod2", "pod4"), affinity_second
 
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 when everything behaved, 1 when something did not, 2 when the lab cannot run here."""
-    parser = argparse.ArgumentParser(prog="pointsman demo", description="a small cluster of network namespaces, served by Pointsman, with real packets")
+    parser = argparse.ArgumentParser(
+        prog="pointsman demo",
+        description="a small cluster of network namespaces, served by Pointsman, with real packets",
+    )
     parser.add_argument("--keep", action="store_true", help="leave the cluster up afterwards, to explore it")
     parser.add_argument(
         "--no-color", action="store_true", help="no colours (also with NO_COLOR in the environment)"

@@ -27,7 +27,7 @@ def test_the_readme_shows_either_program() -> None:
         },
     ]
     text = "| one endpoint of them changes | old | old | | |\n| unrelated | kept | kept | | |\n"
-    assert report.readme(text, {"nftables": {"side_by_side": rows}}) == (
+    assert report.readme(text, {"process": rows}) == (
         "| one endpoint of them changes | 1.26 ms | 1650 ms | not measured | not measured |\n| unrelated | kept | kept | | |\n"
     )
 
