@@ -16,7 +16,7 @@ from pointsman.obs.registry import Metrics
 from pointsman.proxy import aftercare
 from pointsman.proxy.aftercare import Aftercare
 from pointsman.sync.reconcile import SyncOutcome
-from pointsman.sync.stale import StaleFlowCleaner
+from pointsman.sync.stale import CleanReport, StaleFlowCleaner
 
 
 def _outcome(family: Family) -> SyncOutcome:
@@ -91,3 +91,35 @@ def test_where_node_ports_answer_everywhere_flows_to_any_own_address_are_checked
 
     asyncio.run(scenario())
     assert seen == [(b"\x0a\x01\x02\x03",)]
+
+
+def test_what_came_while_flows_were_checked_is_checked_at_once_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aftercare, "RETRY_SECONDS", 3600.0)
+    let_go, begun = threading.Event(), threading.Event()
+    notes: list[str] = []
+    runs: list[list[str]] = []
+
+    def run(self: StaleFlowCleaner) -> CleanReport:
+        taken = list(notes)
+        runs.append(taken)
+        begun.set()
+        let_go.wait(5)
+        del notes[: len(taken)]
+        return CleanReport()
+
+    monkeypatch.setattr(StaleFlowCleaner, "add", lambda self, changes, context: not notes.append("flow"))
+    monkeypatch.setattr(StaleFlowCleaner, "waiting", property(lambda self: len(notes)))
+    monkeypatch.setattr(StaleFlowCleaner, "run", run)
+
+    async def scenario() -> None:
+        care = Aftercare([Family.IPV4], Metrics("iptables"), list)
+        care.synced(Family.IPV4, _outcome(Family.IPV4))
+        await until(begun.is_set)
+        care.synced(Family.IPV4, _outcome(Family.IPV4))
+        let_go.set()
+        await until(lambda: len(runs) == 2)
+        await care.close()
+
+    asyncio.run(scenario())

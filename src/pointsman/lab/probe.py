@@ -24,7 +24,7 @@ _ECHO_REPLIES = (0, 129)
 _IP_RECVERR, _IPV6_RECVERR = 11, 25
 DEADLINE = 1.0
 """Seconds until silence is called silence; everything in the lab answers within milliseconds."""
-PATIENT_DEADLINE = 4.0
+PATIENT_DEADLINE = 8.0
 """For probes that should be answered, so that a busy machine is not taken for a silent one."""
 
 

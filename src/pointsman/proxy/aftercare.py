@@ -17,7 +17,7 @@ from pointsman.model.addresses import Family
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import SyncOutcome
-from pointsman.sync.stale import StaleFlowCleaner
+from pointsman.sync.stale import CleanReport, StaleFlowCleaner
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _log = get_log(__name__)
 
 
 class Aftercare:
-    """Hears of every successful sync and works on a thread of its own."""
+    """Hears of every successful sync and works on threads of its own: flows do not wait for leftovers."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Aftercare:
         self._cleaners = {family: StaleFlowCleaner(family, metrics) for family in families}
         self._unsynced = set(families)
         self._remove_leftovers = remove_leftovers
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aftercare")
+        self._thread = ThreadPoolExecutor(max_workers=2, thread_name_prefix="aftercare")
         self._busy: set[Family] = set()
         self._closed = False
 
@@ -64,12 +64,16 @@ class Aftercare:
     def _schedule(self, family: Family) -> None:
         if family not in self._busy and not self._closed:
             self._busy.add(family)
-            self._submit(self._cleaners[family].run, lambda _: self._finished(family))
+            self._submit(self._cleaners[family].run, lambda report: self._finished(family, report))
 
-    def _finished(self, family: Family) -> None:
+    def _finished(self, family: Family, report: CleanReport) -> None:
+        """What came meanwhile is done at once; what failed waits a little."""
         self._busy.discard(family)
         if self._cleaners[family].waiting:
-            self._later(lambda: self._schedule(family))
+            if report.problem:
+                self._later(lambda: self._schedule(family))
+            else:
+                self._schedule(family)
 
     def _clean_up(self) -> bool:
         try:
