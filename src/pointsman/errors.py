@@ -65,6 +65,9 @@ class ObjectError(PointsmanError):
 class KernelError(PointsmanError):
     """The kernel, or a tool that programs it, refused; `errno` where one is known."""
 
+    partial = False
+    """What failed was a partial sync; the full one that follows may well succeed."""
+
     def __init__(self, message: str, errno: int = 0) -> None:
         super().__init__(message)
         self.errno = errno

@@ -109,6 +109,8 @@ class FamilyHooks(SyncHooks):
         self._health.queued(self._family)
         metrics.nftables_failures.labels(ip_family=family).inc()
         metrics.restore_failures.labels(ip_family=family).inc()
+        if error.partial:
+            metrics.partial_restore_failures.labels(ip_family=family).inc()
         self.last_error = str(error)
         self.history.append(SyncRecord(time.time(), 0.0, full=False, changed=0, error=str(error)))
         _log.error("Sync failed, the old rules stand", err=error, ipFamily=family, retryIn=f"{retry_in:.0f}s")

@@ -78,9 +78,6 @@ class SyncLoop:
         """Until every request made so far has been served by a successful sync."""
         await self._idle.wait()
 
-    async def wait_first_sync(self) -> None:
-        await self._synced_once.wait()
-
     async def run(self) -> None:
         """Serve requests until cancelled."""
         loop = asyncio.get_running_loop()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from pointsman.backends.base import Backend, Difference, SyncReport, SyncRequest
+from pointsman.errors import KernelError
 from pointsman.model.claims import ClaimIndex
 from pointsman.model.context import NodeContext
 from pointsman.model.plan import Outcome, ServicePlan
@@ -87,7 +88,11 @@ class Reconciler:
             full=full or self._full_needed,
         )
         self._full_needed = True
-        report = self.backend.sync(request)
+        try:
+            report = self.backend.sync(request)
+        except KernelError as error:
+            error.partial = not request.full
+            raise
         for name, reason in report.rejected.items():
             if self._rejected.get(name) != reason:
                 self._refuse(name, Problem("KernelRefused", reason))

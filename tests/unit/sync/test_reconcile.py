@@ -63,6 +63,19 @@ def test_a_failed_sync_loses_nothing_and_the_next_is_full(
     assert outcome.changes[WEB.name].old is not None
 
 
+def test_an_error_says_whether_a_partial_sync_failed(
+    reconciler: Reconciler, backend: RecordingBackend
+) -> None:
+    backend.failures = [KernelError("full")]
+    with pytest.raises(KernelError) as full:
+        reconciler.sync(changes(WEB), context())
+    reconciler.sync(Changes({}), context())
+    backend.failures = [KernelError("partial")]
+    with pytest.raises(KernelError) as partial:
+        reconciler.sync(changes(API), context())
+    assert (full.value.partial, partial.value.partial) == (False, True)
+
+
 def test_a_new_context_replans_everything(reconciler: Reconciler, backend: RecordingBackend) -> None:
     reconciler.sync(changes(WEB), context())
     outcome = reconciler.sync(Changes({}), context(masquerade_all=True))
