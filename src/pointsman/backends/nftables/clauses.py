@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from pointsman.backends.nftables import userdata
 from pointsman.backends.nftables.terms import Field, Terms, field_length
 from pointsman.kernel.attributes import attribute, nested, text, u8, u32be, u64be
 from pointsman.model.addresses import Cidr, address_text
@@ -336,7 +335,3 @@ def remember_source(name: str, seconds: int, terms: Terms) -> Clause:
             u64be(6, seconds * 1000),
         ),
     )
-
-
-def rule_userdata(comment: str) -> bytes:
-    return userdata.comment(comment) if comment else b""
