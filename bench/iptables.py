@@ -31,7 +31,7 @@ from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, cidr_from_text
-from pointsman.model.context import LocalDetector, LocalMode, NodeContext
+from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 from pointsman.model.objects import EndpointSlice, Service
 from pointsman.model.tracker import Tracker
 from pointsman.sync.reconcile import Reconciler

@@ -29,12 +29,12 @@ from typing import Any
 import msgspec
 from bench.objects import service_address, service_json, slice_json
 
-from pointsman.backends.base import SyncRequest
+from pointsman.backends.contract import SyncRequest
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, address_from_text, cidr_from_text
-from pointsman.model.context import LocalDetector, LocalMode, NodeContext, NodePortAddresses
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext, NodePortAddresses
 from pointsman.model.objects import EndpointSlice, Service
 from pointsman.model.planning import plan_service_port
 from pointsman.model.service import Protocol, ServicePort, ServicePortName

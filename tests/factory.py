@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from pointsman.model.addresses import Family, address_from_text, family_of
-from pointsman.model.context import NodeContext
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, Node, Service
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port

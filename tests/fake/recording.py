@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pointsman.backends.base import Difference, SyncReport, SyncRequest
+from pointsman.backends.contract import Difference, SyncReport, SyncRequest
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.backends.base import Backend, Difference, SyncReport, SyncRequest
+from pointsman.backends.contract import Backend, Difference, SyncReport, SyncRequest
 from pointsman.config.load import config_from_bytes
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Family, address_from_text
-from pointsman.model.context import NodeContext
 from pointsman.model.node import node_facts
+from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import HEADLESS_LABEL, EndpointSlice, Node, Service, ServiceCIDR
 from pointsman.model.tracker import Tracker
-from pointsman.proxy.context import node_context
+from pointsman.node.node_context import node_context
 from pointsman.sync.reconcile import Reconciler, SyncOutcome
 
 DATA = Path(__file__).parent / "data"

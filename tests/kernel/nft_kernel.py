@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from pointsman.backends.base import SyncRequest
+from pointsman.backends.contract import SyncRequest
 from pointsman.lab.netns import LabUnavailable, Namespace
 from pointsman.model.addresses import Family
-from pointsman.model.context import NodeContext
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 

@@ -12,8 +12,8 @@ import pytest
 
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
-from pointsman.model.context import NodeContext
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
 from pointsman.obs.registry import Metrics

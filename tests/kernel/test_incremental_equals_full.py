@@ -18,7 +18,7 @@ from tests.golden.recorded_node import recorded_node
 from tests.golden.scenario import Replay, Scenario, Step
 from tests.kernel import random_changes
 
-from pointsman.backends.base import Backend
+from pointsman.backends.contract import Backend
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.config.load import config_from_bytes

@@ -14,7 +14,7 @@ from tests.golden import compare_iptables
 from tests.golden import scenario as scenarios
 from tests.golden.recorded_node import recorded_node
 
-from pointsman.backends.base import SyncReport, SyncRequest
+from pointsman.backends.contract import SyncReport, SyncRequest
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET, IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
 from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER

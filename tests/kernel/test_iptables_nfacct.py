@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from pointsman.backends.iptables import packet_counters
 from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
 from pointsman.errors import NotSupported
 from pointsman.kernel import nfacct
 from pointsman.kernel.command import SystemCommands
 from pointsman.lab.netns import LabUnavailable, Namespace
 from pointsman.obs.registry import Metrics
-from pointsman.proxy import packet_counters
 
 pytestmark = pytest.mark.kernel
 

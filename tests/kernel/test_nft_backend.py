@@ -16,7 +16,7 @@ from pointsman.errors import KernelError
 from pointsman.kernel.nfnl import NftablesSocket, nftables_message
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
-from pointsman.model.context import NodePortAddresses
+from pointsman.model.node_context import NodePortAddresses
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kernel.nft_kernel import everything, listing, needs_nft, new_namespace, part
-from tests.unit.nftables.nft_strategies import contexts, histories, plans
+from tests.unit.backends.nftables.nft_strategies import contexts, histories, plans
 
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.compile import fragment_from_plan

@@ -16,7 +16,7 @@ from tests.kernel.nft_kernel import everything, needs_nft, new_namespace, part
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, address_text, cidr_from_text
-from pointsman.model.context import NodeContext, NodePortAddresses
+from pointsman.model.node_context import NodeContext, NodePortAddresses
 from pointsman.model.plan import ServicePlan
 
 pytestmark = needs_nft

@@ -23,9 +23,9 @@ from pointsman.model.objects import (
     Synced,
     Upsert,
 )
+from pointsman.node.proxy import Proxy, Settings
+from pointsman.node.surroundings import SilentRecorder
 from pointsman.obs.registry import Metrics
-from pointsman.proxy.edges import SilentRecorder
-from pointsman.proxy.proxy import Proxy, Settings
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -9,12 +9,12 @@ import pytest
 from tests import factory
 from tests.process.assembled import until
 
-from pointsman.backends.base import SyncReport
+from pointsman.backends.contract import SyncReport
 from pointsman.errors import Busy
 from pointsman.model.addresses import Family
+from pointsman.node import aftercare
+from pointsman.node.aftercare import Aftercare
 from pointsman.obs.registry import Metrics
-from pointsman.proxy import aftercare
-from pointsman.proxy.aftercare import Aftercare
 from pointsman.sync.reconcile import SyncOutcome
 from pointsman.sync.stale import CleanReport, StaleFlowCleaner
 

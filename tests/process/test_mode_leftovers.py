@@ -8,7 +8,7 @@ import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.fake.iptables_tables import IptablesTables
 
-from pointsman.backends.base import SyncRequest
+from pointsman.backends.contract import SyncRequest
 from pointsman.backends.iptables import cleanup as iptables_cleanup
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.ipvs import cleanup as ipvs_cleanup

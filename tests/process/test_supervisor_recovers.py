@@ -11,11 +11,11 @@ import pytest
 from tests.fake.recording import RecordingBackend
 from tests.process.assembled import until
 
+from pointsman.app import modes, supervisor
+from pointsman.app.supervisor import Supervisor
 from pointsman.config.command_line import RunOptions, parse_run
 from pointsman.model.addresses import Family
-from pointsman.proxy import modes, supervisor
-from pointsman.proxy.proxy import Proxy
-from pointsman.proxy.supervisor import Supervisor
+from pointsman.node.proxy import Proxy
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from tests.factory import context, endpoint, plan, service_port
 from tests.fake.iptables_tables import IptablesTables
 from tests.golden.compare_iptables import differences
 
-from pointsman.backends.base import SyncRequest
+from pointsman.backends.contract import SyncRequest
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.errors import KernelError
 from pointsman.kernel.command import CommandResult

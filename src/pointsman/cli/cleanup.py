@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 def clean_up(state_dir: Path) -> int:
     """Exit status 0 when everything is gone, 1 when something would not go."""
-    from pointsman.proxy.modes import remove_everything
+    from pointsman.app.modes import remove_everything
 
     if os.geteuid() != 0:
         sys.stderr.write("pointsman: clean-up changes the kernel's rules; run it as root\n")

@@ -72,7 +72,7 @@ def _live(given: argparse.Namespace) -> Explanation:
 
 
 def _offline(given: argparse.Namespace, flags: Sequence[str]) -> Explanation:
-    from pointsman.proxy.offline import plan_manifests
+    from pointsman.app.offline import plan_manifests
 
     options = offline_options(given, flags)
     planned = plan_manifests(

@@ -16,7 +16,7 @@ from pointsman.cli.arguments import (
     warn,
 )
 from pointsman.explain.answer import kernel_difference
-from pointsman.explain.status import FamilyVerification, Verification, verification_text
+from pointsman.report.status import FamilyVerification, Verification, verification_text
 
 _ABOUT = """Print the rules that a node would hold for these manifests; the same input always gives the same text.
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _render(given: argparse.Namespace, flags: Sequence[str]) -> int:
-    from pointsman.proxy.offline import plan_manifests, ruleset
+    from pointsman.app.offline import plan_manifests, ruleset
 
     options = offline_options(given, flags)
     warn("render", options.warnings)
@@ -55,9 +55,9 @@ def _render(given: argparse.Namespace, flags: Sequence[str]) -> int:
 
 
 def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
-    from pointsman.proxy import modes
-    from pointsman.proxy.machine import LinuxMachine, kernel_families
-    from pointsman.proxy.offline import plan_manifests
+    from pointsman.app import modes
+    from pointsman.app.offline import plan_manifests
+    from pointsman.node.own_addresses import LinuxMachine, kernel_families
 
     options = offline_options(given, flags)
     warn("render", options.warnings)

@@ -18,7 +18,7 @@ def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
 
         return clean_up(options.state_dir)
     economise()
-    from pointsman.proxy.supervisor import initialise, serve
+    from pointsman.app.supervisor import initialise, serve
 
     if options.init_only:
         return initialise(options)

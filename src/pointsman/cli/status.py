@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pointsman.cli.arguments import add_live, add_output, guarded, parser, print_json
 from pointsman.cli.control_client import ask
-from pointsman.explain.status import StatusReport, status_text
+from pointsman.report.status import StatusReport, status_text
 
 _ABOUT = """Show mode, syncs, pending changes, counts, watches, configuration reloads and everything that is wrong.
 

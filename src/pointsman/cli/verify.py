@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pointsman.cli.arguments import add_live, add_output, guarded, parser, print_json
 from pointsman.cli.control_client import ask
-from pointsman.explain.status import Verification, verification_text
+from pointsman.report.status import Verification, verification_text
 
 _ABOUT = """Let the running proxy read the kernel and compare it with its plans; nothing is changed.
 

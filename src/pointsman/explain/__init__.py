@@ -1,1 +1,1 @@
-"""Why a Service answers or not, and what the proxy is doing: pure reports, the same live and offline."""
+"""Why a Service answers or not, the same live and offline. Pure."""

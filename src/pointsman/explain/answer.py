@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pointsman.backends.base import Difference
+from pointsman.backends.contract import Difference
 from pointsman.explain import unserved
 from pointsman.explain.causes import listed, port_causes, skipped_causes
 from pointsman.explain.packets import Client, clients_of, node_port_denial, path

@@ -15,8 +15,8 @@ from pointsman.explain.report import Path
 from pointsman.explain.target import BadQuestion
 from pointsman.explain.view import FamilyView
 from pointsman.model.addresses import address_from_text, address_text, family_of
-from pointsman.model.context import LocalMode
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.node_context import LocalMode
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
 from pointsman.model.service import Protocol
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pointsman.backends.base import Difference
+from pointsman.backends.contract import Difference
 from pointsman.model.addresses import Cidr, Family
-from pointsman.model.context import NodeContext
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import Problem, ServicePortName
 from pointsman.model.slices import PortKey

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pointsman.model.addresses import Cidr, Family, cidr_from_text
-from pointsman.model.context import LocalDetector, LocalMode
+from pointsman.model.node_context import LocalDetector, LocalMode
 
 
 def local_detector(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pointsman.model.addresses import Cidr, Family, cidr_from_text
-from pointsman.model.context import NodePortAddresses
+from pointsman.model.node_context import NodePortAddresses
 
 _LOOPBACK = {
     Family.IPV4: Cidr(b"\x7f\0\0\0", 8),

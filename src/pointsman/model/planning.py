@@ -8,8 +8,8 @@ import msgspec
 
 from pointsman.model.addresses import address_text
 from pointsman.model.claims import Claim
-from pointsman.model.context import NodeContext
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
 from pointsman.model.service import Problem, ServicePort, ServicePortName
 from pointsman.model.topology import select_endpoints

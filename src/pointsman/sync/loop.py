@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from pointsman.errors import KernelError
-from pointsman.model.context import NodeContext
+from pointsman.model.node_context import NodeContext
 from pointsman.model.tracker import Tracker
 from pointsman.sync.pacing import Pacer
 from pointsman.sync.reconcile import Reconciler, SyncOutcome

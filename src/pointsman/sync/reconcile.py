@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from pointsman.backends.base import Backend, Difference, SyncReport, SyncRequest
+from pointsman.backends.contract import Backend, Difference, SyncReport, SyncRequest
 from pointsman.errors import KernelError
 from pointsman.model.claims import ClaimIndex
-from pointsman.model.context import NodeContext
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Outcome, ServicePlan
 from pointsman.model.planning import clash_report, plan_service_port
 from pointsman.model.service import Problem, ServicePortName

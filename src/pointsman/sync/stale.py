@@ -26,7 +26,7 @@ import msgspec
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed, Flow, FlowQuery
 from pointsman.model.addresses import Family
-from pointsman.model.context import NodeContext
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.obs.log import get_log

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.world import Stream
 from tests.uml.inside.world import World, lab
 
-from pointsman.backends.base import SyncRequest
+from pointsman.backends.contract import SyncRequest
 from pointsman.backends.iptables import cleanup as iptables_cleanup
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.ipvs.apply import DRAIN_SECONDS

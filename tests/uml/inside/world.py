@@ -24,7 +24,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.node import node_facts
 from pointsman.model.objects import EndpointSlice, Node, Service
 from pointsman.model.tracker import Tracker
-from pointsman.proxy.context import node_context
+from pointsman.node.node_context import node_context
 from pointsman.sync.reconcile import Reconciler, SyncOutcome
 
 DEADLINE = 4.0

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests import factory
 
+from pointsman.app.offline import plan_objects
 from pointsman.config.defaults import with_mode
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.explain.answer import explain
@@ -13,7 +14,6 @@ from pointsman.explain.report import Explanation, Path, PortAnswer
 from pointsman.explain.target import target_from_text
 from pointsman.explain.view import View
 from pointsman.model.objects import KubeObject, Node
-from pointsman.proxy.offline import plan_objects
 
 CLUSTER_CIDR = "10.244.0.0/16"
 NODE = factory.node(

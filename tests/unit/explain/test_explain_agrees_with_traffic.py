@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.behaviour import Case, Expect
 from tests.e2e.matrix import SERVICES, SETTINGS, Setting
 
+from pointsman.app.offline import plan_objects
 from pointsman.config.defaults import with_mode
 from pointsman.config.load import config_from_bytes
 from pointsman.explain.answer import explain
@@ -23,7 +24,6 @@ from pointsman.lab.probe import Kind
 from pointsman.lab.proxy import configuration
 from pointsman.model.addresses import Family, address_from_text
 from pointsman.model.service import Protocol
-from pointsman.proxy.offline import plan_objects
 from pointsman.source.documents import objects_from_bytes
 
 

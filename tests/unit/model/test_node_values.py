@@ -2,9 +2,9 @@ import pytest
 from tests.factory import node, packed
 
 from pointsman.model.addresses import Family
-from pointsman.model.context import LocalDetector, LocalMode
 from pointsman.model.local_traffic import local_detector
 from pointsman.model.node import host_ips, node_facts
+from pointsman.model.node_context import LocalDetector, LocalMode
 from pointsman.model.node_ports import node_port_addresses
 
 ADDRESSES = [packed(a) for a in ("127.0.0.1", "172.30.0.10", "10.244.1.1")]

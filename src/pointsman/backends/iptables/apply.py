@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 
-from pointsman.backends.base import Difference, SyncReport, SyncRequest, compiled_each
+from pointsman.backends.contract import Difference, SyncReport, SyncRequest, compiled_each
 from pointsman.backends.iptables import canary, names, saved, static
 from pointsman.backends.iptables.compile import Fragment
 from pointsman.backends.iptables.isolate import refused_among, remove_leftovers
@@ -51,7 +51,7 @@ _ISOLATION_LIMIT = 20
 
 
 class IptablesBackend:
-    """See the module's docstring; the contract is in backends/base.py."""
+    """See the module's docstring; the contract is in backends/contract.py."""
 
     mode = "iptables"
 

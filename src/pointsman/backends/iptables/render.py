@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pointsman.backends.base import SyncRequest
+from pointsman.backends.contract import SyncRequest
 from pointsman.backends.iptables import names, static
 from pointsman.backends.iptables.compile import Fragment, compile_plan
 from pointsman.backends.iptables.settings import (

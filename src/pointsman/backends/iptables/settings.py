@@ -6,7 +6,7 @@ import msgspec
 
 from pointsman.backends.iptables import text
 from pointsman.model.addresses import Family
-from pointsman.model.context import LocalDetector, LocalMode, NodeContext
+from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 
 INVALID_COUNTER = "ct_state_invalid_dropped_pkts"
 LOCALHOST_COUNTER = "localhost_nps_accepted_pkts"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from pointsman.backends.base import Difference
+from pointsman.backends.contract import Difference
 from pointsman.backends.iptables import names, saved, static
 from pointsman.backends.iptables.compile import Fragment
 from pointsman.backends.iptables.settings import Settings

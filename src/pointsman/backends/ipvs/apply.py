@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from pointsman.backends.base import Difference, SyncReport, SyncRequest, compiled_each
+from pointsman.backends.contract import Difference, SyncReport, SyncRequest, compiled_each
 from pointsman.backends.iptables import saved
 from pointsman.backends.iptables.saved import TableOutline
 from pointsman.backends.ipvs import verify as verification
@@ -28,7 +28,7 @@ from pointsman.backends.ipvs.rules import FILTER, JUMPS, NAT, RuleSet, rule_set
 from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.kernel.ipvs_types import RealKey, RealServer, SetEntry, Traffic, VirtualKey, VirtualServer
 from pointsman.model.addresses import Cidr, Family, address_text
-from pointsman.model.context import NodeContext
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 

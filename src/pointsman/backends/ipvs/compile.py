@@ -19,8 +19,8 @@ from pointsman.kernel.ipvs_types import (
     VirtualKey,
     VirtualServer,
 )
-from pointsman.model.context import NodeContext
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
 from pointsman.model.service import Protocol
 

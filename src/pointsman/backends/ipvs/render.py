@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pointsman.backends.base import SyncRequest
+from pointsman.backends.contract import SyncRequest
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.compile import Compiler
 from pointsman.backends.ipvs.desired import Desired, Touched
@@ -12,7 +12,7 @@ from pointsman.backends.ipvs.rules import CHAINS, JUMPS, rule_set
 from pointsman.backends.ipvs.schedulers import KNOWN
 from pointsman.kernel.ipvs_types import PERSISTENT, SCHEDULER_2, SetEntry, SetHeader, SetType, VirtualServer
 from pointsman.model.addresses import Family, address_text
-from pointsman.model.context import NodeContext
+from pointsman.model.node_context import NodeContext
 
 _BUILT_IN = {
     "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),

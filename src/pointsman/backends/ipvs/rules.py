@@ -14,7 +14,7 @@ from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.sets import SetSpec
 from pointsman.kernel.ipvs_types import VirtualKey
 from pointsman.model.addresses import Family, address_text
-from pointsman.model.context import LocalMode, NodeContext
+from pointsman.model.node_context import LocalMode, NodeContext
 
 NAT, FILTER = "nat", "filter"
 CHAINS = {

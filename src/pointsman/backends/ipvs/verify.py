@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from pointsman.backends.base import Difference
+from pointsman.backends.contract import Difference
 from pointsman.backends.iptables import saved, text
 from pointsman.backends.ipvs.desired import Desired
 from pointsman.backends.ipvs.drain import Departure, Draining

@@ -20,8 +20,8 @@ from pointsman.backends.nftables.balancers import marked_goto, short_circuit
 from pointsman.backends.nftables.clauses import rule
 from pointsman.backends.nftables.schema import Chain, SetSpec
 from pointsman.backends.nftables.terms import Field, terms_of
-from pointsman.model.context import NodeContext
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 
 _SET_PREFIX = "affinity-"

@@ -7,7 +7,7 @@ import errno
 import gc
 from collections.abc import Iterator, Mapping
 
-from pointsman.backends.base import Difference, SyncReport, SyncRequest, compiled_each
+from pointsman.backends.contract import Difference, SyncReport, SyncRequest, compiled_each
 from pointsman.backends.nftables import drift, verify
 from pointsman.backends.nftables.affinity import is_affinity_set
 from pointsman.backends.nftables.batch import Batch, Culprit, Steps
@@ -34,7 +34,7 @@ Fragments = dict[ServicePortName, Fragment]
 
 
 class NftablesBackend:
-    """nftables mode for one IP family. Implements `pointsman.backends.base.Backend`.
+    """nftables mode for one IP family. Implements `pointsman.backends.contract.Backend`.
 
     Belongs to one thread. `service_metrics` puts counters on the elements; `localhost_node_ports` is the gate
     KubeProxyNFTablesLocalhostNodePorts. The kernel socket is opened in the network namespace of the first call that needs it.

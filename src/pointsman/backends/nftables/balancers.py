@@ -21,7 +21,7 @@ from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.clauses import Rule, rule
 from pointsman.backends.nftables.schema import Chain
 from pointsman.backends.nftables.terms import Field, terms_of
-from pointsman.model.context import NodeContext
+from pointsman.model.node_context import NodeContext
 
 
 class Flavour(enum.Enum):

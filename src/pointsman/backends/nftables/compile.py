@@ -10,8 +10,8 @@ from pointsman.backends.nftables.balancers import Balancer, Flavour
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arranged
 from pointsman.backends.nftables.terms import port_word, protocol_word
 from pointsman.model.addresses import Cidr
-from pointsman.model.context import NodeContext
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
 
 

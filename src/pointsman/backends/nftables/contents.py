@@ -19,7 +19,7 @@ from pointsman.backends.nftables.batch import (
 from pointsman.backends.nftables.fragment import Element, Fragment
 from pointsman.backends.nftables.schema import Chain, Data, SetSpec
 from pointsman.backends.nftables.terms import terms_of
-from pointsman.model.context import NodeContext
+from pointsman.model.node_context import NodeContext
 from pointsman.model.service import ServicePortName
 
 

@@ -14,7 +14,7 @@ from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables.clauses import Rule, rule
 from pointsman.backends.nftables.terms import Field, Terms, terms_of
 from pointsman.model.addresses import cidr_from_text
-from pointsman.model.context import LocalDetector, LocalMode, NodeContext
+from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 
 LAYOUT = 2
 """Raise when sets or base chains change shape: a table of another layout is replaced, not updated."""

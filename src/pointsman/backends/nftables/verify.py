@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pointsman.backends.base import Difference
+from pointsman.backends.contract import Difference
 from pointsman.backends.nftables import text
 from pointsman.backends.nftables.affinity import is_affinity_set
 from pointsman.backends.nftables.balancers import is_balancer_name

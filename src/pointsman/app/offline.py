@@ -1,0 +1,228 @@
+"""From manifests to what a node would program, without a kernel, a cluster or privileges.
+
+The same tracker, planning and context as in the running proxy; only the backend is replaced by one that keeps the
+request it is given. `render`, `explain` and `render --diff` start here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pointsman.backends.contract import Difference, SyncReport, SyncRequest
+from pointsman.config.gates import effective_gates
+from pointsman.config.types import IPTABLES, IPVS, NFTABLES, KubeProxyConfiguration
+from pointsman.errors import ConfigError
+from pointsman.explain.remarks import Remarks
+from pointsman.explain.view import FamilyView, View
+from pointsman.model.addresses import Family, address_from_text
+from pointsman.model.node import NodeFacts, node_facts
+from pointsman.model.node_context import NodeContext
+from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
+from pointsman.model.service import Problem
+from pointsman.model.tracker import Tracker
+from pointsman.node.node_context import localhost_node_ports, node_context, pod_ranges
+from pointsman.source.manifests import load_objects
+from pointsman.sync.reconcile import Reconciler
+
+BOTH_FAMILIES = (Family.IPV4, Family.IPV6)
+
+_LOOPBACK = {Family.IPV4: (b"\x7f\0\0\1",), Family.IPV6: (bytes(15) + b"\x01",)}
+
+
+class RequestKeeper:
+    """A backend without a kernel: it keeps what it was asked to program."""
+
+    def __init__(self, mode: str, family: Family) -> None:
+        self.mode = mode
+        self.family = family
+        self.request: SyncRequest | None = None
+
+    def sync(self, request: SyncRequest) -> SyncReport:
+        self.request = msgspec.structs.replace(request, plans=dict(request.plans))
+        return SyncReport(full=request.full)
+
+    def drift(self) -> str | None:
+        return None
+
+    def verify(self, request: SyncRequest) -> list[Difference]:
+        del request
+        return []
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """What the manifests ask for on one node."""
+
+    node_name: str
+    config: KubeProxyConfiguration
+    requests: Mapping[Family, SyncRequest]
+    view: View
+    problems: tuple[str, ...]
+    """Everything in the manifests that is not used, and assumptions made about the node."""
+
+
+def plan_manifests(
+    path: Path,
+    config: KubeProxyConfiguration,
+    *,
+    families: Sequence[Family] = BOTH_FAMILIES,
+    external_allow: Sequence[str] = (),
+    local_addresses: Mapping[Family, Sequence[bytes]] | None = None,
+) -> Planned:
+    """Plan everything below `path` for the node the configuration names; `config.mode` must be decided.
+
+    Raises ConfigError when there is nothing to read or the node cannot be told.
+    """
+    objects, problems = load_objects(path)
+    if not objects:
+        raise ConfigError(problems or [f"{path}: holds no Service, EndpointSlice, Node or ServiceCIDR"])
+    return plan_objects(
+        objects,
+        config,
+        families=families,
+        external_allow=external_allow,
+        local_addresses=local_addresses,
+        problems=problems,
+    )
+
+
+def plan_objects(
+    objects: Sequence[KubeObject],
+    config: KubeProxyConfiguration,
+    *,
+    families: Sequence[Family] = BOTH_FAMILIES,
+    external_allow: Sequence[str] = (),
+    local_addresses: Mapping[Family, Sequence[bytes]] | None = None,
+    problems: Sequence[str] = (),
+) -> Planned:
+    """As `plan_manifests`, for objects at hand."""
+    notes = list(problems)
+    node_name, node = _node(objects, config.hostname_override, notes)
+    facts = node_facts(node_name, node, config.bind_address)
+    service_cidrs = [c for item in objects if isinstance(item, ServiceCIDR) for c in item.spec.cidrs or ()]
+    addresses = local_addresses or {family: _node_addresses(node, family) for family in families}
+    planner = _Planner(objects, config, facts, notes)
+    views: list[FamilyView] = []
+    requests: dict[Family, SyncRequest] = {}
+    for family in families:
+        context = node_context(
+            config,
+            family,
+            facts,
+            local_addresses=addresses[family],
+            service_cidrs=service_cidrs,
+            external_allow=external_allow,
+        )
+        own = tuple({*addresses[family], *context.node_ips})
+        requests[family], family_view = planner.plan(context, own)
+        views.append(family_view)
+    view = View(
+        node=node_name, mode=config.mode, live=False, families=tuple(views), remarks=planner.remarks.all()
+    )
+    return Planned(node_name, config, requests, view, tuple(dict.fromkeys(notes)))
+
+
+def _node(objects: Sequence[KubeObject], wanted: str, notes: list[str]) -> tuple[str, Node | None]:
+    """The node to plan for: the one named, the only one, or the one called like this host."""
+    nodes = {item.metadata.name: item for item in objects if isinstance(item, Node)}
+    if wanted:
+        if nodes and wanted not in nodes:
+            close = difflib.get_close_matches(wanted, nodes, n=1)
+            meant = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(nodes))}"
+            notes.append(f"no Node {wanted} in the manifests, so its addresses and zone are not known{meant}")
+        return wanted, nodes.get(wanted)
+    if len(nodes) == 1:
+        return next(iter(nodes.items()))
+    host = socket.gethostname().strip().lower()
+    if len(nodes) > 1 and host not in nodes:
+        raise ConfigError(
+            [f"the manifests hold {len(nodes)} Nodes: say which with --node ({', '.join(sorted(nodes))})"]
+        )
+    if not nodes:
+        notes.append(f"no Node in the manifests: planning for {host} without addresses and zone; see --node")
+    return host, nodes.get(host)
+
+
+def _node_addresses(node: Node | None, family: Family) -> tuple[bytes, ...]:
+    """What the interfaces presumably hold: loopback and whatever the Node object lists."""
+    listed = (node.status.addresses if node is not None else None) or ()
+    found = [address_from_text(entry.address) for entry in listed if entry.type.endswith("IP")]
+    length = family.address_length
+    return (*_LOOPBACK[family], *(one for one in found if one is not None and len(one) == length))
+
+
+class _Planner:
+    """Feeds the objects to a tracker and a reconciler per family."""
+
+    def __init__(
+        self, objects: Sequence[KubeObject], config: KubeProxyConfiguration, node: NodeFacts, notes: list[str]
+    ) -> None:
+        self._services = [item for item in objects if isinstance(item, Service)]
+        self._slices = [item for item in objects if isinstance(item, EndpointSlice)]
+        self._config = config
+        self._node_name = node.name
+        self._pod_ranges = pod_ranges(node)
+        self._notes = notes
+        self._allow_external = effective_gates(config.feature_gates).enabled("AllowServiceExternalIPs")
+        self.remarks = Remarks()
+        for service in self._services:
+            self.remarks.service_upserted(service)
+
+    def plan(self, context: NodeContext, node_addresses: tuple[bytes, ...]) -> tuple[SyncRequest, FamilyView]:
+        tracker = Tracker(
+            context.family,
+            self._node_name,
+            allow_external_ips=self._allow_external,
+            on_problem=self._object_problem,
+        )
+        for service in self._services:
+            tracker.service_upserted(service)
+        for endpoint_slice in self._slices:
+            tracker.slice_upserted(endpoint_slice)
+        keeper = RequestKeeper(self._config.mode, context.family)
+        Reconciler(
+            keeper, on_refused=lambda name, problem: self._notes.append(f"Service {name}: {problem.message}")
+        ).sync(tracker.take(), context)
+        assert keeper.request is not None
+        keys = {service.metadata.key for service in self._services}
+        view = FamilyView(
+            context=context,
+            plans=keeper.request.plans,
+            states=tracker.states,
+            slices={key: tracker.slice_ports(key) for key in keys},
+            node_addresses=node_addresses,
+            localhost_node_ports=localhost_node_ports(self._config),
+            pod_ranges=self._pod_ranges,
+        )
+        return keeper.request, view
+
+    def _object_problem(self, kind: str, meta: Meta, problem: Problem) -> None:
+        self.remarks.problem(kind, meta, problem)
+        self._notes.append(f"{kind} {meta.key}: {problem.message}")
+
+
+def ruleset(request: SyncRequest, config: KubeProxyConfiguration, *, service_metrics: bool = False) -> str:
+    """The exact rules of one family as text, the same for the same request."""
+    if config.mode == NFTABLES:
+        from pointsman.backends.nftables.apply import NftablesBackend
+
+        return NftablesBackend(
+            request.context.family,
+            service_metrics=service_metrics,
+            localhost_node_ports=localhost_node_ports(config),
+        ).render(request)
+    if config.mode == IPVS:
+        from pointsman.backends.ipvs.render import render as ipvs_rules
+
+        return ipvs_rules(request, config.ipvs.scheduler or "rr")
+    assert config.mode == IPTABLES
+    from pointsman.backends.iptables.render import render as iptables_rules
+
+    return iptables_rules(request, localhost_node_ports=config.iptables.localhost_node_ports)

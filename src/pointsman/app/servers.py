@@ -1,0 +1,96 @@
+"""The HTTP servers of a running proxy: health port, metrics port with the status page, and the control socket."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pointsman import __version__
+from pointsman.config.gates import GATES, effective_gates
+from pointsman.config.load import config_to_json
+from pointsman.config.types import KubeProxyConfiguration
+from pointsman.node.proxy import Proxy
+from pointsman.node.snapshot import Inspector, control_routes, page_data_routes
+from pointsman.node.surroundings import Recorder
+from pointsman.obs.log import set_verbosity
+from pointsman.serve.control import ControlServer
+from pointsman.serve.http import Listener, routed
+from pointsman.serve.metrics import Pages, health_routes, metrics_routes
+from pointsman.serve.page import page_routes
+
+
+class Servers:
+    """Everything that listens for one proxy; the ports follow the configuration."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        recorder: Recorder,
+        flags: Mapping[str, str],
+        inspector: Inspector,
+        control_socket: Path | None,
+    ) -> None:
+        config = proxy.config
+        self._describe_build(proxy)
+        pages = Pages(
+            configuration=lambda: b'{"kubeproxy.config.k8s.io":%s}' % config_to_json(proxy.config),
+            flags=lambda: flags,
+            version=__version__,
+            profiling=config.enable_profiling,
+            set_verbosity=set_verbosity,
+            extra=page_routes(page_data_routes(inspector)),
+        )
+
+        def failed(reason: str) -> Callable[[str], None]:
+            return lambda message: recorder.node_event("Warning", reason, message)
+
+        self._health = Listener(
+            "health server",
+            routed(health_routes(proxy.health, proxy.metrics)),
+            hard_fail=config.bind_address_hard_fail,
+            on_bind_failure=failed("FailedToStartProxierHealthcheck"),
+        )
+        self._metrics = Listener(
+            "metrics server",
+            routed(metrics_routes(proxy.metrics, pages)),
+            hard_fail=config.bind_address_hard_fail,
+            on_bind_failure=failed("FailedToStartMetricServer"),
+        )
+
+        self._control = ControlServer(control_socket, control_routes(inspector)) if control_socket else None
+
+    async def start(self, config: KubeProxyConfiguration) -> None:
+        await self._health.start(config.healthz_bind_address)
+        await self._metrics.start(config.metrics_bind_address)
+        if self._control is not None:
+            await self._control.start()
+
+    async def rebind(self, config: KubeProxyConfiguration) -> None:
+        self._health.hard_fail = self._metrics.hard_fail = config.bind_address_hard_fail
+        await self._health.rebind(config.healthz_bind_address)
+        await self._metrics.rebind(config.metrics_bind_address)
+
+    async def stop(self) -> None:
+        await self._health.stop()
+        await self._metrics.stop()
+        if self._control is not None:
+            await self._control.stop()
+
+    def _describe_build(self, proxy: Proxy) -> None:
+        proxy.metrics.build_info.labels(
+            major="1",
+            minor="37",
+            git_version=f"v{__version__}",
+            git_commit="",
+            git_tree_state="",
+            build_date="",
+            go_version="",
+            compiler=platform.python_implementation(),
+            platform=f"{platform.system().lower()}/{platform.machine()}",
+        ).set(1)
+        gates = effective_gates(proxy.config.feature_gates)
+        for gate in GATES.values():
+            proxy.metrics.feature_enabled.labels(name=gate.name, stage=gate.stage.value).set(
+                gates.enabled(gate.name)
+            )

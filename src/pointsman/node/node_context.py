@@ -1,0 +1,70 @@
+"""Configuration, node and machine into the NodeContext of one IP family. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pointsman.config.gates import effective_gates
+from pointsman.config.types import IPVS, NFTABLES, KubeProxyConfiguration
+from pointsman.model.addresses import Cidr, Family, cidr_from_text
+from pointsman.model.local_traffic import local_detector
+from pointsman.model.node import NodeFacts
+from pointsman.model.node_context import NodeContext
+from pointsman.model.node_ports import node_port_addresses
+
+
+def node_context(
+    config: KubeProxyConfiguration,
+    family: Family,
+    node: NodeFacts,
+    *,
+    local_addresses: Sequence[bytes],
+    service_cidrs: Iterable[str] = (),
+    external_allow: Iterable[str] = (),
+) -> NodeContext:
+    """The context; `config.mode` must be decided, `local_addresses` are those of this family."""
+    node_ips = node.ips_of(family)
+    return NodeContext(
+        family=family,
+        node_name=node.name,
+        node_ips=node_ips,
+        zone=node.zone,
+        local=local_detector(
+            config.detect_local_mode,
+            family,
+            cluster_cidrs=config.cluster_cidrs,
+            pod_cidrs=node.pod_cidrs,
+            bridge_interface=config.detect_local.bridge_interface,
+            interface_prefix=config.detect_local.interface_name_prefix,
+        ),
+        node_port_addresses=node_port_addresses(
+            config.node_port_addresses,
+            family,
+            primary_by_default=config.mode == NFTABLES,
+            node_ips=node_ips,
+            local_addresses=local_addresses,
+        ),
+        service_cidrs=_of_family(service_cidrs, family),
+        masquerade_all=config.masquerade_all,
+        masquerade_bit=config.masquerade_bit,
+        external_allow=_of_family(external_allow, family),
+        local_addresses=tuple(sorted(local_addresses)) if config.mode == IPVS else (),
+    )
+
+
+def localhost_node_ports(config: KubeProxyConfiguration) -> bool:
+    """Whether node ports may answer on loopback at all, as far as the configuration decides it."""
+    if config.mode == NFTABLES:
+        return effective_gates(config.feature_gates).enabled("KubeProxyNFTablesLocalhostNodePorts")
+    return config.iptables.localhost_node_ports
+
+
+def pod_ranges(node: NodeFacts) -> tuple[Cidr, ...]:
+    """The Node's own pod ranges, both families."""
+    found = (cidr_from_text(text) for text in node.pod_cidrs)
+    return tuple(cidr for cidr in found if cidr is not None)
+
+
+def _of_family(texts: Iterable[str], family: Family) -> tuple[Cidr, ...]:
+    found = (cidr_from_text(text) for text in texts)
+    return tuple(sorted({cidr for cidr in found if cidr is not None and cidr.family is family}))

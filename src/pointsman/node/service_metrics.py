@@ -1,0 +1,120 @@
+"""Traffic per service, from counters the kernel keeps: opt-in, because every service adds time series.
+
+Reading the counters is work for the family's worker thread, so it is done now and then in the background and a
+scrape gets the last reading. Beyond the limit services share one series, so that a big cluster cannot swamp a
+metrics store by accident.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from pointsman.backends.contract import Backend
+from pointsman.backends.ipvs.apply import IpvsBackend
+from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.errors import KernelError
+from pointsman.model.addresses import Family
+from pointsman.model.service import ServicePortName
+from pointsman.node.family import FamilyProxy
+from pointsman.obs.log import get_log
+from pointsman.obs.registry import Metrics
+
+READ_SECONDS = 10.0
+
+SERVICE_LABELS = ("namespace", "service", "port", "protocol", "ip_family")
+CONNECTIONS = "pointsman_service_connections_total"
+ENDPOINT_CONNECTIONS = "pointsman_endpoint_connections_total"
+PACKETS = "pointsman_service_packets_total"
+BYTES = "pointsman_service_bytes_total"
+
+Reading = dict[str, Counter[tuple[str, ...]]]
+
+_log = get_log(__name__)
+
+
+class ServiceMetrics:
+    """Keeps the last reading of every family and hands it to scrapes."""
+
+    def __init__(self, metrics: Metrics, limit: int) -> None:
+        self._limit = limit
+        self._readings: dict[Family, Reading] = {}
+        for name, text, labels in (
+            (CONNECTIONS, "New connections per service port", SERVICE_LABELS),
+            (ENDPOINT_CONNECTIONS, "New connections per endpoint", (*SERVICE_LABELS, "endpoint")),
+            (PACKETS, "Packets per service port, both directions (ipvs)", SERVICE_LABELS),
+            (BYTES, "Bytes per service port, both directions (ipvs)", SERVICE_LABELS),
+        ):
+            metrics.add_scraped_counter(name, text, labels, self._reader(name))
+
+    async def run(self, families: Iterable[FamilyProxy]) -> None:
+        """Read until cancelled."""
+        families = list(families)
+        while True:
+            for family in families:
+                backend = family.reconciler.backend
+                try:
+                    reading = await family.run_blocking(partial(read, backend))
+                except KernelError as error:
+                    _log.error("Service counters cannot be read", err=error, ipFamily=family.family.value)
+                    continue
+                self._readings[family.family] = limited(reading, self._limit)
+            await asyncio.sleep(READ_SECONDS)
+
+    def _reader(self, name: str) -> Callable[[], Mapping[tuple[str, ...], float]]:
+        def merged() -> Mapping[tuple[str, ...], float]:
+            total: Counter[tuple[str, ...]] = Counter()
+            for reading in self._readings.values():
+                total.update(reading.get(name, {}))
+            return total
+
+        return merged
+
+
+def read(backend: Backend) -> Reading:
+    """The counters of one backend, by metric and label values; empty where the mode has none."""
+    family = backend.family
+    if isinstance(backend, NftablesBackend):
+        counts = backend.read_counters()
+        return {
+            CONNECTIONS: Counter({labels(name, family): n for name, n in counts.services.items()}),
+            ENDPOINT_CONNECTIONS: Counter(
+                {(*labels(name, family), endpoint): n for (name, endpoint), n in counts.endpoints.items()}
+            ),
+        }
+    if isinstance(backend, IpvsBackend):
+        traffic = backend.traffic()
+        return {
+            CONNECTIONS: Counter({labels(name, family): t.connections for name, t in traffic.items()}),
+            PACKETS: Counter(
+                {labels(name, family): t.packets_in + t.packets_out for name, t in traffic.items()}
+            ),
+            BYTES: Counter({labels(name, family): t.bytes_in + t.bytes_out for name, t in traffic.items()}),
+        }
+    return {}
+
+
+def labels(name: ServicePortName, family: Family) -> tuple[str, ...]:
+    return (name.namespace, name.service, name.port, name.protocol.name, family.value)
+
+
+def limited(reading: Reading, limit: int) -> Reading:
+    """At most `limit` service ports, the first by name; all others share one series per metric."""
+    names = sorted({key[: len(SERVICE_LABELS)] for counter in reading.values() for key in counter})
+    if len(names) <= limit:
+        return reading
+    kept = set(names[:limit])
+    result: Reading = {}
+    for metric, counter in reading.items():
+        limited_counter: Counter[tuple[str, ...]] = Counter()
+        for key, value in counter.items():
+            if key[: len(SERVICE_LABELS)] in kept:
+                limited_counter[key] = value
+            else:
+                family = key[len(SERVICE_LABELS) - 1]
+                others = ("", "(others)", "", "", family, *[""] * (len(key) - len(SERVICE_LABELS)))
+                limited_counter[others] += value
+        result[metric] = limited_counter
+    return result

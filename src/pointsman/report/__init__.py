@@ -1,0 +1,1 @@
+"""What the proxy is doing, as values and as text: status, verification, the overview of all Services. Pure."""

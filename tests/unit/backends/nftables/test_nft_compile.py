@@ -1,0 +1,220 @@
+"""What each kind of Service becomes in the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.factory import context, endpoint, packed, plan, service_port
+
+from pointsman.backends.nftables import text
+from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.contents import Contents
+from pointsman.backends.nftables.schema import static_sets
+from pointsman.backends.nftables.terms import terms_of
+from pointsman.model.addresses import Cidr, cidr_from_text
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
+from pointsman.model.service import Protocol
+
+HERE = endpoint("10.244.1.1", local=True)
+THERE = endpoint("10.244.2.1")
+ELSEWHERE = endpoint("10.244.2.2")
+
+
+def cidr(spelled: str) -> Cidr:
+    found = cidr_from_text(spelled)
+    assert found is not None
+    return found
+
+
+def contents(*endpoints: Endpoint, node: NodeContext | None = None, **fields: Any) -> Contents:
+    node = node or context(local=LocalDetector(LocalMode.CIDR, cidr("10.244.0.0/16")))
+    made = plan(service_port(**fields), *endpoints, node_context=node)
+    found = Contents(node)
+    found.load({made.name: fragment_from_plan(made, node)})
+    return found
+
+
+def elements(found: Contents) -> dict[str, list[str]]:
+    """Every filled set and map, without comments."""
+    specs, terms = {s.name: s for s in static_sets()}, terms_of(found.context.family)
+    words = {
+        name: [text.element_words(element, "", specs[name], terms) for element, _ in entries]
+        for name, entries in found.elements().items()
+    }
+    for name, slots in found.slots().items():
+        words[name] = [text.slot_words(key, data, specs[name], terms) for key, data in slots]
+    return {name: sorted(members) for name, members in words.items() if members}
+
+
+def rules(found: Contents, chain: str) -> list[str]:
+    return [rule.text for c in found.all_chains() if c.name == chain for rule in c.rules]
+
+
+def test_a_cluster_ip_leads_to_the_balancer_of_its_endpoint_count() -> None:
+    found = contents(THERE, ELSEWHERE)
+    assert elements(found) == {
+        "cluster-ips": ["10.96.0.10"],
+        "service-ips": ["10.96.0.10 . tcp . 80 : goto lb-2"],
+        "endpoints": [
+            "10.96.0.10 . tcp . 80 . 0 : 10.244.2.1 . 8080",
+            "10.96.0.10 . tcp . 80 . 1 : 10.244.2.2 . 8080",
+        ],
+    }
+    assert rules(found, "lb-2") == [
+        "dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 2 map @endpoints"
+    ]
+
+
+def test_ipv6_is_the_same_in_other_words() -> None:
+    node = context(family=service_port(cluster_ip="fd00::1").family)
+    found = contents(endpoint("fd00:10::1"), node=node, cluster_ip="fd00::1", protocol=Protocol.UDP)
+    assert elements(found)["endpoints"] == ["fd00::1 . udp . 80 . 0 : fd00:10::1 . 8080"]
+    assert "dnat ip6 to ip6 daddr" in rules(found, "lb-1")[0]
+
+
+def test_local_endpoints_may_reach_themselves() -> None:
+    assert elements(contents(HERE, THERE))["hairpin-connections"] == ["10.244.1.1 . 10.244.1.1 . tcp . 8080"]
+
+
+@pytest.mark.parametrize("kind", ["external_ips", "load_balancer_ips"])
+def test_external_addresses_are_masqueraded_under_policy_cluster(kind: str) -> None:
+    found = contents(THERE, **{kind: ("192.0.2.1",)})
+    assert "192.0.2.1 . tcp . 80 : goto masq-lb-1" in elements(found)["service-ips"]
+    assert rules(found, "masq-lb-1") == ["meta mark set meta mark | 0x00004000 goto lb-1"]
+
+
+def test_node_ports_have_their_own_maps() -> None:
+    found = elements(contents(THERE, node_port=30080))
+    assert found["service-nodeports"] == ["tcp . 30080 : goto nodeport-masq-lb-1"]
+    assert found["nodeport-endpoints"] == ["tcp . 30080 . 0 : 10.244.2.1 . 8080"]
+
+
+def test_policy_local_binds_outside_clients_only() -> None:
+    found = contents(HERE, THERE, ELSEWHERE, load_balancer_ips=("192.0.2.1",), external_local=True)
+    assert "192.0.2.1 . tcp . 80 : goto local-lb-1-of-3" in elements(found)["service-ips"]
+    assert elements(found)["local-endpoints"] == ["192.0.2.1 . tcp . 80 . 0 : 10.244.1.1 . 8080"]
+    assert rules(found, "local-lb-1-of-3") == [
+        "ip saddr 10.244.0.0/16 goto lb-3",
+        "fib saddr type local meta mark set meta mark | 0x00004000 goto lb-3",
+        "dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 1 map @local-endpoints",
+    ]
+
+
+def test_policy_local_without_local_endpoints_drops_outside_and_serves_inside() -> None:
+    found = contents(THERE, node_port=30080, external_local=True)
+    assert elements(found)["no-endpoint-nodeports"] == ["tcp . 30080 : drop"]
+    assert elements(found)["service-nodeports"] == ["tcp . 30080 : goto nodeport-local-lb-0-of-1"]
+    assert len(rules(found, "nodeport-local-lb-0-of-1")) == 2
+
+
+def test_without_local_detection_pods_have_no_short_circuit_and_nothing_is_masqueraded() -> None:
+    found = contents(HERE, THERE, node=context(), node_port=30080, external_local=True)
+    assert rules(found, "nodeport-local-lb-1-of-2")[0].startswith("fib saddr type local")
+    assert not any("mark set" in rule for rule in rules(found, "services"))
+
+
+def test_internal_policy_local_uses_local_endpoints_for_the_cluster_ip() -> None:
+    found = elements(contents(HERE, THERE, internal_local=True))
+    assert found["endpoints"] == ["10.96.0.10 . tcp . 80 . 0 : 10.244.1.1 . 8080"]
+
+
+def test_internal_policy_local_without_local_endpoints_is_dropped() -> None:
+    found = elements(contents(THERE, internal_local=True))
+    assert found["no-endpoint-services"] == ["10.96.0.10 . tcp . 80 : drop"]
+    assert "service-ips" not in found
+
+
+def test_no_endpoints_are_refused_at_every_address() -> None:
+    found = elements(contents(node_port=30080, external_ips=("192.0.2.1",)))
+    assert found["no-endpoint-services"] == [
+        "10.96.0.10 . tcp . 80 : goto reject-chain",
+        "192.0.2.1 . tcp . 80 : goto reject-chain",
+    ]
+    assert found["no-endpoint-nodeports"] == ["tcp . 30080 : goto reject-chain"]
+    assert "service-ips" not in found
+
+
+def test_source_ranges_are_merged_and_apply_without_endpoints_too() -> None:
+    ranges = tuple(cidr(text) for text in ("10.0.0.0/9", "10.128.0.0/9", "10.1.0.0/16", "192.0.2.64/26"))
+    found = elements(contents(load_balancer_ips=("192.0.2.1",), source_ranges=ranges))
+    assert found["firewall-frontends"] == ["192.0.2.1 . tcp . 80"]
+    assert found["firewall-allow"] == [
+        "192.0.2.1 . tcp . 80 . 10.0.0.0/8",
+        "192.0.2.1 . tcp . 80 . 192.0.2.64/26",
+    ]
+
+
+def test_a_range_with_the_nodes_own_address_admits_the_balancer_addresses_too() -> None:
+    node = context(node_ips=(packed("172.30.0.10"),))
+    found = contents(
+        THERE,
+        node=node,
+        load_balancer_ips=("192.0.2.1", "192.0.2.2"),
+        source_ranges=(cidr("172.30.0.0/24"),),
+    )
+    assert elements(found)["firewall-allow"] == [
+        "192.0.2.1 . tcp . 80 . 172.30.0.0/24",
+        "192.0.2.1 . tcp . 80 . 192.0.2.1-192.0.2.2",
+        "192.0.2.2 . tcp . 80 . 172.30.0.0/24",
+        "192.0.2.2 . tcp . 80 . 192.0.2.1-192.0.2.2",
+    ]
+
+
+def test_an_address_that_is_external_and_balancer_address_keeps_its_source_ranges() -> None:
+    found = elements(
+        contents(
+            THERE,
+            external_ips=("192.0.2.1",),
+            load_balancer_ips=("192.0.2.1",),
+            source_ranges=(cidr("10.0.0.0/8"),),
+        )
+    )
+    assert found["firewall-frontends"] == ["192.0.2.1 . tcp . 80"]
+    assert [e for e in found["service-ips"] if e.startswith("192.")] == [
+        "192.0.2.1 . tcp . 80 : goto masq-lb-1"
+    ]
+
+
+def test_affinity_shares_one_memory_between_all_frontends() -> None:
+    found = contents(THERE, ELSEWHERE, affinity_seconds=60, node_port=30080)
+    (cluster,) = [e.split("goto ")[1] for e in elements(found)["service-ips"]]
+    (external,) = [e.split("goto ")[1] for e in elements(found)["service-nodeports"]]
+    assert rules(found, external) == [f"meta mark set meta mark | 0x00004000 goto {cluster}"]
+    sticky = [rule for rule in rules(found, cluster) if "@affinity" in rule]
+    assert len(sticky) == 2
+    assert rules(found, cluster)[-1].startswith("goto endpoint-")
+    endpoint_chain = sticky[0].split("goto ")[1]
+    assert rules(found, endpoint_chain) == [
+        f"update @{sticky[0].split('@')[1].split()[0]} {{ ip saddr timeout 60s }}",
+        "meta l4proto tcp dnat to 10.244.2.1:8080",
+    ]
+    assert "endpoints" not in elements(found)
+
+
+def test_affinity_names_do_not_depend_on_the_timeout_so_that_memory_survives_its_change() -> None:
+    short, long = (contents(THERE, affinity_seconds=seconds) for seconds in (60, 600))
+    assert [s.name for s in short.all_sets()] == [s.name for s in long.all_sets()]
+
+
+def test_masquerade_all_marks_every_cluster_ip_packet() -> None:
+    found = contents(THERE, node=context(masquerade_all=True, masquerade_bit=20))
+    assert rules(found, "services")[0] == "ip daddr @cluster-ips meta mark set meta mark | 0x00100000"
+
+
+@pytest.mark.parametrize(
+    ("mode", "interface", "expected"),
+    [
+        (LocalMode.INTERFACE, "cni0", 'iifname != "cni0"'),
+        (LocalMode.INTERFACE_PREFIX, "veth", 'iifname != "veth*"'),
+    ],
+)
+def test_local_pods_are_told_by_interface(mode: LocalMode, interface: str, expected: str) -> None:
+    found = contents(THERE, node=context(local=LocalDetector(mode, interface=interface)))
+    assert expected in rules(found, "services")[0]
+
+
+def test_unallocated_service_addresses_are_dropped_after_known_ones_were_rejected() -> None:
+    found = contents(THERE, node=context(service_cidrs=(cidr("10.96.0.0/12"),)))
+    assert rules(found, "cluster-ips-check") == ["ip daddr @cluster-ips reject", "ip daddr 10.96.0.0/12 drop"]

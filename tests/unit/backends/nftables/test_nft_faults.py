@@ -1,0 +1,133 @@
+"""Who is blamed when the kernel refuses a batch, and what two families on their threads share."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import threading
+from collections.abc import Sequence
+
+import pytest
+from tests.factory import context, endpoint, plan, service_port
+
+from pointsman.backends.contract import SyncRequest
+from pointsman.backends.nftables import apply
+from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.backends.nftables.contents import slot_words
+from pointsman.errors import KernelError
+from pointsman.kernel.netlink import Answer, Message
+from pointsman.kernel.nfnl import BatchRefused, Fault
+from pointsman.model.addresses import Family
+from pointsman.model.plan import ServicePlan
+from pointsman.model.service import ServicePortName
+
+Plans = dict[ServicePortName, ServicePlan]
+
+
+class RefusingKernel:
+    """No table yet; every message of one batch is refused with `fault`, and `check` finds what it is told to find."""
+
+    def __init__(self, fault: int, found: Sequence[Fault] = ()) -> None:
+        self.fault = fault
+        self.found = list(found)
+        self.committed: list[int] = []
+
+    def commit(self, messages: Sequence[Message]) -> int:
+        if self.fault:
+            number, self.fault = self.fault, 0
+            raise BatchRefused([Fault(position, number, "", 0) for position in range(len(messages))])
+        self.committed.append(len(messages))
+        return 1
+
+    def check(self, messages: Sequence[Message]) -> list[Fault]:
+        found, self.found = self.found, []
+        return found
+
+    def generation(self) -> int:
+        return 1
+
+    def get(self, kind: int, family: int, body: bytes, what: str) -> Answer | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def plans(count: int) -> Plans:
+    found: Plans = {}
+    for number in range(count):
+        port = service_port(name=f"svc-{number}", cluster_ip=f"10.96.0.{number + 1}")
+        made = plan(port, endpoint(f"10.244.0.{number + 1}"))
+        found[made.name] = made
+    return found
+
+
+def backend_on(kernel: RefusingKernel, monkeypatch: pytest.MonkeyPatch) -> NftablesBackend:
+    monkeypatch.setattr("pointsman.backends.nftables.apply.NftablesSocket", lambda: kernel)
+    return NftablesBackend(Family.IPV4)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_kernel_short_of_memory_blames_no_service(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+    kernel = RefusingKernel(0)
+    backend = backend_on(kernel, monkeypatch)
+    wanted = plans(20)
+    backend.sync(SyncRequest(context(), {}, {}, full=True))
+    kernel.fault = errno.ENOMEM
+    changed = {} if full else wanted
+    with pytest.raises(KernelError):
+        backend.sync(SyncRequest(context(), wanted, changed, full=full))
+    assert backend.sync(SyncRequest(context(), wanted, changed, full=True)).rejected == {}
+
+
+def test_nobody_is_blamed_by_guesswork_when_the_second_look_finds_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernel = RefusingKernel(errno.EINVAL)
+    backend = backend_on(kernel, monkeypatch)
+    with pytest.raises(KernelError):
+        backend.sync(SyncRequest(context(), plans(3), {}, full=True))
+    assert kernel.committed == []
+
+
+def test_slot_numbers_are_right_for_two_threads_at_once() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    wrong: list[int] = []
+
+    def look(start: int) -> None:
+        for count in range(start, 6000, 500):
+            words = slot_words(count)
+            wrong.extend(n for n in range(count) if int.from_bytes(words[n], sys.byteorder) != n)
+
+    threads = [threading.Thread(target=look, args=(start,)) for start in (100, 200, 300, 400)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_plan_that_cannot_be_compiled_harms_only_itself(
+    monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    kernel = RefusingKernel(0)
+    backend = backend_on(kernel, monkeypatch)
+    backend.sync(SyncRequest(context(), {}, {}, full=True))
+    wanted = plans(3)
+    broken = list(wanted)[1]
+    real = apply.fragment_from_plan
+
+    def fails_for_one(one: ServicePlan, *rest: object, **options: object) -> object:
+        if one.name == broken:
+            raise OverflowError("too much")
+        return real(one, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(apply, "fragment_from_plan", fails_for_one)
+    report = backend.sync(SyncRequest(context(), wanted, dict(wanted), full=full))
+    assert report.rejected == {broken: "cannot be compiled: OverflowError('too much')"}
+    assert report.rules_total["service-ips"] == 2

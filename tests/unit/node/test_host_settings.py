@@ -1,0 +1,125 @@
+"""Conntrack sysctls and the OOM score as kube-proxy sets them at start."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from pointsman.config.types import Conntrack
+from pointsman.kernel.sysctl import Sysctls
+from pointsman.node.host_settings import (
+    apply_conntrack,
+    apply_oom_score,
+    conntrack_max,
+    conntrack_targets,
+    core_count,
+)
+
+P = "net/netfilter/nf_conntrack_"
+HASHSIZE = "sys/module/nf_conntrack/parameters/hashsize"
+
+
+@pytest.mark.parametrize(
+    ("per_core", "minimum", "cores", "expected"),
+    [
+        (32768, 131072, 2, 131072),
+        (32768, 131072, 8, 262144),
+        (32768, 131072, 64, 1048576),
+        (0, 131072, 8, 0),
+        (100, 0, 4, 400),
+        (1, 2_000_000, 1, 2_000_000),
+    ],
+)
+def test_table_size_scales_with_cores_within_its_bounds(
+    per_core: int, minimum: int, cores: int, expected: int
+) -> None:
+    assert conntrack_max(per_core, minimum, cores) == expected
+
+
+def test_defaults_set_size_and_tcp_timeouts_and_leave_the_rest() -> None:
+    assert conntrack_targets(Conntrack(), 2) == {
+        f"{P}max": 131072,
+        f"{P}tcp_timeout_established": 86400,
+        f"{P}tcp_timeout_close_wait": 3600,
+    }
+
+
+def test_zero_leaves_everything_alone() -> None:
+    nothing = Conntrack(
+        max_per_core=0, tcp_established_timeout=timedelta(0), tcp_close_wait_timeout=timedelta(0)
+    )
+    assert conntrack_targets(nothing, 64) == {}
+
+
+def test_every_setting_can_be_asked_for() -> None:
+    settings = Conntrack(
+        max_per_core=0,
+        tcp_established_timeout=timedelta(hours=2),
+        tcp_close_wait_timeout=timedelta(seconds=90, milliseconds=900),
+        tcp_be_liberal=True,
+        udp_timeout=timedelta(seconds=40),
+        udp_stream_timeout=timedelta(minutes=3),
+    )
+    assert conntrack_targets(settings, 1) == {
+        f"{P}tcp_timeout_established": 7200,
+        f"{P}tcp_timeout_close_wait": 90,
+        f"{P}udp_timeout": 40,
+        f"{P}udp_timeout_stream": 180,
+        f"{P}tcp_be_liberal": 1,
+    }
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    directory = tmp_path / "proc/sys/net/netfilter"
+    directory.mkdir(parents=True)
+    for name, value in (("max", 65536), ("tcp_timeout_established", 432000), ("tcp_timeout_close_wait", 60)):
+        (directory / f"nf_conntrack_{name}").write_text(f"{value}\n")
+    (tmp_path / HASHSIZE).parent.mkdir(parents=True)
+    (tmp_path / HASHSIZE).write_text("16384\n")
+    return tmp_path
+
+
+def test_settings_reach_their_files_and_the_hash_table_grows(root: Path) -> None:
+    report = apply_conntrack(Conntrack(), Sysctls(root), 8)
+    assert report.degraded == []
+    assert (root / "proc/sys" / f"{P}max").read_text() == "262144"
+    assert (root / "proc/sys" / f"{P}tcp_timeout_established").read_text() == "86400"
+    assert (root / HASHSIZE).read_text() == "65536"
+    assert f"{P}max=262144" in report.applied
+
+
+def test_a_larger_hash_table_is_not_shrunk(root: Path) -> None:
+    (root / HASHSIZE).write_text("1000000\n")
+    apply_conntrack(Conntrack(), Sysctls(root), 8)
+    assert (root / HASHSIZE).read_text() == "1000000\n"
+
+
+def test_what_cannot_be_set_is_degraded_and_the_rest_is_set(root: Path) -> None:
+    blocked = root / "proc/sys" / f"{P}max"
+    blocked.unlink()
+    blocked.mkdir()
+    report = apply_conntrack(Conntrack(), Sysctls(root), 8)
+    assert [problem.check for problem in report.degraded] == ["sysctl nf_conntrack_max"]
+    assert (root / "proc/sys" / f"{P}tcp_timeout_close_wait").read_text() == "3600"
+
+
+def test_cores_are_those_of_the_machine(tmp_path: Path) -> None:
+    online = tmp_path / "sys/devices/system/cpu/online"
+    online.parent.mkdir(parents=True)
+    online.write_text("0-3,8,10-11\n")
+    assert core_count(tmp_path) == 7
+    online.write_text("nonsense\n")
+    assert core_count(tmp_path) >= 1
+    assert core_count(tmp_path / "nowhere") >= 1
+
+
+def test_oom_score_is_written_or_degraded(tmp_path: Path) -> None:
+    assert apply_oom_score(-999, tmp_path).degraded[0].check == "oom_score_adj"
+    score = tmp_path / "proc/self/oom_score_adj"
+    score.parent.mkdir(parents=True)
+    score.write_text("0\n")
+    assert apply_oom_score(-999, tmp_path).applied == ["oom_score_adj=-999"]
+    assert score.read_text() == "-999"

@@ -1,0 +1,73 @@
+"""The list of services: searched by every word, sorted by name, cut into pages."""
+
+from __future__ import annotations
+
+import pytest
+from tests import factory
+
+from pointsman.model.addresses import Family
+from pointsman.report.overview import MAX_ROWS, service_page, service_row
+
+PLANS = [
+    factory.plan(factory.service_port("web", cluster_ip="10.96.0.1"), factory.endpoint("10.244.1.1")),
+    factory.plan(factory.service_port("Api", namespace="shop", cluster_ip="10.96.0.2", node_port=30080)),
+    factory.plan(
+        factory.service_port(
+            "edge",
+            namespace="shop",
+            cluster_ip="10.96.0.3",
+            load_balancer_ips=("203.0.113.9",),
+            external_local=True,
+        ),
+        factory.endpoint("10.244.2.1", node="n2"),
+    ),
+]
+SIX = factory.plan(factory.service_port("web", cluster_ip="fd00::abc"), factory.endpoint("fd00::1"))
+EVERYTHING = {Family.IPV4: {plan.name: plan for plan in PLANS}, Family.IPV6: {SIX.name: SIX}}
+
+
+@pytest.mark.parametrize(
+    ("search", "found"),
+    [
+        ("", ["default/web", "default/web", "shop/Api", "shop/edge"]),
+        ("shop", ["shop/Api", "shop/edge"]),
+        ("SHOP/API", ["shop/Api"]),
+        ("203.0.113", ["shop/edge"]),
+        ("fd00::ab", ["default/web"]),
+        ("30080", ["shop/Api"]),
+        ("nodeport", ["shop/Api"]),
+        ("down", ["shop/Api"]),
+        ("partly local", ["shop/edge"]),
+        ("ipv6", ["default/web"]),
+        ("tcp shop", ["shop/Api", "shop/edge"]),
+        ("nothing", []),
+    ],
+)
+def test_every_word_must_be_shown_in_the_row(search: str, found: list[str]) -> None:
+    page = service_page(EVERYTHING, search)
+    assert [row.service for row in page.rows] == found
+    assert (page.found, page.total) == (len(found), 4)
+
+
+def test_pages_are_cut_and_bounded() -> None:
+    page = service_page(EVERYTHING, offset=1, limit=2)
+    assert [(row.service, row.family) for row in page.rows] == [("default/web", "IPv6"), ("shop/Api", "IPv4")]
+    assert (page.found, page.offset) == (4, 1)
+    assert service_page(EVERYTHING, offset=10).rows == ()
+    many = {
+        plan.name: plan
+        for plan in (
+            factory.plan(factory.service_port(f"s{n}", cluster_ip=f"10.96.{n // 250}.{n % 250}"))
+            for n in range(MAX_ROWS + 50)
+        )
+    }
+    assert len(service_page({Family.IPV4: many}, limit=10_000).rows) == MAX_ROWS
+
+
+def test_a_row_counts_endpoints_and_tells_the_state() -> None:
+    row = service_row(PLANS[2])
+    assert (row.usable, row.total, row.local, row.state) == (1, 1, 0, "partly")
+    assert [(entry.kind, entry.policy, entry.outcome) for entry in row.frontends] == [
+        ("ClusterIP", "Cluster", "balance"),
+        ("LoadBalancerIP", "Local", "drop"),
+    ]
