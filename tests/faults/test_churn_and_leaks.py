@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import pytest
@@ -110,37 +109,32 @@ def _at_rest(process: NodeProcess) -> tuple[int, int, int]:
             return *counts, process.resident_kilobytes()
 
 
-def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time
     offset = [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + offset[0])
 
-    async def scenario() -> None:
-        async with assembled() as world:
-            world.source.put(
-                factory.service(), factory.node(addresses=[{"type": "InternalIP", "address": "172.30.0.10"}])
-            )
-            world.source.listed()
-            await world.settled()
-            for number, jump in enumerate((-86_400.0, 10 * 365 * 86_400.0, -1e9), start=1):
-                offset[0] = jump
-                trigger = {
-                    "annotations": {
-                        "endpoints.kubernetes.io/last-change-trigger-time": "2026-01-01T00:00:00Z"
-                    }
-                }
-                world.source.put(factory.endpoint_slice(f"10.244.1.{number}", metadata=trigger))
-                await until(
-                    lambda n=number: any(
-                        endpoint.address[-1] == n
-                        for plan in world.backends[Family.IPV4].programmed.values()
-                        for endpoint in plan.cluster_endpoints
-                    )
+    async with assembled() as world:
+        world.source.put(
+            factory.service(), factory.node(addresses=[{"type": "InternalIP", "address": "172.30.0.10"}])
+        )
+        world.source.listed()
+        await world.settled()
+        for number, jump in enumerate((-86_400.0, 10 * 365 * 86_400.0, -1e9), start=1):
+            offset[0] = jump
+            trigger = {
+                "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-01T00:00:00Z"}
+            }
+            world.source.put(factory.endpoint_slice(f"10.244.1.{number}", metadata=trigger))
+            await until(
+                lambda n=number: any(
+                    endpoint.address[-1] == n
+                    for plan in world.backends[Family.IPV4].programmed.values()
+                    for endpoint in plan.cluster_endpoints
                 )
-                assert world.proxy.health.livez().status == 200
-                assert world.proxy.health.healthz().status == 200
-            for line in world.metrics.exposition().decode().splitlines():
-                if "_seconds_sum" in line and not line.startswith("#"):
-                    assert float(line.split()[-1]) >= 0, line
-
-    asyncio.run(scenario())
+            )
+            assert world.proxy.health.livez().status == 200
+            assert world.proxy.health.healthz().status == 200
+        for line in world.metrics.exposition().decode().splitlines():
+            if "_seconds_sum" in line and not line.startswith("#"):
+                assert float(line.split()[-1]) >= 0, line

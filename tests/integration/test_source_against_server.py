@@ -114,100 +114,91 @@ async def wait_for(stream: Any, wanted: type[Event], name: str) -> Any:
 
 
 @every_server
-def test_objects_come_change_and_go(which: str) -> None:
-    async def scenario() -> None:
-        async with cluster(which) as target:
-            name = f"{target.prefix}-web"
-            await target.create(NODE_PATH, node(f"{target.prefix}-node"))
-            await target.create(SERVICE_PATH, own_service(target, "web"))
-            await target.create(SLICE_PATH, endpoint_slice(f"{name}-1", "10.1.0.1", service_name=name))
-            source = ApiSource(target.transport, node_name=f"{target.prefix}-node")
-            async with aclosing(source.events()) as stream:
-                objects, synced = set(), set()
-                async with asyncio.timeout(60):
-                    while len(synced) < 4:
-                        event = await anext(stream)
-                        if isinstance(event, Upsert):
-                            objects.add((type(event.object), event.object.metadata.key))
-                        elif isinstance(event, Synced):
-                            synced.add(event.kind)
-                assert {
-                    (Node, f"{target.prefix}-node"),
-                    (Service, f"default/{name}"),
-                    (EndpointSlice, f"default/{name}-1"),
-                } <= objects
-                assert synced == {Node, Service, EndpointSlice, ServiceCIDR}
+async def test_objects_come_change_and_go(which: str) -> None:
+    async with cluster(which) as target:
+        name = f"{target.prefix}-web"
+        await target.create(NODE_PATH, node(f"{target.prefix}-node"))
+        await target.create(SERVICE_PATH, own_service(target, "web"))
+        await target.create(SLICE_PATH, endpoint_slice(f"{name}-1", "10.1.0.1", service_name=name))
+        source = ApiSource(target.transport, node_name=f"{target.prefix}-node")
+        async with aclosing(source.events()) as stream:
+            objects, synced = set(), set()
+            async with asyncio.timeout(60):
+                while len(synced) < 4:
+                    event = await anext(stream)
+                    if isinstance(event, Upsert):
+                        objects.add((type(event.object), event.object.metadata.key))
+                    elif isinstance(event, Synced):
+                        synced.add(event.kind)
+            assert {
+                (Node, f"{target.prefix}-node"),
+                (Service, f"default/{name}"),
+                (EndpointSlice, f"default/{name}-1"),
+            } <= objects
+            assert synced == {Node, Service, EndpointSlice, ServiceCIDR}
 
-                await target.create(SERVICE_PATH, own_service(target, "late"))
-                late = await wait_for(stream, Upsert, f"{target.prefix}-late")
-                assert late.object.spec.cluster_ip
+            await target.create(SERVICE_PATH, own_service(target, "late"))
+            late = await wait_for(stream, Upsert, f"{target.prefix}-late")
+            assert late.object.spec.cluster_ip
 
-                patch = {"endpoints": [{"addresses": ["10.1.0.2"], "conditions": {"ready": False}}]}
-                await target.patch(f"{SLICE_PATH}/{name}-1", patch)
-                changed = await wait_for(stream, Upsert, f"{name}-1")
-                assert changed.object.endpoints[0].addresses == ["10.1.0.2"]
-                assert changed.object.endpoints[0].conditions.ready is False
+            patch = {"endpoints": [{"addresses": ["10.1.0.2"], "conditions": {"ready": False}}]}
+            await target.patch(f"{SLICE_PATH}/{name}-1", patch)
+            changed = await wait_for(stream, Upsert, f"{name}-1")
+            assert changed.object.endpoints[0].addresses == ["10.1.0.2"]
+            assert changed.object.endpoints[0].conditions.ready is False
 
-                await target.patch(
-                    f"{SERVICE_PATH}/{name}",
-                    {"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": "another"}}},
-                )
-                await wait_for(stream, Delete, name)
-                await target.delete(f"{SLICE_PATH}/{name}-1")
-                await wait_for(stream, Delete, f"{name}-1")
-                assert all(status.failures_total == 0 for status in source.statuses.values())
-
-    asyncio.run(scenario())
-
-
-@every_server
-def test_small_pages_deliver_everything_once(which: str) -> None:
-    async def scenario() -> None:
-        async with cluster(which) as target:
-            names = {f"{target.prefix}-{number}" for number in range(7)}
-            for number in range(7):
-                await target.create(SERVICE_PATH, own_service(target, str(number)))
-            watch = ListWatch(
-                target.transport,
-                SERVICES,
-                status=WatchStatus(),
-                on_bad_object=lambda *_: None,
-                watch_list=False,
-                page_limit=2,
+            await target.patch(
+                f"{SERVICE_PATH}/{name}",
+                {"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": "another"}}},
             )
-            seen: list[str] = []
-            async with aclosing(watch.events()) as stream, asyncio.timeout(60):
-                async for event in stream:
-                    if isinstance(event, Synced):
-                        break
-                    assert isinstance(event, Upsert)
-                    seen.append(event.object.metadata.name)
-            assert names <= set(seen)
-            assert len(seen) == len(set(seen))
-
-    asyncio.run(scenario())
+            await wait_for(stream, Delete, name)
+            await target.delete(f"{SLICE_PATH}/{name}-1")
+            await wait_for(stream, Delete, f"{name}-1")
+            assert all(status.failures_total == 0 for status in source.statuses.values())
 
 
 @every_server
-def test_events_are_accepted_and_repetitions_counted(which: str) -> None:
-    async def scenario() -> None:
-        async with cluster(which) as target:
-            name = f"{target.prefix}-node"
-            recorder = EventRecorder(target.transport, node_name=name)
-            sending = asyncio.create_task(recorder.run())
-            for _ in range(2):
-                recorder.record(node_reference(name), "Starting", "")
-            recorder.record(node_reference(name), "FailedToStartMetricServer", "port in use", warning=True)
-            await recorder.flush(20)
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-            events = json.loads((await target.transport.request("GET", EVENT_PATH)).body)["items"]
-            own = {event["reason"]: event for event in events if event["regarding"].get("name") == name}
-            for event in own.values():
-                target.adopt(f"{EVENT_PATH}/{event['metadata']['name']}")
-            assert recorder.dropped == 0
-            assert own["Starting"]["series"]["count"] == 2
-            assert own["FailedToStartMetricServer"]["type"] == "Warning"
-            assert own["FailedToStartMetricServer"]["reportingInstance"] == f"kube-proxy-{name}"
+async def test_small_pages_deliver_everything_once(which: str) -> None:
+    async with cluster(which) as target:
+        names = {f"{target.prefix}-{number}" for number in range(7)}
+        for number in range(7):
+            await target.create(SERVICE_PATH, own_service(target, str(number)))
+        watch = ListWatch(
+            target.transport,
+            SERVICES,
+            status=WatchStatus(),
+            on_bad_object=lambda *_: None,
+            watch_list=False,
+            page_limit=2,
+        )
+        seen: list[str] = []
+        async with aclosing(watch.events()) as stream, asyncio.timeout(60):
+            async for event in stream:
+                if isinstance(event, Synced):
+                    break
+                assert isinstance(event, Upsert)
+                seen.append(event.object.metadata.name)
+        assert names <= set(seen)
+        assert len(seen) == len(set(seen))
 
-    asyncio.run(scenario())
+
+@every_server
+async def test_events_are_accepted_and_repetitions_counted(which: str) -> None:
+    async with cluster(which) as target:
+        name = f"{target.prefix}-node"
+        recorder = EventRecorder(target.transport, node_name=name)
+        sending = asyncio.create_task(recorder.run())
+        for _ in range(2):
+            recorder.record(node_reference(name), "Starting", "")
+        recorder.record(node_reference(name), "FailedToStartMetricServer", "port in use", warning=True)
+        await recorder.flush(20)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        events = json.loads((await target.transport.request("GET", EVENT_PATH)).body)["items"]
+        own = {event["reason"]: event for event in events if event["regarding"].get("name") == name}
+        for event in own.values():
+            target.adopt(f"{EVENT_PATH}/{event['metadata']['name']}")
+        assert recorder.dropped == 0
+        assert own["Starting"]["series"]["count"] == 2
+        assert own["FailedToStartMetricServer"]["type"] == "Warning"
+        assert own["FailedToStartMetricServer"]["reportingInstance"] == f"kube-proxy-{name}"

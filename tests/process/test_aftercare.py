@@ -23,7 +23,9 @@ def _outcome(family: Family) -> SyncOutcome:
     return SyncOutcome(SyncReport(full=True), {}, {}, factory.context(family), 0.0, first=True)
 
 
-def test_leftovers_go_only_after_every_family_and_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leftovers_go_only_after_every_family_and_are_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(aftercare, "RETRY_SECONDS", 0.01)
     attempts: list[int] = []
 
@@ -33,19 +35,16 @@ def test_leftovers_go_only_after_every_family_and_are_tried_again(monkeypatch: p
             raise Busy("somebody holds the xtables lock")
         return ["a chain"]
 
-    async def scenario() -> None:
-        care = Aftercare([Family.IPV4, Family.IPV6], Metrics("nftables"), remove)
-        care.synced(Family.IPV4, _outcome(Family.IPV4))
-        care.synced(Family.IPV4, _outcome(Family.IPV4))
-        await asyncio.sleep(0.05)
-        assert attempts == []
-        care.synced(Family.IPV6, _outcome(Family.IPV6))
-        await until(lambda: len(attempts) == 3)
-        await asyncio.sleep(0.05)
-        await care.close()
-        assert len(attempts) == 3
-
-    asyncio.run(scenario())
+    care = Aftercare([Family.IPV4, Family.IPV6], Metrics("nftables"), remove)
+    care.synced(Family.IPV4, _outcome(Family.IPV4))
+    care.synced(Family.IPV4, _outcome(Family.IPV4))
+    await asyncio.sleep(0.05)
+    assert attempts == []
+    care.synced(Family.IPV6, _outcome(Family.IPV6))
+    await until(lambda: len(attempts) == 3)
+    await asyncio.sleep(0.05)
+    await care.close()
+    assert len(attempts) == 3
 
 
 def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +92,7 @@ def test_where_node_ports_answer_everywhere_flows_to_any_own_address_are_checked
     assert seen == [(b"\x0a\x01\x02\x03",)]
 
 
-def test_what_came_while_flows_were_checked_is_checked_at_once_afterwards(
+async def test_what_came_while_flows_were_checked_is_checked_at_once_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(aftercare, "RETRY_SECONDS", 3600.0)
@@ -113,13 +112,10 @@ def test_what_came_while_flows_were_checked_is_checked_at_once_afterwards(
     monkeypatch.setattr(StaleFlowCleaner, "waiting", property(lambda self: len(notes)))
     monkeypatch.setattr(StaleFlowCleaner, "run", run)
 
-    async def scenario() -> None:
-        care = Aftercare([Family.IPV4], Metrics("iptables"), list)
-        care.synced(Family.IPV4, _outcome(Family.IPV4))
-        await until(begun.is_set)
-        care.synced(Family.IPV4, _outcome(Family.IPV4))
-        let_go.set()
-        await until(lambda: len(runs) == 2)
-        await care.close()
-
-    asyncio.run(scenario())
+    care = Aftercare([Family.IPV4], Metrics("iptables"), list)
+    care.synced(Family.IPV4, _outcome(Family.IPV4))
+    await until(begun.is_set)
+    care.synced(Family.IPV4, _outcome(Family.IPV4))
+    let_go.set()
+    await until(lambda: len(runs) == 2)
+    await care.close()

@@ -15,76 +15,61 @@ from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 ADDRESSED = factory.node(addresses=[{"type": "InternalIP", "address": "172.30.0.10"}])
 
 
-def test_the_first_sync_waits_for_every_kind() -> None:
-    async def scenario() -> None:
-        async with assembled() as world:
-            world.source.put(factory.service(), factory.endpoint_slice("10.244.1.1"), ADDRESSED)
-            world.source.listed(Service, EndpointSlice, Node)
-            await asyncio.sleep(0.1)
-            assert world.syncs == 0
-            world.source.listed(ServiceCIDR)
-            await world.settled()
-            assert len(world.backends[Family.IPV4].programmed) == 1
-
-    asyncio.run(scenario())
+async def test_the_first_sync_waits_for_every_kind() -> None:
+    async with assembled() as world:
+        world.source.put(factory.service(), factory.endpoint_slice("10.244.1.1"), ADDRESSED)
+        world.source.listed(Service, EndpointSlice, Node)
+        await asyncio.sleep(0.1)
+        assert world.syncs == 0
+        world.source.listed(ServiceCIDR)
+        await world.settled()
+        assert len(world.backends[Family.IPV4].programmed) == 1
 
 
-def test_a_missing_node_is_waited_for_and_then_done_without() -> None:
-    async def scenario() -> None:
-        async with assembled(node_wait=0.3) as world:
-            world.source.put(factory.service())
-            world.source.listed()
-            await asyncio.sleep(0.1)
-            assert world.syncs == 0
-            assert not world.proxy.ready
-            await asyncio.sleep(0.3)
-            await world.settled()
-            assert world.syncs >= 1
-
-    asyncio.run(scenario())
+async def test_a_missing_node_is_waited_for_and_then_done_without() -> None:
+    async with assembled(node_wait=0.3) as world:
+        world.source.put(factory.service())
+        world.source.listed()
+        await asyncio.sleep(0.1)
+        assert world.syncs == 0
+        assert not world.proxy.ready
+        await asyncio.sleep(0.3)
+        await world.settled()
+        assert world.syncs >= 1
 
 
-def test_a_node_that_has_no_address_yet_is_waited_for_too() -> None:
-    async def scenario() -> None:
-        async with assembled() as world:
-            world.source.put(factory.service(), factory.node(addresses=[]))
-            world.source.listed()
-            await asyncio.sleep(0.1)
-            assert world.syncs == 0
-            world.source.put(ADDRESSED)
-            await world.settled()
-            assert world.syncs >= 1
-
-    asyncio.run(scenario())
+async def test_a_node_that_has_no_address_yet_is_waited_for_too() -> None:
+    async with assembled() as world:
+        world.source.put(factory.service(), factory.node(addresses=[]))
+        world.source.listed()
+        await asyncio.sleep(0.1)
+        assert world.syncs == 0
+        world.source.put(ADDRESSED)
+        await world.settled()
+        assert world.syncs >= 1
 
 
-def test_addresses_that_cannot_be_read_for_a_moment_do_not_end_the_proxy() -> None:
-    async def scenario() -> None:
-        async with assembled() as world:
-            world.source.put(factory.service(), ADDRESSED)
-            world.source.listed()
-            await world.settled()
-            before = world.proxy.context(Family.IPV4)
-            world.machine.failures = [KernelError("no buffer space", errno=errno.ENOBUFS)]
-            world.machine.changes.put_nowait(None)
-            await asyncio.sleep(0.05)
-            assert world.proxy.context(Family.IPV4) == before
-            world.machine.addresses[Family.IPV4] = (b"\x7f\0\0\1", b"\x0a\0\0\5")
-            world.machine.changes.put_nowait(None)
-            await until(lambda: b"\x0a\0\0\5" in world.proxy.addresses(Family.IPV4))
-
-    asyncio.run(scenario())
+async def test_addresses_that_cannot_be_read_for_a_moment_do_not_end_the_proxy() -> None:
+    async with assembled() as world:
+        world.source.put(factory.service(), ADDRESSED)
+        world.source.listed()
+        await world.settled()
+        before = world.proxy.context(Family.IPV4)
+        world.machine.failures = [KernelError("no buffer space", errno=errno.ENOBUFS)]
+        world.machine.changes.put_nowait(None)
+        await asyncio.sleep(0.05)
+        assert world.proxy.context(Family.IPV4) == before
+        world.machine.addresses[Family.IPV4] = (b"\x7f\0\0\1", b"\x0a\0\0\5")
+        world.machine.changes.put_nowait(None)
+        await until(lambda: b"\x0a\0\0\5" in world.proxy.addresses(Family.IPV4))
 
 
-def test_a_bug_met_while_looking_for_drift_does_not_end_the_proxy() -> None:
-    async def scenario() -> None:
-        async with assembled() as world:
-            world.source.put(factory.service(), ADDRESSED)
-            world.source.listed()
-            await world.settled()
-            backend = world.backends[Family.IPV4]
-            backend.drift = lambda: (_ for _ in ()).throw(ZeroDivisionError("bug"))  # type: ignore[method-assign]
-            syncs = world.syncs
-            await until(lambda: world.syncs > syncs)
-
-    asyncio.run(scenario())
+async def test_a_bug_met_while_looking_for_drift_does_not_end_the_proxy() -> None:
+    async with assembled() as world:
+        world.source.put(factory.service(), ADDRESSED)
+        world.source.listed()
+        await world.settled()
+        backend = world.backends[Family.IPV4]
+        backend.drift = lambda: (_ for _ in ()).throw(ZeroDivisionError("bug"))  # type: ignore[method-assign]
+        syncs = world.syncs
+        await until(lambda: world.syncs > syncs)

@@ -94,21 +94,18 @@ def test_sibling_files_are_not_reported(tmp_path: Path) -> None:
     assert not _noticed(file, lambda: (tmp_path / "sibling").write_text("b"), within=0.2)
 
 
-def test_change_between_the_call_and_the_first_iteration_is_reported(tmp_path: Path) -> None:
+async def test_change_between_the_call_and_the_first_iteration_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("a")
 
-    async def scenario() -> None:
-        changes = path_changes(file, debounce=0.01, poll=60.0)
-        file.write_text("longer")
-        async with asyncio.timeout(10):
-            await changes.__anext__()
-        await changes.aclose()
-
-    asyncio.run(scenario())
+    changes = path_changes(file, debounce=0.01, poll=60.0)
+    file.write_text("longer")
+    async with asyncio.timeout(10):
+        await changes.__anext__()
+    await changes.aclose()
 
 
-def test_second_change_through_a_new_symlink_target_is_noticed_too(tmp_path: Path) -> None:
+async def test_second_change_through_a_new_symlink_target_is_noticed_too(tmp_path: Path) -> None:
     for version in ("..1", "..2"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "config.yaml").write_text(version)
@@ -116,17 +113,14 @@ def test_second_change_through_a_new_symlink_target_is_noticed_too(tmp_path: Pat
     file = tmp_path / "config.yaml"
     file.symlink_to("..data/config.yaml")
 
-    async def scenario() -> None:
-        changes = path_changes(file, debounce=0.01, poll=60.0)
-        (tmp_path / "..data").unlink()
-        (tmp_path / "..data").symlink_to("..2")
-        async with asyncio.timeout(10):
-            await changes.__anext__()
-            (tmp_path / "..2" / "config.yaml").write_text("changed")
-            await changes.__anext__()
-        await changes.aclose()
-
-    asyncio.run(scenario())
+    changes = path_changes(file, debounce=0.01, poll=60.0)
+    (tmp_path / "..data").unlink()
+    (tmp_path / "..data").symlink_to("..2")
+    async with asyncio.timeout(10):
+        await changes.__anext__()
+        (tmp_path / "..2" / "config.yaml").write_text("changed")
+        await changes.__anext__()
+    await changes.aclose()
 
 
 def test_without_inotify_polling_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,131 +36,110 @@ def stored(server: FakeApiServer) -> list[dict[str, Any]]:
     return list(server.store.objects["Event"].values())
 
 
-def test_event_carries_what_kubectl_shows() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server, recording(server, SkippingClock()) as recorder:
-            recorder.record(NODE, "Starting", "")
-            service = Service(Meta(name="web", namespace="shop", uid="u-1"))
-            recorder.record(
-                service_reference(service),
-                "FailedToStartServiceHealthcheck",
-                "node n1 failed to listen",
-                warning=True,
-                action="Listen",
-            )
-            await recorder.flush(10)
-            first, second = stored(server)
-            assert first["metadata"]["namespace"] == "default"
-            assert first["regarding"] == {"kind": "Node", "name": "n1", "uid": "n1"}
-            assert (first["type"], first["reason"], first["action"]) == (
-                "Normal",
-                "Starting",
-                "StartKubeProxy",
-            )
-            assert (first["reportingController"], first["reportingInstance"]) == (
-                "kube-proxy",
-                "kube-proxy-n1",
-            )
-            assert first["eventTime"].endswith("Z")
-            assert second["metadata"]["namespace"] == "shop"
-            assert second["regarding"] == {
-                "kind": "Service",
-                "name": "web",
-                "namespace": "shop",
-                "uid": "u-1",
-            }
-            assert (second["type"], second["action"]) == ("Warning", "Listen")
-            assert server.requests[1].path == "/apis/events.k8s.io/v1/namespaces/shop/events"
-
-    asyncio.run(scenario())
+async def test_event_carries_what_kubectl_shows() -> None:
+    async with FakeApiServer() as server, recording(server, SkippingClock()) as recorder:
+        recorder.record(NODE, "Starting", "")
+        service = Service(Meta(name="web", namespace="shop", uid="u-1"))
+        recorder.record(
+            service_reference(service),
+            "FailedToStartServiceHealthcheck",
+            "node n1 failed to listen",
+            warning=True,
+            action="Listen",
+        )
+        await recorder.flush(10)
+        first, second = stored(server)
+        assert first["metadata"]["namespace"] == "default"
+        assert first["regarding"] == {"kind": "Node", "name": "n1", "uid": "n1"}
+        assert (first["type"], first["reason"], first["action"]) == (
+            "Normal",
+            "Starting",
+            "StartKubeProxy",
+        )
+        assert (first["reportingController"], first["reportingInstance"]) == (
+            "kube-proxy",
+            "kube-proxy-n1",
+        )
+        assert first["eventTime"].endswith("Z")
+        assert second["metadata"]["namespace"] == "shop"
+        assert second["regarding"] == {
+            "kind": "Service",
+            "name": "web",
+            "namespace": "shop",
+            "uid": "u-1",
+        }
+        assert (second["type"], second["action"]) == ("Warning", "Listen")
+        assert server.requests[1].path == "/apis/events.k8s.io/v1/namespaces/shop/events"
 
 
-def test_repetitions_become_one_series_updated_now_and_then() -> None:
-    async def scenario() -> None:
-        time = SkippingClock()
-        async with FakeApiServer() as server, recording(server, time) as recorder:
-            for _ in range(10):
-                recorder.record(NODE, "Trouble", "again", warning=True)
-            await recorder.flush(10)
-            assert [seen.method for seen in server.requests] == ["POST", "PATCH"]
-            assert stored(server)[0]["series"]["count"] == 2
-            time.now += 120
+async def test_repetitions_become_one_series_updated_now_and_then() -> None:
+    time = SkippingClock()
+    async with FakeApiServer() as server, recording(server, time) as recorder:
+        for _ in range(10):
             recorder.record(NODE, "Trouble", "again", warning=True)
-            await recorder.flush(10)
-            assert len(stored(server)) == 1
-            assert stored(server)[0]["series"]["count"] == 11
-
-    asyncio.run(scenario())
-
-
-def test_series_whose_event_expired_starts_anew() -> None:
-    async def scenario() -> None:
-        time = SkippingClock()
-        async with FakeApiServer() as server, recording(server, time) as recorder:
-            recorder.record(NODE, "Trouble", "one")
-            await recorder.flush(10)
-            server.store.objects["Event"].clear()
-            recorder.record(NODE, "Trouble", "two")
-            await recorder.flush(10)
-            assert [event["note"] for event in stored(server)] == ["two"]
-
-    asyncio.run(scenario())
+        await recorder.flush(10)
+        assert [seen.method for seen in server.requests] == ["POST", "PATCH"]
+        assert stored(server)[0]["series"]["count"] == 2
+        time.now += 120
+        recorder.record(NODE, "Trouble", "again", warning=True)
+        await recorder.flush(10)
+        assert len(stored(server)) == 1
+        assert stored(server)[0]["series"]["count"] == 11
 
 
-def test_flood_of_different_events_is_cut_and_counted() -> None:
-    async def scenario() -> None:
-        time = SkippingClock()
-        async with FakeApiServer() as server, recording(server, time) as recorder:
-            for number in range(1000):
-                recorder.record(NODE, f"Reason{number}", "x")
-            await recorder.flush(10)
-            assert len(stored(server)) == 25
-            assert recorder.dropped == 975
-            time.now += 10
-            recorder.record(NODE, "Later", "x")
-            await recorder.flush(10)
-            assert len(stored(server)) == 26
-
-    asyncio.run(scenario())
+async def test_series_whose_event_expired_starts_anew() -> None:
+    time = SkippingClock()
+    async with FakeApiServer() as server, recording(server, time) as recorder:
+        recorder.record(NODE, "Trouble", "one")
+        await recorder.flush(10)
+        server.store.objects["Event"].clear()
+        recorder.record(NODE, "Trouble", "two")
+        await recorder.flush(10)
+        assert [event["note"] for event in stored(server)] == ["two"]
 
 
-def test_refusing_and_absent_servers_do_not_matter() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server, recording(server, SkippingClock()) as recorder:
-            server.fail_next(403, path="events")
-            recorder.record(NODE, "Refused", "x")
-            await recorder.flush(10)
-            await server.stop()
-            recorder.record(NODE, "Nobody", "x")
-            await recorder.flush(10)
-            await server.start()
-            recorder.record(NODE, "Back", "x")
-            await recorder.flush(10)
-            assert [event["reason"] for event in stored(server)] == ["Back"]
-            assert recorder.dropped == 2
-
-    asyncio.run(scenario())
+async def test_flood_of_different_events_is_cut_and_counted() -> None:
+    time = SkippingClock()
+    async with FakeApiServer() as server, recording(server, time) as recorder:
+        for number in range(1000):
+            recorder.record(NODE, f"Reason{number}", "x")
+        await recorder.flush(10)
+        assert len(stored(server)) == 25
+        assert recorder.dropped == 975
+        time.now += 10
+        recorder.record(NODE, "Later", "x")
+        await recorder.flush(10)
+        assert len(stored(server)) == 26
 
 
-def test_long_notes_are_cut_between_characters() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server, recording(server, SkippingClock()) as recorder:
-            recorder.record(NODE, "Long", "ä" * 1000)
-            await recorder.flush(10)
-            body = json.loads(server.requests[0].body)
-            assert len(body["note"].encode()) <= 1024
-            assert body["note"].endswith("ä...")
+async def test_refusing_and_absent_servers_do_not_matter() -> None:
+    async with FakeApiServer() as server, recording(server, SkippingClock()) as recorder:
+        server.fail_next(403, path="events")
+        recorder.record(NODE, "Refused", "x")
+        await recorder.flush(10)
+        await server.stop()
+        recorder.record(NODE, "Nobody", "x")
+        await recorder.flush(10)
+        await server.start()
+        recorder.record(NODE, "Back", "x")
+        await recorder.flush(10)
+        assert [event["reason"] for event in stored(server)] == ["Back"]
+        assert recorder.dropped == 2
 
-    asyncio.run(scenario())
+
+async def test_long_notes_are_cut_between_characters() -> None:
+    async with FakeApiServer() as server, recording(server, SkippingClock()) as recorder:
+        recorder.record(NODE, "Long", "ä" * 1000)
+        await recorder.flush(10)
+        body = json.loads(server.requests[0].body)
+        assert len(body["note"].encode()) <= 1024
+        assert body["note"].endswith("ä...")
 
 
-def test_an_event_that_cannot_be_encoded_does_not_silence_the_later_ones() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server, recording(server, SkippingClock()) as recorder:
-            recorder.record(NODE, "Odd", "a lone surrogate: \ud800")
-            recorder.record(NODE, "Starting", "")
-            await recorder.flush(10)
-            assert [event["reason"] for event in stored(server)] == ["Starting"]
-            assert recorder.dropped == 1
-
-    asyncio.run(scenario())
+async def test_an_event_that_cannot_be_encoded_does_not_silence_the_later_ones() -> None:
+    async with FakeApiServer() as server, recording(server, SkippingClock()) as recorder:
+        recorder.record(NODE, "Odd", "a lone surrogate: \ud800")
+        recorder.record(NODE, "Starting", "")
+        await recorder.flush(10)
+        assert [event["reason"] for event in stored(server)] == ["Starting"]
+        assert recorder.dropped == 1

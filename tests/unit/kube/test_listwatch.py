@@ -91,327 +91,276 @@ both_ways = pytest.mark.parametrize("watch_list", [True, False], ids=["watchlist
 
 
 @both_ways
-def test_initial_objects_then_synced_then_changes(watch_list: bool) -> None:
-    async def scenario() -> None:
-        async with FakeApiServer(watch_list=watch_list) as server:
-            server.add(service("a"))
-            server.add(service("b"))
-            async with following(server) as follower:
-                initial = [text(event) for event in await follower.until_synced()]
-                assert initial == ["+default/a@101", "+default/b@102", "synced Service"]
-                server.add(service("c"))
-                assert await follower.next_text() == "+default/c@103"
-                server.update(service("a", externalIPs=["192.0.2.1"]))
-                changed = await follower.next()
-                assert isinstance(changed, Upsert)
-                assert isinstance(changed.object, Service)
-                assert changed.object.spec.external_ips == ["192.0.2.1"]
-                server.delete("Service", "default/b")
-                assert await follower.next_text() == "-default/b"
-                assert follower.status.connected
-                assert follower.status.objects == 2
-                assert follower.status.failures_total == 0
-
-    asyncio.run(scenario())
+async def test_initial_objects_then_synced_then_changes(watch_list: bool) -> None:
+    async with FakeApiServer(watch_list=watch_list) as server:
+        server.add(service("a"))
+        server.add(service("b"))
+        async with following(server) as follower:
+            initial = [text(event) for event in await follower.until_synced()]
+            assert initial == ["+default/a@101", "+default/b@102", "synced Service"]
+            server.add(service("c"))
+            assert await follower.next_text() == "+default/c@103"
+            server.update(service("a", externalIPs=["192.0.2.1"]))
+            changed = await follower.next()
+            assert isinstance(changed, Upsert)
+            assert isinstance(changed.object, Service)
+            assert changed.object.spec.external_ips == ["192.0.2.1"]
+            server.delete("Service", "default/b")
+            assert await follower.next_text() == "-default/b"
+            assert follower.status.connected
+            assert follower.status.objects == 2
+            assert follower.status.failures_total == 0
 
 
-def test_server_without_watch_list_is_asked_once_and_then_in_pages() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer(watch_list=False) as server:
-            for number in range(7):
-                server.add(service(f"s{number}"))
-            async with following(server, page_limit=3) as follower:
-                assert len(await follower.until_synced()) == 8
-                server.compact()
-                server.end_watches()
-                server.add(service("zulu"))
-                assert await follower.next_text() == "+default/zulu@109"
-        streamed = [seen for seen in server.requests if "sendInitialEvents" in seen.query]
-        pages = [seen.query for seen in server.requests if not seen.is_watch]
-        assert len(streamed) == 1
-        assert [page["limit"] for page in pages] == ["3"] * 6
-        assert ["continue" in page for page in pages] == [False, True, True] * 2
-
-    asyncio.run(scenario())
+async def test_server_without_watch_list_is_asked_once_and_then_in_pages() -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        for number in range(7):
+            server.add(service(f"s{number}"))
+        async with following(server, page_limit=3) as follower:
+            assert len(await follower.until_synced()) == 8
+            server.compact()
+            server.end_watches()
+            server.add(service("zulu"))
+            assert await follower.next_text() == "+default/zulu@109"
+    streamed = [seen for seen in server.requests if "sendInitialEvents" in seen.query]
+    pages = [seen.query for seen in server.requests if not seen.is_watch]
+    assert len(streamed) == 1
+    assert [page["limit"] for page in pages] == ["3"] * 6
+    assert ["continue" in page for page in pages] == [False, True, True] * 2
 
 
-def test_error_event_instead_of_initial_events_falls_back_to_pages() -> None:
+async def test_error_event_instead_of_initial_events_falls_back_to_pages() -> None:
     """A server over an old etcd answers 200 and then an ERROR event."""
 
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.add(service("a"))
-            error = {
-                "type": "ERROR",
-                "object": {"kind": "Status", "code": 500, "message": "progress is disabled"},
-            }
-            server.fail_next(200, watch=True, body=json.dumps(error).encode() + b"\n")
-            async with following(server) as follower:
-                assert len(await follower.until_synced()) == 2
-                assert follower.status.failures_total == 0
-                assert follower.time.pauses == []
-
-    asyncio.run(scenario())
+    async with FakeApiServer() as server:
+        server.add(service("a"))
+        error = {
+            "type": "ERROR",
+            "object": {"kind": "Status", "code": 500, "message": "progress is disabled"},
+        }
+        server.fail_next(200, watch=True, body=json.dumps(error).encode() + b"\n")
+        async with following(server) as follower:
+            assert len(await follower.until_synced()) == 2
+            assert follower.status.failures_total == 0
+            assert follower.time.pauses == []
 
 
-def test_initial_events_without_an_end_fall_back_to_pages() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.add(service("a"))
-            added = {"type": "ADDED", "object": server.store.get("Service", "default/a")}
-            server.fail_next(200, watch=True, body=json.dumps(added).encode() + b"\n")
-            async with following(server) as follower:
-                assert [text(event) for event in await follower.until_synced()] == [
-                    "+default/a@101",
-                    "synced Service",
-                ]
-
-    asyncio.run(scenario())
+async def test_initial_events_without_an_end_fall_back_to_pages() -> None:
+    async with FakeApiServer() as server:
+        server.add(service("a"))
+        added = {"type": "ADDED", "object": server.store.get("Service", "default/a")}
+        server.fail_next(200, watch=True, body=json.dumps(added).encode() + b"\n")
+        async with following(server) as follower:
+            assert [text(event) for event in await follower.until_synced()] == [
+                "+default/a@101",
+                "synced Service",
+            ]
 
 
-def test_snapshot_expiring_between_pages_restarts_with_one_unpaged_list() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer(watch_list=False) as server:
-            for number in range(5):
-                server.add(service(f"s{number}"))
-            async with following(server, page_limit=2, watch_list=False) as follower:
-                first = await follower.next_text()
-                server.expire_pages()
-                server.delete("Service", "default/s0")
-                rest = [text(event) for event in await follower.until_synced()]
-                assert first == "+default/s0@101"
-                assert rest == [
-                    "+default/s1@102",
-                    "+default/s2@103",
-                    "+default/s3@104",
-                    "+default/s4@105",
-                    "-default/s0",
-                    "synced Service",
-                ]
-        assert "limit" not in [seen for seen in server.requests if not seen.is_watch][-1].query
-
-    asyncio.run(scenario())
+async def test_snapshot_expiring_between_pages_restarts_with_one_unpaged_list() -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        for number in range(5):
+            server.add(service(f"s{number}"))
+        async with following(server, page_limit=2, watch_list=False) as follower:
+            first = await follower.next_text()
+            server.expire_pages()
+            server.delete("Service", "default/s0")
+            rest = [text(event) for event in await follower.until_synced()]
+            assert first == "+default/s0@101"
+            assert rest == [
+                "+default/s1@102",
+                "+default/s2@103",
+                "+default/s3@104",
+                "+default/s4@105",
+                "-default/s0",
+                "synced Service",
+            ]
+    assert "limit" not in [seen for seen in server.requests if not seen.is_watch][-1].query
 
 
 @both_ways
-def test_gone_leads_to_a_relist_that_yields_only_differences(watch_list: bool) -> None:
-    async def scenario() -> None:
-        async with FakeApiServer(watch_list=watch_list) as server:
-            for name in ("kept", "changed", "removed"):
-                server.add(service(name))
-            async with following(server) as follower:
-                await follower.until_synced()
-                reading = asyncio.ensure_future(follower.next_text())
-                await eventually(lambda: server.watch_count() == 1)
-                server.break_watches()
-                server.store.listeners.clear()
-                server.delete("Service", "default/removed")
-                server.update(service("changed", type="NodePort"))
-                server.add(service("new"))
-                server.compact()
-                seen = {await reading, await follower.next_text(), await follower.next_text()}
-                assert seen == {"+default/changed@105", "+default/new@106", "-default/removed"}
-                assert follower.status.lists == 2
-                assert follower.status.objects == 3
-
-    asyncio.run(scenario())
+async def test_gone_leads_to_a_relist_that_yields_only_differences(watch_list: bool) -> None:
+    async with FakeApiServer(watch_list=watch_list) as server:
+        for name in ("kept", "changed", "removed"):
+            server.add(service(name))
+        async with following(server) as follower:
+            await follower.until_synced()
+            reading = asyncio.ensure_future(follower.next_text())
+            await eventually(lambda: server.watch_count() == 1)
+            server.break_watches()
+            server.store.listeners.clear()
+            server.delete("Service", "default/removed")
+            server.update(service("changed", type="NodePort"))
+            server.add(service("new"))
+            server.compact()
+            seen = {await reading, await follower.next_text(), await follower.next_text()}
+            assert seen == {"+default/changed@105", "+default/new@106", "-default/removed"}
+            assert follower.status.lists == 2
+            assert follower.status.objects == 3
 
 
-def test_http_410_on_a_watch_also_leads_to_a_relist_without_a_pause() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.add(service("a"))
-            server.fail_next(410, watch=True, path="services")
-            server.watch_list = False
-            async with following(server, watch_list=False) as follower:
-                await follower.until_synced()
-                reading = asyncio.ensure_future(follower.next_text())
-                await eventually(lambda: server.watch_count() == 1)
-                server.add(service("b"))
-                assert await reading == "+default/b@102"
-                assert follower.status.lists == 2
-                assert follower.time.pauses == [0.0]
-
-    asyncio.run(scenario())
+async def test_http_410_on_a_watch_also_leads_to_a_relist_without_a_pause() -> None:
+    async with FakeApiServer() as server:
+        server.add(service("a"))
+        server.fail_next(410, watch=True, path="services")
+        server.watch_list = False
+        async with following(server, watch_list=False) as follower:
+            await follower.until_synced()
+            reading = asyncio.ensure_future(follower.next_text())
+            await eventually(lambda: server.watch_count() == 1)
+            server.add(service("b"))
+            assert await reading == "+default/b@102"
+            assert follower.status.lists == 2
+            assert follower.time.pauses == [0.0]
 
 
-def test_server_that_forgets_at_once_again_and_again_is_given_time() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.fail_next(410, watch=True, times=4)
-            async with following(server, watch_list=False) as follower:
-                await follower.until_synced()
-                reading = asyncio.ensure_future(follower.next_text())
-                await eventually(lambda: server.watch_count() == 1)
-                server.add(service("b"))
-                assert await reading == "+default/b@101"
-                assert follower.time.pauses == [
-                    0.0,
-                    pytest.approx(1.2),
-                    pytest.approx(2.4),
-                    pytest.approx(4.8),
-                ]
-
-    asyncio.run(scenario())
+async def test_server_that_forgets_at_once_again_and_again_is_given_time() -> None:
+    async with FakeApiServer() as server:
+        server.fail_next(410, watch=True, times=4)
+        async with following(server, watch_list=False) as follower:
+            await follower.until_synced()
+            reading = asyncio.ensure_future(follower.next_text())
+            await eventually(lambda: server.watch_count() == 1)
+            server.add(service("b"))
+            assert await reading == "+default/b@101"
+            assert follower.time.pauses == [
+                0.0,
+                pytest.approx(1.2),
+                pytest.approx(2.4),
+                pytest.approx(4.8),
+            ]
 
 
-def test_stream_broken_inside_an_object_is_resumed_without_loss_or_repetition() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.add(service("a"))
-            async with following(server) as follower:
-                await follower.until_synced()
-                reading = asyncio.ensure_future(follower.next_text())
-                await eventually(lambda: server.watch_count() == 1)
-                server.add(service("b"))
-                assert await reading == "+default/b@102"
-                reading = asyncio.ensure_future(follower.next_text())
-                server.break_watches(partial=b'{"type":"MODIFIED","object":{"metadata":{"na')
-                await eventually(lambda: len(server.requests) == 3 and server.watch_count() == 1)
-                server.add(service("c"))
-                assert await reading == "+default/c@103"
-                assert follower.status.lists == 1
-                assert follower.status.failures_total == 1
-                assert "the connection broke" in follower.status.last_error
-                assert follower.status.connected
-        assert [seen.query.get("resourceVersion") for seen in server.requests] == [None, "101", "102"]
-
-    asyncio.run(scenario())
+async def test_stream_broken_inside_an_object_is_resumed_without_loss_or_repetition() -> None:
+    async with FakeApiServer() as server:
+        server.add(service("a"))
+        async with following(server) as follower:
+            await follower.until_synced()
+            reading = asyncio.ensure_future(follower.next_text())
+            await eventually(lambda: server.watch_count() == 1)
+            server.add(service("b"))
+            assert await reading == "+default/b@102"
+            reading = asyncio.ensure_future(follower.next_text())
+            server.break_watches(partial=b'{"type":"MODIFIED","object":{"metadata":{"na')
+            await eventually(lambda: len(server.requests) == 3 and server.watch_count() == 1)
+            server.add(service("c"))
+            assert await reading == "+default/c@103"
+            assert follower.status.lists == 1
+            assert follower.status.failures_total == 1
+            assert "the connection broke" in follower.status.last_error
+            assert follower.status.connected
+    assert [seen.query.get("resourceVersion") for seen in server.requests] == [None, "101", "102"]
 
 
 @pytest.mark.parametrize(
     "garbage", [b"<html>bad gateway</html>\n", b'{"type":5}\n', b"\xff\xfe\n", b'["ADDED"]\n']
 )
-def test_garbage_in_a_watch_leads_to_a_relist(garbage: bytes) -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
+async def test_garbage_in_a_watch_leads_to_a_relist(garbage: bytes) -> None:
+    async with FakeApiServer() as server:
+        server.add(service("a"))
+        async with following(server) as follower:
+            await follower.until_synced()
+            reading = asyncio.ensure_future(follower.next_text())
+            await eventually(lambda: server.watch_count() == 1)
+            server.send_raw("Service", garbage)
+            await eventually(lambda: follower.status.lists == 2 and server.watch_count() == 1)
+            server.add(service("b"))
+            assert await reading == "+default/b@102"
+            assert "unreadable line" in follower.status.last_error
+
+
+async def test_garbage_instead_of_a_list_is_retried() -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        server.add(service("a"))
+        server.fail_next(200, body=b"<html>maintenance</html>", watch=False)
+        async with following(server) as follower:
+            assert len(await follower.until_synced()) == 2
+            assert "not readable" in follower.status.last_error
+            assert follower.time.pauses == [pytest.approx(1.2)]
+
+
+async def test_error_event_other_than_gone_is_followed_by_a_pause_and_a_relist() -> None:
+    async with FakeApiServer() as server:
+        server.add(service("a"))
+        async with following(server) as follower:
+            await follower.until_synced()
+            reading = asyncio.ensure_future(follower.next_text())
+            await eventually(lambda: server.watch_count() == 1)
+            server.send_error("Service", 500, "InternalError", "etcd is unwell")
+            await eventually(lambda: follower.status.lists == 2 and server.watch_count() == 1)
+            server.add(service("b"))
+            assert await reading == "+default/b@102"
+            assert "etcd is unwell" in follower.status.last_error
+
+
+async def test_server_away_for_minutes_keeps_state_and_backs_off_up_to_thirty_seconds() -> None:
+    async with FakeApiServer() as server:
+        server.add(service("a"))
+        async with following(server) as follower:
+            await follower.until_synced()
+            reading = asyncio.ensure_future(follower.next_text())
+            await eventually(lambda: server.watch_count() == 1)
+            await server.stop()
+            await eventually(lambda: follower.status.failures >= 9)
+            assert not follower.status.connected
+            assert "cannot connect" in follower.status.last_error
+            assert follower.status.objects == 1
+            assert not reading.done()
+            await server.start()
+            await eventually(lambda: server.watch_count() == 1)
+            server.add(service("b"))
+            assert await reading == "+default/b@102"
+            assert follower.status.connected
+            assert follower.status.failures == 0
+            assert follower.status.lists == 1
+            assert follower.time.pauses[:8] == pytest.approx([1.2, 2.4, 4.8, 9.6, 19.2, 30.0, 30.0, 30.0])
+
+
+async def test_back_off_starts_small_again_after_a_watch_that_worked() -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        server.fail_next(500, times=4, watch=False)
+        async with following(server, watch_list=False) as follower:
+            await follower.until_synced()
+            assert follower.time.pauses == pytest.approx([1.2, 2.4, 4.8, 9.6])
+            reading = asyncio.ensure_future(follower.next_text())
+            await eventually(lambda: server.watch_count() == 1)
+            follower.time.now += 60
+            server.break_watches()
+            await eventually(lambda: len(follower.time.pauses) == 5 and server.watch_count() == 1)
+            assert follower.time.pauses[4] == pytest.approx(1.2)
             server.add(service("a"))
-            async with following(server) as follower:
-                await follower.until_synced()
-                reading = asyncio.ensure_future(follower.next_text())
-                await eventually(lambda: server.watch_count() == 1)
-                server.send_raw("Service", garbage)
-                await eventually(lambda: follower.status.lists == 2 and server.watch_count() == 1)
-                server.add(service("b"))
-                assert await reading == "+default/b@102"
-                assert "unreadable line" in follower.status.last_error
-
-    asyncio.run(scenario())
+            assert await reading == "+default/a@101"
 
 
-def test_garbage_instead_of_a_list_is_retried() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer(watch_list=False) as server:
+async def test_watch_closed_at_once_is_not_reopened_in_a_hot_loop() -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        server.fail_next(200, watch=True, body=b"", times=3)
+        async with following(server, watch_list=False) as follower:
+            await follower.until_synced()
+            reading = asyncio.ensure_future(follower.next_text())
+            await eventually(lambda: server.watch_count() == 1)
+            assert follower.time.pauses == pytest.approx([1.2, 2.4, 4.8])
             server.add(service("a"))
-            server.fail_next(200, body=b"<html>maintenance</html>", watch=False)
-            async with following(server) as follower:
-                assert len(await follower.until_synced()) == 2
-                assert "not readable" in follower.status.last_error
-                assert follower.time.pauses == [pytest.approx(1.2)]
-
-    asyncio.run(scenario())
+            assert await reading == "+default/a@101"
 
 
-def test_error_event_other_than_gone_is_followed_by_a_pause_and_a_relist() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.add(service("a"))
-            async with following(server) as follower:
-                await follower.until_synced()
-                reading = asyncio.ensure_future(follower.next_text())
-                await eventually(lambda: server.watch_count() == 1)
-                server.send_error("Service", 500, "InternalError", "etcd is unwell")
-                await eventually(lambda: follower.status.lists == 2 and server.watch_count() == 1)
-                server.add(service("b"))
-                assert await reading == "+default/b@102"
-                assert "etcd is unwell" in follower.status.last_error
-
-    asyncio.run(scenario())
-
-
-def test_server_away_for_minutes_keeps_state_and_backs_off_up_to_thirty_seconds() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.add(service("a"))
-            async with following(server) as follower:
-                await follower.until_synced()
-                reading = asyncio.ensure_future(follower.next_text())
-                await eventually(lambda: server.watch_count() == 1)
-                await server.stop()
-                await eventually(lambda: follower.status.failures >= 9)
-                assert not follower.status.connected
-                assert "cannot connect" in follower.status.last_error
-                assert follower.status.objects == 1
-                assert not reading.done()
-                await server.start()
-                await eventually(lambda: server.watch_count() == 1)
-                server.add(service("b"))
-                assert await reading == "+default/b@102"
-                assert follower.status.connected
-                assert follower.status.failures == 0
-                assert follower.status.lists == 1
-                assert follower.time.pauses[:8] == pytest.approx([1.2, 2.4, 4.8, 9.6, 19.2, 30.0, 30.0, 30.0])
-
-    asyncio.run(scenario())
-
-
-def test_back_off_starts_small_again_after_a_watch_that_worked() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer(watch_list=False) as server:
-            server.fail_next(500, times=4, watch=False)
-            async with following(server, watch_list=False) as follower:
-                await follower.until_synced()
-                assert follower.time.pauses == pytest.approx([1.2, 2.4, 4.8, 9.6])
-                reading = asyncio.ensure_future(follower.next_text())
-                await eventually(lambda: server.watch_count() == 1)
-                follower.time.now += 60
-                server.break_watches()
-                await eventually(lambda: len(follower.time.pauses) == 5 and server.watch_count() == 1)
-                assert follower.time.pauses[4] == pytest.approx(1.2)
-                server.add(service("a"))
-                assert await reading == "+default/a@101"
-
-    asyncio.run(scenario())
-
-
-def test_watch_closed_at_once_is_not_reopened_in_a_hot_loop() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer(watch_list=False) as server:
-            server.fail_next(200, watch=True, body=b"", times=3)
-            async with following(server, watch_list=False) as follower:
-                await follower.until_synced()
-                reading = asyncio.ensure_future(follower.next_text())
-                await eventually(lambda: server.watch_count() == 1)
-                assert follower.time.pauses == pytest.approx([1.2, 2.4, 4.8])
-                server.add(service("a"))
-                assert await reading == "+default/a@101"
-
-    asyncio.run(scenario())
-
-
-def test_throttling_waits_as_long_as_the_server_asks() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.fail_next(429, retry_after=17)
-            async with following(server) as follower:
-                await follower.until_synced()
-                assert follower.time.pauses == [17.0]
-                assert len([seen for seen in server.requests if "sendInitialEvents" in seen.query]) == 2
-
-    asyncio.run(scenario())
+async def test_throttling_waits_as_long_as_the_server_asks() -> None:
+    async with FakeApiServer() as server:
+        server.fail_next(429, retry_after=17)
+        async with following(server) as follower:
+            await follower.until_synced()
+            assert follower.time.pauses == [17.0]
+            assert len([seen for seen in server.requests if "sendInitialEvents" in seen.query]) == 2
 
 
 @pytest.mark.parametrize("status", [401, 403, 500, 503])
-def test_refusals_are_visible_and_retried(status: int) -> None:
-    async def scenario() -> None:
-        async with FakeApiServer(watch_list=False) as server:
-            server.fail_next(status, watch=False)
-            async with following(server, watch_list=False) as follower:
-                await follower.until_synced()
-                assert follower.status.failures_total == 1
-                assert f"HTTP {status}" in follower.status.last_error
-
-    asyncio.run(scenario())
+async def test_refusals_are_visible_and_retried(status: int) -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        server.fail_next(status, watch=False)
+        async with following(server, watch_list=False) as follower:
+            await follower.until_synced()
+            assert follower.status.failures_total == 1
+            assert f"HTTP {status}" in follower.status.last_error
 
 
 def test_silent_connection_is_replaced_by_a_new_watch() -> None:
@@ -433,191 +382,160 @@ def test_silent_connection_is_replaced_by_a_new_watch() -> None:
     asyncio.run(scenario())
 
 
-def test_bookmarks_move_the_place_to_resume_from() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server, following(server) as follower:
+async def test_bookmarks_move_the_place_to_resume_from() -> None:
+    async with FakeApiServer() as server, following(server) as follower:
+        await follower.until_synced()
+        reading = asyncio.ensure_future(follower.next_text())
+        await eventually(lambda: server.watch_count() == 1)
+        server.store.version = 5000
+        server.send_bookmark("Service")
+        server.end_watches()
+        await eventually(lambda: server.requests[-1].query.get("resourceVersion") == "5000")
+        await eventually(lambda: server.watch_count() == 1)
+        server.add(service("a"))
+        assert await reading == "+default/a@5001"
+        assert follower.status.lists == 1
+
+
+async def test_lines_of_any_length_in_pieces_of_any_size() -> None:
+    async with FakeApiServer() as server, following(server, ENDPOINT_SLICES) as follower:
+        await follower.until_synced()
+        reading = asyncio.ensure_future(follower.next())
+        await eventually(lambda: server.watch_count() == 1)
+        huge = endpoint_slice("huge", *(f"10.1.{n // 250}.{n % 250 + 1}" for n in range(12_000)))
+        server.add(huge)
+        event = await reading
+        assert isinstance(event, Upsert)
+        assert isinstance(event.object, EndpointSlice)
+        assert len(event.object.endpoints or ()) == 12_000
+        server.chunk_size = 7
+        server.add(endpoint_slice("small", "10.1.0.1"))
+        server.add(endpoint_slice("smaller"))
+        assert await follower.next_text() == "+default/small@102"
+        assert await follower.next_text() == "+default/smaller@103"
+
+
+@both_ways
+async def test_undecodable_object_is_left_out_by_name_and_the_rest_kept(watch_list: bool) -> None:
+    async with FakeApiServer(watch_list=watch_list) as server:
+        server.add(service("a"))
+        server.add(service("bad", ports=[{"port": "eighty"}], namespace="shop"))
+        server.add(service("c"))
+        async with following(server) as follower:
+            texts = [text(event) for event in await follower.until_synced()]
+            assert texts == ["+default/a@101", "+default/c@103", "synced Service"]
+            assert [(kind, key) for kind, key, _ in follower.bad] == [("Service", "shop/bad")]
+            assert "ports[0].port" in follower.bad[0][2]
+            reading = asyncio.ensure_future(follower.next_text())
+            await eventually(lambda: server.watch_count() == 1)
+            server.update(service("bad", namespace="shop"))
+            assert await reading == "+shop/bad@104"
+
+
+async def test_object_that_becomes_undecodable_keeps_its_last_good_version_until_deleted() -> None:
+    async with FakeApiServer() as server:
+        server.add(service("a"))
+        async with following(server) as follower:
             await follower.until_synced()
             reading = asyncio.ensure_future(follower.next_text())
             await eventually(lambda: server.watch_count() == 1)
-            server.store.version = 5000
-            server.send_bookmark("Service")
+            server.update(service("a", clusterIP=17))
+            server.compact()
             server.end_watches()
-            await eventually(lambda: server.requests[-1].query.get("resourceVersion") == "5000")
+            await eventually(lambda: follower.status.lists == 2)
+            assert not reading.done()
+            assert {key for _, key, _ in follower.bad} == {"default/a"}
             await eventually(lambda: server.watch_count() == 1)
-            server.add(service("a"))
-            assert await reading == "+default/a@5001"
-            assert follower.status.lists == 1
-
-    asyncio.run(scenario())
+            server.delete("Service", "default/a")
+            assert await reading == "-default/a"
 
 
-def test_lines_of_any_length_in_pieces_of_any_size() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server, following(server, ENDPOINT_SLICES) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next())
+async def test_selectors_leave_out_what_other_proxies_serve_and_what_is_headless() -> None:
+    other = service("other")
+    other["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "else"}
+    async with FakeApiServer() as server:
+        server.add(other)
+        server.add(service("headless", "None"))
+        server.add(service("mine"))
+        async with following(server) as follower:
+            assert [text(event) for event in await follower.until_synced()] == [
+                "+default/mine@103",
+                "synced Service",
+            ]
+            reading = asyncio.ensure_future(follower.next_text())
             await eventually(lambda: server.watch_count() == 1)
-            huge = endpoint_slice("huge", *(f"10.1.{n // 250}.{n % 250 + 1}" for n in range(12_000)))
-            server.add(huge)
-            event = await reading
-            assert isinstance(event, Upsert)
-            assert isinstance(event.object, EndpointSlice)
-            assert len(event.object.endpoints or ()) == 12_000
-            server.chunk_size = 7
-            server.add(endpoint_slice("small", "10.1.0.1"))
-            server.add(endpoint_slice("smaller"))
-            assert await follower.next_text() == "+default/small@102"
-            assert await follower.next_text() == "+default/smaller@103"
-
-    asyncio.run(scenario())
+            given_away = service("mine")
+            given_away["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "else"}
+            server.update(given_away)
+            assert await reading == "-default/mine"
 
 
-@both_ways
-def test_undecodable_object_is_left_out_by_name_and_the_rest_kept(watch_list: bool) -> None:
-    async def scenario() -> None:
-        async with FakeApiServer(watch_list=watch_list) as server:
-            server.add(service("a"))
-            server.add(service("bad", ports=[{"port": "eighty"}], namespace="shop"))
-            server.add(service("c"))
-            async with following(server) as follower:
-                texts = [text(event) for event in await follower.until_synced()]
-                assert texts == ["+default/a@101", "+default/c@103", "synced Service"]
-                assert [(kind, key) for kind, key, _ in follower.bad] == [("Service", "shop/bad")]
-                assert "ports[0].port" in follower.bad[0][2]
-                reading = asyncio.ensure_future(follower.next_text())
-                await eventually(lambda: server.watch_count() == 1)
-                server.update(service("bad", namespace="shop"))
-                assert await reading == "+shop/bad@104"
-
-    asyncio.run(scenario())
-
-
-def test_object_that_becomes_undecodable_keeps_its_last_good_version_until_deleted() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.add(service("a"))
-            async with following(server) as follower:
-                await follower.until_synced()
-                reading = asyncio.ensure_future(follower.next_text())
-                await eventually(lambda: server.watch_count() == 1)
-                server.update(service("a", clusterIP=17))
-                server.compact()
-                server.end_watches()
-                await eventually(lambda: follower.status.lists == 2)
-                assert not reading.done()
-                assert {key for _, key, _ in follower.bad} == {"default/a"}
-                await eventually(lambda: server.watch_count() == 1)
-                server.delete("Service", "default/a")
-                assert await reading == "-default/a"
-
-    asyncio.run(scenario())
-
-
-def test_selectors_leave_out_what_other_proxies_serve_and_what_is_headless() -> None:
-    async def scenario() -> None:
-        other = service("other")
-        other["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "else"}
-        async with FakeApiServer() as server:
-            server.add(other)
-            server.add(service("headless", "None"))
-            server.add(service("mine"))
-            async with following(server) as follower:
-                assert [text(event) for event in await follower.until_synced()] == [
-                    "+default/mine@103",
-                    "synced Service",
-                ]
-                reading = asyncio.ensure_future(follower.next_text())
-                await eventually(lambda: server.watch_count() == 1)
-                given_away = service("mine")
-                given_away["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "else"}
-                server.update(given_away)
-                assert await reading == "-default/mine"
-
-    asyncio.run(scenario())
-
-
-def test_refused_field_selector_is_dropped_when_it_only_saves_traffic() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer(cluster_ip_field=False) as server:
-            server.add(service("headless", "None"))
-            async with following(server) as follower:
-                assert [text(event) for event in await follower.until_synced()] == [
-                    "+default/headless@101",
-                    "synced Service",
-                ]
-                assert follower.status.failures_total == 0
-
-    asyncio.run(scenario())
-
-
-def test_only_the_own_node_is_followed() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.add(node("n1"))
-            server.add(node("n2"))
-            async with following(server, own_node("n2")) as follower:
-                events = await follower.until_synced()
-                assert [text(event) for event in events] == ["+n2@102", "synced Node"]
-                assert isinstance(events[0], Upsert)
-                assert isinstance(events[0].object, Node)
-
-    asyncio.run(scenario())
-
-
-@both_ways
-def test_server_without_service_cidrs_counts_as_empty_and_is_asked_again_much_later(watch_list: bool) -> None:
-    async def scenario() -> None:
-        absent = frozenset({"ServiceCIDR"})
-        async with (
-            FakeApiServer(missing_kinds=absent) as server,
-            following(server, SERVICE_CIDRS, watch_list=watch_list) as follower,
-        ):
-            assert await follower.next() == Synced(ServiceCIDR)
-            assert follower.status.absent
+async def test_refused_field_selector_is_dropped_when_it_only_saves_traffic() -> None:
+    async with FakeApiServer(cluster_ip_field=False) as server:
+        server.add(service("headless", "None"))
+        async with following(server) as follower:
+            assert [text(event) for event in await follower.until_synced()] == [
+                "+default/headless@101",
+                "synced Service",
+            ]
             assert follower.status.failures_total == 0
-            server.missing_kinds = frozenset()
-            server.add(service_cidr("kubernetes", "10.96.0.0/12"))
-            assert await follower.next_text() == "+kubernetes@101"
-            assert follower.time.pauses == [750.0]
-            assert not follower.status.absent
-
-    asyncio.run(scenario())
 
 
-def test_forbidden_service_cidrs_count_as_empty() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.fail_next(403, path="servicecidrs")
-            async with following(server, SERVICE_CIDRS) as follower:
-                assert await follower.next() == Synced(ServiceCIDR)
-
-    asyncio.run(scenario())
-
-
-def test_missing_required_kind_is_a_failure_not_an_empty_list() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.fail_next(404, path="endpointslices", times=2)
-            server.add(endpoint_slice("web-1", "10.1.0.1"))
-            async with following(server, ENDPOINT_SLICES) as follower:
-                assert len(await follower.until_synced()) == 2
-                assert follower.status.failures_total == 2
-
-    asyncio.run(scenario())
+async def test_only_the_own_node_is_followed() -> None:
+    async with FakeApiServer() as server:
+        server.add(node("n1"))
+        server.add(node("n2"))
+        async with following(server, own_node("n2")) as follower:
+            events = await follower.until_synced()
+            assert [text(event) for event in events] == ["+n2@102", "synced Node"]
+            assert isinstance(events[0], Upsert)
+            assert isinstance(events[0].object, Node)
 
 
-def test_endpoints_of_a_node_share_one_name() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.add(endpoint_slice("web-1", "10.1.0.1", "10.1.0.2", node="a-node-with-a-long-name"))
-            server.add(endpoint_slice("web-2", "10.1.0.3", node="a-node-with-a-long-name"))
-            async with following(server, ENDPOINT_SLICES) as follower:
-                names = {
-                    id(endpoint.node_name)
-                    for event in await follower.until_synced()
-                    if isinstance(event, Upsert) and isinstance(event.object, EndpointSlice)
-                    for endpoint in event.object.endpoints or ()
-                }
-                assert len(names) == 1
+@both_ways
+async def test_server_without_service_cidrs_counts_as_empty_and_is_asked_again_much_later(
+    watch_list: bool,
+) -> None:
+    absent = frozenset({"ServiceCIDR"})
+    async with (
+        FakeApiServer(missing_kinds=absent) as server,
+        following(server, SERVICE_CIDRS, watch_list=watch_list) as follower,
+    ):
+        assert await follower.next() == Synced(ServiceCIDR)
+        assert follower.status.absent
+        assert follower.status.failures_total == 0
+        server.missing_kinds = frozenset()
+        server.add(service_cidr("kubernetes", "10.96.0.0/12"))
+        assert await follower.next_text() == "+kubernetes@101"
+        assert follower.time.pauses == [750.0]
+        assert not follower.status.absent
 
-    asyncio.run(scenario())
+
+async def test_forbidden_service_cidrs_count_as_empty() -> None:
+    async with FakeApiServer() as server:
+        server.fail_next(403, path="servicecidrs")
+        async with following(server, SERVICE_CIDRS) as follower:
+            assert await follower.next() == Synced(ServiceCIDR)
+
+
+async def test_missing_required_kind_is_a_failure_not_an_empty_list() -> None:
+    async with FakeApiServer() as server:
+        server.fail_next(404, path="endpointslices", times=2)
+        server.add(endpoint_slice("web-1", "10.1.0.1"))
+        async with following(server, ENDPOINT_SLICES) as follower:
+            assert len(await follower.until_synced()) == 2
+            assert follower.status.failures_total == 2
+
+
+async def test_endpoints_of_a_node_share_one_name() -> None:
+    async with FakeApiServer() as server:
+        server.add(endpoint_slice("web-1", "10.1.0.1", "10.1.0.2", node="a-node-with-a-long-name"))
+        server.add(endpoint_slice("web-2", "10.1.0.3", node="a-node-with-a-long-name"))
+        async with following(server, ENDPOINT_SLICES) as follower:
+            names = {
+                id(endpoint.node_name)
+                for event in await follower.until_synced()
+                if isinstance(event, Upsert) and isinstance(event.object, EndpointSlice)
+                for endpoint in event.object.endpoints or ()
+            }
+            assert len(names) == 1

@@ -79,51 +79,42 @@ def server_tls(pki: Path, *, demand_client: bool = False) -> ssl.SSLContext:
     return context
 
 
-def test_lists_come_compressed_unless_the_kubeconfig_says_otherwise() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.add(service("a"))
-            access = Access(server.url, "test")
-            response = await get(access)
-            assert response.status == 200
-            assert b'"name": "a"' in response.body
-            assert response.headers["Content-Encoding"] == "gzip"
-            plain = await get(replace(access, disable_compression=True))
-            assert plain.body == response.body
-            assert "Content-Encoding" not in plain.headers
-            assert server.requests[0].headers["User-Agent"].startswith("pointsman/")
-
-    asyncio.run(scenario())
+async def test_lists_come_compressed_unless_the_kubeconfig_says_otherwise() -> None:
+    async with FakeApiServer() as server:
+        server.add(service("a"))
+        access = Access(server.url, "test")
+        response = await get(access)
+        assert response.status == 200
+        assert b'"name": "a"' in response.body
+        assert response.headers["Content-Encoding"] == "gzip"
+        plain = await get(replace(access, disable_compression=True))
+        assert plain.body == response.body
+        assert "Content-Encoding" not in plain.headers
+        assert server.requests[0].headers["User-Agent"].startswith("pointsman/")
 
 
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(401, Unauthorized), (403, Unauthorized), (410, Gone), (429, Throttled), (500, KubeError)],
 )
-def test_refusals_become_errors_with_the_servers_words(status: int, kind: type[KubeError]) -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.fail_next(status, retry_after=7)
-            with pytest.raises(KubeError) as caught:
-                await get(Access(server.url, "test"))
-            assert type(caught.value) is kind
-            assert caught.value.status == status
-            assert f"GET {server.url}{PATH}: HTTP {status}" in str(caught.value)
-            assert "injected fault" in str(caught.value)
-            if isinstance(caught.value, Throttled):
-                assert caught.value.retry_after == 7
-
-    asyncio.run(scenario())
+async def test_refusals_become_errors_with_the_servers_words(status: int, kind: type[KubeError]) -> None:
+    async with FakeApiServer() as server:
+        server.fail_next(status, retry_after=7)
+        with pytest.raises(KubeError) as caught:
+            await get(Access(server.url, "test"))
+        assert type(caught.value) is kind
+        assert caught.value.status == status
+        assert f"GET {server.url}{PATH}: HTTP {status}" in str(caught.value)
+        assert "injected fault" in str(caught.value)
+        if isinstance(caught.value, Throttled):
+            assert caught.value.retry_after == 7
 
 
-def test_refusal_with_a_body_that_is_no_status_still_says_the_code() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.fail_next(502, body=b"<html>" * 100_000)
-            with pytest.raises(KubeError, match=r"HTTP 502 Bad Gateway$"):
-                await get(Access(server.url, "test"))
-
-    asyncio.run(scenario())
+async def test_refusal_with_a_body_that_is_no_status_still_says_the_code() -> None:
+    async with FakeApiServer() as server:
+        server.fail_next(502, body=b"<html>" * 100_000)
+        with pytest.raises(KubeError, match=r"HTTP 502 Bad Gateway$"):
+            await get(Access(server.url, "test"))
 
 
 def test_nobody_listening_is_said_plainly() -> None:
@@ -132,69 +123,54 @@ def test_nobody_listening_is_said_plainly() -> None:
     assert caught.value.status == 0
 
 
-def test_redirects_are_not_followed_with_our_credentials() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.fail_next(302)
-            assert (await get(Access(server.url, "test"))).status == 302
-            assert len(server.requests) == 1
-
-    asyncio.run(scenario())
+async def test_redirects_are_not_followed_with_our_credentials() -> None:
+    async with FakeApiServer() as server:
+        server.fail_next(302)
+        assert (await get(Access(server.url, "test"))).status == 302
+        assert len(server.requests) == 1
 
 
-def test_server_certificate_is_verified_by_the_given_ca(pki: Path) -> None:
-    async def scenario() -> None:
-        async with FakeApiServer(tls=server_tls(pki)) as server:
-            access = Access(server.url, "test", ca=pki / "ca.crt")
-            assert (await get(access)).status == 200
-            assert (await get(replace(access, ca=(pki / "ca.crt").read_bytes()))).status == 200
-            with pytest.raises(KubeError, match="certificate is not trusted"):
-                await get(replace(access, ca=pki / "other.crt"))
-            with pytest.raises(KubeError, match="certificate is not trusted"):
-                await get(replace(access, ca=None))
-            assert (await get(replace(access, ca=None, insecure_skip_tls_verify=True))).status == 200
-
-    asyncio.run(scenario())
+async def test_server_certificate_is_verified_by_the_given_ca(pki: Path) -> None:
+    async with FakeApiServer(tls=server_tls(pki)) as server:
+        access = Access(server.url, "test", ca=pki / "ca.crt")
+        assert (await get(access)).status == 200
+        assert (await get(replace(access, ca=(pki / "ca.crt").read_bytes()))).status == 200
+        with pytest.raises(KubeError, match="certificate is not trusted"):
+            await get(replace(access, ca=pki / "other.crt"))
+        with pytest.raises(KubeError, match="certificate is not trusted"):
+            await get(replace(access, ca=None))
+        assert (await get(replace(access, ca=None, insecure_skip_tls_verify=True))).status == 200
 
 
-def test_tls_server_name_replaces_the_host_in_verification(pki: Path) -> None:
-    async def scenario() -> None:
-        async with FakeApiServer(tls=server_tls(pki)) as server:
-            access = Access(server.url, "test", ca=pki / "ca.crt", tls_server_name="kubernetes.default")
-            assert (await get(access)).status == 200
-            with pytest.raises(KubeError, match="not trusted"):
-                await get(replace(access, tls_server_name="elsewhere.example"))
-
-    asyncio.run(scenario())
+async def test_tls_server_name_replaces_the_host_in_verification(pki: Path) -> None:
+    async with FakeApiServer(tls=server_tls(pki)) as server:
+        access = Access(server.url, "test", ca=pki / "ca.crt", tls_server_name="kubernetes.default")
+        assert (await get(access)).status == 200
+        with pytest.raises(KubeError, match="not trusted"):
+            await get(replace(access, tls_server_name="elsewhere.example"))
 
 
-def test_client_certificate_is_presented(pki: Path) -> None:
-    async def scenario() -> None:
-        async with FakeApiServer(tls=server_tls(pki, demand_client=True)) as server:
-            access = Access(server.url, "test", ca=pki / "ca.crt")
-            with pytest.raises(KubeError):
-                await get(access)
-            with_certificate = replace(
-                access, client_certificate=pki / "client.crt", client_key=(pki / "client.key").read_bytes()
-            )
-            assert (await get(with_certificate)).status == 200
-
-    asyncio.run(scenario())
+async def test_client_certificate_is_presented(pki: Path) -> None:
+    async with FakeApiServer(tls=server_tls(pki, demand_client=True)) as server:
+        access = Access(server.url, "test", ca=pki / "ca.crt")
+        with pytest.raises(KubeError):
+            await get(access)
+        with_certificate = replace(
+            access, client_certificate=pki / "client.crt", client_key=(pki / "client.key").read_bytes()
+        )
+        assert (await get(with_certificate)).status == 200
 
 
-def test_rotated_token_is_used_without_a_restart(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        token = tmp_path / "token"
-        token.write_text("one", encoding="utf-8")
-        async with FakeApiServer(token="one") as server:
-            transport = Transport(Access(server.url, "test", token_file=token), environ={})
-            assert (await transport.request("GET", PATH)).status == 200
-            server.token = "two"
-            token.write_text("two", encoding="utf-8")
-            assert (await transport.request("GET", PATH)).status == 200
-            await transport.close()
-
-    asyncio.run(scenario())
+async def test_rotated_token_is_used_without_a_restart(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("one", encoding="utf-8")
+    async with FakeApiServer(token="one") as server:
+        transport = Transport(Access(server.url, "test", token_file=token), environ={})
+        assert (await transport.request("GET", PATH)).status == 200
+        server.token = "two"
+        token.write_text("two", encoding="utf-8")
+        assert (await transport.request("GET", PATH)).status == 200
+        await transport.close()
 
 
 def test_refused_plugin_credentials_are_renewed_once() -> None:
@@ -213,48 +189,39 @@ def test_refused_plugin_credentials_are_renewed_once() -> None:
     asyncio.run(scenario())
 
 
-def test_requests_go_through_the_proxy_and_its_password_never_shows() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            proxy = server.url.replace("http://", "http://joe:hunter2@")
-            assert (await get(Access("http://api.invalid", "test", proxy_url=proxy))).status == 200
-            assert server.requests[0].headers["Host"] == "api.invalid"
-            assert server.requests[0].headers["Proxy-Authorization"].startswith("Basic ")
-        with pytest.raises(KubeError) as caught:
-            await get(Access("http://api.invalid", "test", proxy_url="http://joe:hunter2@127.0.0.1:1"))
-        assert "hunter2" not in str(caught.value)
-
-    asyncio.run(scenario())
+async def test_requests_go_through_the_proxy_and_its_password_never_shows() -> None:
+    async with FakeApiServer() as server:
+        proxy = server.url.replace("http://", "http://joe:hunter2@")
+        assert (await get(Access("http://api.invalid", "test", proxy_url=proxy))).status == 200
+        assert server.requests[0].headers["Host"] == "api.invalid"
+        assert server.requests[0].headers["Proxy-Authorization"].startswith("Basic ")
+    with pytest.raises(KubeError) as caught:
+        await get(Access("http://api.invalid", "test", proxy_url="http://joe:hunter2@127.0.0.1:1"))
+    assert "hunter2" not in str(caught.value)
 
 
-def test_requests_beyond_the_burst_wait_for_their_turn() -> None:
-    async def scenario() -> None:
-        time = SkippingClock()
-        async with FakeApiServer() as server:
-            await get(Access(server.url, "test"), times=5, qps=2, burst=3, clock=time.clock, sleep=time.sleep)
-        assert time.pauses == pytest.approx([0.5, 0.5])
-
-    asyncio.run(scenario())
+async def test_requests_beyond_the_burst_wait_for_their_turn() -> None:
+    time = SkippingClock()
+    async with FakeApiServer() as server:
+        await get(Access(server.url, "test"), times=5, qps=2, burst=3, clock=time.clock, sleep=time.sleep)
+    assert time.pauses == pytest.approx([0.5, 0.5])
 
 
-def test_stream_hands_over_chunks_and_notices_silence() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            transport = Transport(Access(server.url, "test"), environ={})
-            received: list[bytes] = []
+async def test_stream_hands_over_chunks_and_notices_silence() -> None:
+    async with FakeApiServer() as server:
+        transport = Transport(Access(server.url, "test"), environ={})
+        received: list[bytes] = []
 
-            async def read() -> None:
-                async with transport.stream(PATH, params={"watch": "true"}, idle_timeout=0.3) as chunks:
-                    server.send_raw("Service", b"half a")
-                    async for chunk in chunks:
-                        received.append(chunk)  # noqa: PERF401  a comprehension would lose them to the timeout
+        async def read() -> None:
+            async with transport.stream(PATH, params={"watch": "true"}, idle_timeout=0.3) as chunks:
+                server.send_raw("Service", b"half a")
+                async for chunk in chunks:
+                    received.append(chunk)  # noqa: PERF401  a comprehension would lose them to the timeout
 
-            with pytest.raises(Idle, match="no data for 0 s"):
-                await read()
-            assert b"".join(received) == b"half a"
-            await transport.close()
-
-    asyncio.run(scenario())
+        with pytest.raises(Idle, match="no data for 0 s"):
+            await read()
+        assert b"".join(received) == b"half a"
+        await transport.close()
 
 
 def test_no_credential_is_logged_at_any_level(caplog: pytest.LogCaptureFixture) -> None:

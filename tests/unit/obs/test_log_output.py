@@ -70,7 +70,7 @@ def test_json_line_is_upstreams(streams: Streams) -> None:
     assert line["v"] == 3
     assert line["services"] == 12
     assert line["who"] == {"a": 1}
-    assert re.fullmatch(r"obs_log/test_log_output\.py:\d+", line["caller"])
+    assert re.fullmatch(r"obs/test_log_output\.py:\d+", line["caller"])
     assert 1e12 < line["ts"] < 1e13
 
 

@@ -44,110 +44,92 @@ async def ask(port: int, path: str = "/", host: str = "127.0.0.1") -> tuple[int,
         return answer.status, dict(answer.headers), await answer.text()
 
 
-def test_any_path_answers_and_counts_follow_without_reopening() -> None:
-    async def scenario() -> None:
-        port = free_port()
-        ports = ServiceHealthPorts("node", lambda: True)
-        await ports.sync({"a/b": ServiceHealth("a", "b", port, 2)}, ["127.0.0.1"])
-        status, headers, text = await ask(port, "/any/path?x=1")
-        assert status == 200
-        assert headers["Content-Type"] == "application/json"
-        assert headers["X-Content-Type-Options"] == "nosniff"
-        assert "Server" not in headers
-        assert headers["X-Load-Balancing-Endpoint-Weight"] == "2"
-        assert json.loads(text)["localEndpoints"] == 2
-        await ports.sync({"a/b": ServiceHealth("a", "b", port, 0)}, ["127.0.0.1"])
-        assert (await ask(port))[0] == 503
-        await ports.close()
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await ask(port)
-
-    asyncio.run(scenario())
+async def test_any_path_answers_and_counts_follow_without_reopening() -> None:
+    port = free_port()
+    ports = ServiceHealthPorts("node", lambda: True)
+    await ports.sync({"a/b": ServiceHealth("a", "b", port, 2)}, ["127.0.0.1"])
+    status, headers, text = await ask(port, "/any/path?x=1")
+    assert status == 200
+    assert headers["Content-Type"] == "application/json"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "Server" not in headers
+    assert headers["X-Load-Balancing-Endpoint-Weight"] == "2"
+    assert json.loads(text)["localEndpoints"] == 2
+    await ports.sync({"a/b": ServiceHealth("a", "b", port, 0)}, ["127.0.0.1"])
+    assert (await ask(port))[0] == 503
+    await ports.close()
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await ask(port)
 
 
-def test_a_changed_port_moves_and_a_removed_service_closes() -> None:
-    async def scenario() -> None:
-        first, second = free_port(), free_port()
-        ports = ServiceHealthPorts("node", lambda: True)
-        await ports.sync({"a/b": ServiceHealth("a", "b", first, 1)}, ["127.0.0.1"])
-        await ports.sync({"a/b": ServiceHealth("a", "b", second, 1)}, ["127.0.0.1"])
-        assert ports.open_ports == {"a/b": (("127.0.0.1", second),)}
-        await ports.sync({}, ["127.0.0.1"])
-        assert ports.open_ports == {}
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await ask(second)
-
-    asyncio.run(scenario())
+async def test_a_changed_port_moves_and_a_removed_service_closes() -> None:
+    first, second = free_port(), free_port()
+    ports = ServiceHealthPorts("node", lambda: True)
+    await ports.sync({"a/b": ServiceHealth("a", "b", first, 1)}, ["127.0.0.1"])
+    await ports.sync({"a/b": ServiceHealth("a", "b", second, 1)}, ["127.0.0.1"])
+    assert ports.open_ports == {"a/b": (("127.0.0.1", second),)}
+    await ports.sync({}, ["127.0.0.1"])
+    assert ports.open_ports == {}
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await ask(second)
 
 
-def test_a_taken_port_is_reported_harms_no_other_service_and_is_tried_again() -> None:
-    async def scenario() -> None:
-        failures: list[tuple[str, str]] = []
-        ports = ServiceHealthPorts("node-1", lambda: True, lambda s, m: failures.append((s.key, m)))
-        with socket.socket() as holder:
-            holder.bind(("127.0.0.1", 0))
-            holder.listen()
-            taken, free = holder.getsockname()[1], free_port()
-            services = {
-                "a/taken": ServiceHealth("a", "taken", taken, 1),
-                "a/free": ServiceHealth("a", "free", free, 1),
-            }
-            await ports.sync(services, ["127.0.0.1"])
-            assert [key for key, _ in failures] == ["a/taken"]
-            assert f'node node-1 failed to start healthcheck "a/taken" on port {taken}' in failures[0][1]
-            assert (await ask(free))[0] == 200
+async def test_a_taken_port_is_reported_harms_no_other_service_and_is_tried_again() -> None:
+    failures: list[tuple[str, str]] = []
+    ports = ServiceHealthPorts("node-1", lambda: True, lambda s, m: failures.append((s.key, m)))
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken, free = holder.getsockname()[1], free_port()
+        services = {
+            "a/taken": ServiceHealth("a", "taken", taken, 1),
+            "a/free": ServiceHealth("a", "free", free, 1),
+        }
         await ports.sync(services, ["127.0.0.1"])
-        assert len(failures) == 1
-        assert (await ask(taken))[0] == 200
-        await ports.close()
-
-    asyncio.run(scenario())
-
-
-def test_only_the_given_addresses_are_listened_on_and_changes_are_followed() -> None:
-    async def scenario() -> None:
-        port = free_port()
-        ports = ServiceHealthPorts("node", lambda: True)
-        services = {"a/b": ServiceHealth("a", "b", port, 1)}
-        await ports.sync(services, ["127.0.0.2"])
-        assert (await ask(port, host="127.0.0.2"))[0] == 200
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await ask(port, host="127.0.0.1")
-        await ports.sync(services, ["127.0.0.1", "127.0.0.2"])
-        assert (await ask(port, host="127.0.0.1"))[0] == 200
-        await ports.close()
-
-    asyncio.run(scenario())
+        assert [key for key, _ in failures] == ["a/taken"]
+        assert f'node node-1 failed to start healthcheck "a/taken" on port {taken}' in failures[0][1]
+        assert (await ask(free))[0] == 200
+    await ports.sync(services, ["127.0.0.1"])
+    assert len(failures) == 1
+    assert (await ask(taken))[0] == 200
+    await ports.close()
 
 
-def test_one_unusable_address_leaves_no_half_open_port_behind() -> None:
-    async def scenario() -> None:
-        port = free_port()
-        failures: list[str] = []
-        ports = ServiceHealthPorts("node", lambda: True, lambda _s, message: failures.append(message))
-        await ports.sync({"a/b": ServiceHealth("a", "b", port, 1)}, ["127.0.0.1", "192.0.2.1"])
-        assert len(failures) == 1
-        assert "192.0.2.1" in failures[0]
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await ask(port)
-        await ports.close()
-
-    asyncio.run(scenario())
+async def test_only_the_given_addresses_are_listened_on_and_changes_are_followed() -> None:
+    port = free_port()
+    ports = ServiceHealthPorts("node", lambda: True)
+    services = {"a/b": ServiceHealth("a", "b", port, 1)}
+    await ports.sync(services, ["127.0.0.2"])
+    assert (await ask(port, host="127.0.0.2"))[0] == 200
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await ask(port, host="127.0.0.1")
+    await ports.sync(services, ["127.0.0.1", "127.0.0.2"])
+    assert (await ask(port, host="127.0.0.1"))[0] == 200
+    await ports.close()
 
 
-def test_overlapping_syncs_do_not_fight_over_a_port() -> None:
-    async def scenario() -> None:
-        port = free_port()
-        failures: list[str] = []
-        ports = ServiceHealthPorts("node", lambda: True, lambda _s, message: failures.append(message))
-        for count in range(5):
-            service = ServiceHealth("a", f"s{count}", port, 1)
-            await asyncio.gather(
-                ports.sync({service.key: service}, ["127.0.0.1"]),
-                ports.sync({service.key: service}, ["127.0.0.1"]),
-            )
-            assert list(ports.open_ports) == [service.key]
-        assert failures == []
-        await ports.close()
+async def test_one_unusable_address_leaves_no_half_open_port_behind() -> None:
+    port = free_port()
+    failures: list[str] = []
+    ports = ServiceHealthPorts("node", lambda: True, lambda _s, message: failures.append(message))
+    await ports.sync({"a/b": ServiceHealth("a", "b", port, 1)}, ["127.0.0.1", "192.0.2.1"])
+    assert len(failures) == 1
+    assert "192.0.2.1" in failures[0]
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await ask(port)
+    await ports.close()
 
-    asyncio.run(scenario())
+
+async def test_overlapping_syncs_do_not_fight_over_a_port() -> None:
+    port = free_port()
+    failures: list[str] = []
+    ports = ServiceHealthPorts("node", lambda: True, lambda _s, message: failures.append(message))
+    for count in range(5):
+        service = ServiceHealth("a", f"s{count}", port, 1)
+        await asyncio.gather(
+            ports.sync({service.key: service}, ["127.0.0.1"]),
+            ports.sync({service.key: service}, ["127.0.0.1"]),
+        )
+        assert list(ports.open_ports) == [service.key]
+    assert failures == []
+    await ports.close()

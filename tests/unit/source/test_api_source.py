@@ -30,94 +30,79 @@ async def until_all_synced(stream: Any) -> list[Event]:
     return seen
 
 
-def test_all_kinds_are_delivered_each_before_its_synced() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            server.add(node("n1"))
-            server.add(node("n2"))
-            server.add(service_cidr("kubernetes", "10.96.0.0/12"))
-            for number in range(300):
-                server.add(service(f"s{number}"))
-                server.add(endpoint_slice(f"s{number}-1", "10.1.0.1"))
-            transport, source = source_for(server)
-            async with aclosing(source.events()) as stream:
-                events = await until_all_synced(stream)
-                counts: dict[str, int] = {}
-                synced: set[type[KubeObject]] = set()
-                for event in events:
-                    if isinstance(event, Upsert):
-                        assert type(event.object) not in synced
-                        name = type(event.object).__name__
-                        counts[name] = counts.get(name, 0) + 1
-                    elif isinstance(event, Synced):
-                        synced.add(event.kind)
-                assert counts == {"Node": 1, "ServiceCIDR": 1, "Service": 300, "EndpointSlice": 300}
-                assert {name: status.objects for name, status in source.statuses.items()} == counts
-                assert all(status.synced for status in source.statuses.values())
-            await transport.close()
-
-    asyncio.run(scenario())
+async def test_all_kinds_are_delivered_each_before_its_synced() -> None:
+    async with FakeApiServer() as server:
+        server.add(node("n1"))
+        server.add(node("n2"))
+        server.add(service_cidr("kubernetes", "10.96.0.0/12"))
+        for number in range(300):
+            server.add(service(f"s{number}"))
+            server.add(endpoint_slice(f"s{number}-1", "10.1.0.1"))
+        transport, source = source_for(server)
+        async with aclosing(source.events()) as stream:
+            events = await until_all_synced(stream)
+            counts: dict[str, int] = {}
+            synced: set[type[KubeObject]] = set()
+            for event in events:
+                if isinstance(event, Upsert):
+                    assert type(event.object) not in synced
+                    name = type(event.object).__name__
+                    counts[name] = counts.get(name, 0) + 1
+                elif isinstance(event, Synced):
+                    synced.add(event.kind)
+            assert counts == {"Node": 1, "ServiceCIDR": 1, "Service": 300, "EndpointSlice": 300}
+            assert {name: status.objects for name, status in source.statuses.items()} == counts
+            assert all(status.synced for status in source.statuses.values())
+        await transport.close()
 
 
-def test_one_kind_in_trouble_does_not_hold_up_the_others() -> None:
-    async def scenario() -> None:
-        time = SkippingClock()
-        async with FakeApiServer() as server:
-            server.fail_next(500, path="endpointslices", times=5)
-            server.add(service("a"))
-            server.add(endpoint_slice("a-1", "10.1.0.1"))
-            transport, source = source_for(server, clock=time.clock, sleep=time.sleep)
-            async with aclosing(source.events()) as stream:
-                await until_all_synced(stream)
-                assert source.statuses["EndpointSlice"].failures_total >= 4
-                assert source.statuses["Service"].failures_total == 0
-            await transport.close()
-
-    asyncio.run(scenario())
-
-
-def test_bad_objects_are_reported_with_their_kind() -> None:
-    async def scenario() -> None:
-        bad: list[tuple[str, str, str]] = []
-        async with FakeApiServer() as server:
-            server.add(service("broken", clusterIP=5))
-            transport, source = source_for(server, on_bad_object=lambda *report: bad.append(report))
-            async with aclosing(source.events()) as stream:
-                await until_all_synced(stream)
-            await transport.close()
-        assert [entry[:2] for entry in bad] == [("Service", "default/broken")]
-
-    asyncio.run(scenario())
-
-
-def test_close_ends_the_iteration_and_every_watch() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server:
-            transport, source = source_for(server)
-            stream = source.events()
+async def test_one_kind_in_trouble_does_not_hold_up_the_others() -> None:
+    time = SkippingClock()
+    async with FakeApiServer() as server:
+        server.fail_next(500, path="endpointslices", times=5)
+        server.add(service("a"))
+        server.add(endpoint_slice("a-1", "10.1.0.1"))
+        transport, source = source_for(server, clock=time.clock, sleep=time.sleep)
+        async with aclosing(source.events()) as stream:
             await until_all_synced(stream)
-            waiting = asyncio.ensure_future(anext(stream, None))
-            await asyncio.sleep(0.05)
-            await source.close()
-            async with asyncio.timeout(20):
-                assert await waiting is None
-                while server.watch_count():  # noqa: ASYNC110  the server notices over TCP
-                    await asyncio.sleep(0.01)
-            await transport.close()
-
-    asyncio.run(scenario())
+            assert source.statuses["EndpointSlice"].failures_total >= 4
+            assert source.statuses["Service"].failures_total == 0
+        await transport.close()
 
 
-def test_fault_of_our_own_reaches_the_consumer() -> None:
-    async def scenario() -> None:
-        def report(*_: object) -> None:
-            raise ZeroDivisionError
+async def test_bad_objects_are_reported_with_their_kind() -> None:
+    bad: list[tuple[str, str, str]] = []
+    async with FakeApiServer() as server:
+        server.add(service("broken", clusterIP=5))
+        transport, source = source_for(server, on_bad_object=lambda *report: bad.append(report))
+        async with aclosing(source.events()) as stream:
+            await until_all_synced(stream)
+        await transport.close()
+    assert [entry[:2] for entry in bad] == [("Service", "default/broken")]
 
-        async with FakeApiServer() as server:
-            server.add(service("broken", clusterIP=5))
-            transport, source = source_for(server, on_bad_object=report)
-            with pytest.raises(ZeroDivisionError):
-                await until_all_synced(source.events())
-            await transport.close()
 
-    asyncio.run(scenario())
+async def test_close_ends_the_iteration_and_every_watch() -> None:
+    async with FakeApiServer() as server:
+        transport, source = source_for(server)
+        stream = source.events()
+        await until_all_synced(stream)
+        waiting = asyncio.ensure_future(anext(stream, None))
+        await asyncio.sleep(0.05)
+        await source.close()
+        async with asyncio.timeout(20):
+            assert await waiting is None
+            while server.watch_count():  # noqa: ASYNC110  the server notices over TCP
+                await asyncio.sleep(0.01)
+        await transport.close()
+
+
+async def test_fault_of_our_own_reaches_the_consumer() -> None:
+    def report(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with FakeApiServer() as server:
+        server.add(service("broken", clusterIP=5))
+        transport, source = source_for(server, on_bad_object=report)
+        with pytest.raises(ZeroDivisionError):
+            await until_all_synced(source.events())
+        await transport.close()
