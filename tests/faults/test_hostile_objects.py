@@ -28,7 +28,7 @@ from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kube.decode import BadObject, ObjectDecoder, decode_event
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
-from pointsman.source.defaulting import admission
+from pointsman.source.admission import admission
 from pointsman.source.documents import parse
 
 KINDS: tuple[type[KubeObject], ...] = (Service, EndpointSlice, Node, ServiceCIDR)

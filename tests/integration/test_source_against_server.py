@@ -21,13 +21,14 @@ from tests.fake.kubedicts import endpoint_slice, node, service
 
 from pointsman.errors import KubeError
 from pointsman.kube.access import Access
-from pointsman.kube.events import EventRecorder, node_reference
+from pointsman.kube.event_recorder import EventRecorder, node_reference
 from pointsman.kube.kubeconfig import load_access
 from pointsman.kube.listwatch import ListWatch
 from pointsman.kube.resources import SERVICES
 from pointsman.kube.status import WatchStatus
 from pointsman.kube.transport import Transport
-from pointsman.model.objects import Delete, EndpointSlice, Event, Node, Service, ServiceCIDR, Synced, Upsert
+from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
+from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.source.api import ApiSource
 
 SERVICE_PATH = "/api/v1/namespaces/default/services"
@@ -103,7 +104,7 @@ def own_service(target: Cluster, name: str) -> dict[str, Any]:
     return item
 
 
-async def wait_for(stream: Any, wanted: type[Event], name: str) -> Any:
+async def wait_for(stream: Any, wanted: type[SourceEvent], name: str) -> Any:
     """The next event of this type about this object; others (a busy cluster's) are passed over."""
     async with asyncio.timeout(30):
         async for event in stream:

@@ -13,16 +13,8 @@ from pointsman.config.types import NFTABLES, KubeProxyConfiguration
 from pointsman.errors import KernelError
 from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
-from pointsman.model.objects import (
-    EndpointSlice,
-    Event,
-    KubeObject,
-    Node,
-    Service,
-    ServiceCIDR,
-    Synced,
-    Upsert,
-)
+from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
+from pointsman.model.source_events import SourceEvent, Synced, Upsert
 from pointsman.node.proxy import Proxy, Settings
 from pointsman.node.surroundings import SilentRecorder
 from pointsman.obs.registry import Metrics
@@ -43,9 +35,9 @@ class ScriptedSource:
     statuses: Mapping[str, WatchStatus] = {}
 
     def __init__(self) -> None:
-        self.queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        self.queue: asyncio.Queue[SourceEvent | None] = asyncio.Queue()
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncIterator[SourceEvent]:
         while (event := await self.queue.get()) is not None:
             yield event
 

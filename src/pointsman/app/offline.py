@@ -17,13 +17,13 @@ from pointsman.backends.contract import Difference, SyncReport, SyncRequest
 from pointsman.config.gates import effective_gates
 from pointsman.config.types import IPTABLES, IPVS, NFTABLES, KubeProxyConfiguration
 from pointsman.errors import ConfigError
-from pointsman.explain.remarks import Remarks
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import Family, address_from_text
 from pointsman.model.node import NodeFacts, node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
-from pointsman.model.service import Problem
+from pointsman.model.problem import Problem
+from pointsman.model.remarks import Remarks
 from pointsman.model.tracker import Tracker
 from pointsman.node.node_context import localhost_node_ports, node_context, pod_ranges
 from pointsman.source.manifests import load_objects

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from pointsman.explain.packets import Client, denied_by_ranges, serves_node_ports_nowhere
-from pointsman.explain.remarks import IP_MODE_PROXY, NO_BALANCER_ADDRESS, SKIPPED
 from pointsman.explain.report import Cause
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import Frontend, ServicePlan
-from pointsman.model.service import Problem, ServicePort
+from pointsman.model.problem import Problem
+from pointsman.model.remarks import IP_MODE_PROXY, NO_BALANCER_ADDRESS, SKIPPED
+from pointsman.model.service import ServicePort
 
 _SHOWN = 5
 

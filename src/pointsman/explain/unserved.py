@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pointsman.config.types import IPVS, NFTABLES
 from pointsman.explain.causes import listed
 from pointsman.explain.packets import node_port_denial
-from pointsman.explain.remarks import IP_MODE_PROXY
 from pointsman.explain.report import Cause
 from pointsman.explain.target import Target
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import address_text, family_of
 from pointsman.model.plan import FrontendKind
+from pointsman.model.remarks import IP_MODE_PROXY
 from pointsman.model.service import ServicePort
 
 

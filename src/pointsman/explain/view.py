@@ -10,7 +10,8 @@ from pointsman.backends.contract import Difference
 from pointsman.model.addresses import Cidr, Family
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
-from pointsman.model.service import Problem, ServicePortName
+from pointsman.model.problem import Problem
+from pointsman.model.service import ServicePortName
 from pointsman.model.slices import PortKey
 from pointsman.model.tracker import PortState
 

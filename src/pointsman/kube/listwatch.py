@@ -36,7 +36,8 @@ from pointsman.kube.ratelimit import Backoff, Clock, Sleep
 from pointsman.kube.resources import Resource
 from pointsman.kube.status import WatchStatus
 from pointsman.kube.transport import Idle, Transport
-from pointsman.model.objects import Event, KubeObject, Synced
+from pointsman.model.objects import KubeObject
+from pointsman.model.source_events import SourceEvent, Synced
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class ListWatch(Generic[T]):
         self._opened_at: float | None = None
         self._forgotten_in_a_row = 0
 
-    async def events(self) -> AsyncGenerator[Event, None]:
+    async def events(self) -> AsyncGenerator[SourceEvent, None]:
         """Upserts, then Synced once, then whatever changes."""
         while True:
             try:
@@ -124,7 +125,7 @@ class ListWatch(Generic[T]):
                     pause = self._after_failure(error)
             await self._sleep(pause)
 
-    async def _attempt(self) -> AsyncGenerator[Event, None]:
+    async def _attempt(self) -> AsyncGenerator[SourceEvent, None]:
         """Lists if that is due, then watches until the server ends the watch."""
         if not self._version and self._watch_list:
             try:
@@ -144,7 +145,7 @@ class ListWatch(Generic[T]):
             async for event in watch:
                 yield event
 
-    async def _paged_list(self) -> AsyncGenerator[Event, None]:
+    async def _paged_list(self) -> AsyncGenerator[SourceEvent, None]:
         limit, token = self._page_limit, ""
         seen: set[str] = set()
         while True:
@@ -187,7 +188,7 @@ class ListWatch(Generic[T]):
         for event in self._complete(seen, page.metadata.resource_version):
             yield event
 
-    async def _initial_events(self) -> AsyncGenerator[Event, None]:
+    async def _initial_events(self) -> AsyncGenerator[SourceEvent, None]:
         """A list in the form of a watch: the server keeps no copy of it and neither do we."""
         params = self._selectors() | {
             "watch": "true",
@@ -211,7 +212,7 @@ class ListWatch(Generic[T]):
                         yield event
         raise _ErrorEvent("the stream ended before its initial events did")
 
-    async def _watch(self) -> AsyncGenerator[Event, None]:
+    async def _watch(self) -> AsyncGenerator[SourceEvent, None]:
         params = self._selectors() | {
             "watch": "true",
             "resourceVersion": self._version,
@@ -240,7 +241,9 @@ class ListWatch(Generic[T]):
         self._opened_at = None
         self._backoff.reset()
 
-    def _event_from_line(self, line: bytes, seen: set[str] | None) -> Event | _EndOfInitialEvents | None:
+    def _event_from_line(
+        self, line: bytes, seen: set[str] | None
+    ) -> SourceEvent | _EndOfInitialEvents | None:
         """Interprets one line; `seen` collects keys during initial events, when nothing may be resumed from yet."""
         if not line or line.isspace():
             return None
@@ -260,7 +263,7 @@ class ListWatch(Generic[T]):
             raise KubeError(f"unreadable line in the watch: {error}") from error
         return self._object_event(event.type, result, seen)
 
-    def _object_event(self, type_: str, result: T | BadObject, seen: set[str] | None) -> Event | None:
+    def _object_event(self, type_: str, result: T | BadObject, seen: set[str] | None) -> SourceEvent | None:
         if isinstance(result, BadObject):
             key, version = result.key, result.resource_version
         else:
@@ -269,7 +272,7 @@ class ListWatch(Generic[T]):
             self._version = version or self._version
         else:
             seen.add(key)
-        event: Event | None = None
+        event: SourceEvent | None = None
         if type_ == "DELETED":
             event = self._mirror.delete(key)
         elif type_ not in ("ADDED", "MODIFIED"):
@@ -289,17 +292,17 @@ class ListWatch(Generic[T]):
             return Gone(message, 410)
         return _ErrorEvent(message, status.code)
 
-    def _complete(self, seen: set[str], version: str) -> list[Event]:
+    def _complete(self, seen: set[str], version: str) -> list[SourceEvent]:
         """What follows a complete list: deletions of what it no longer holds, and Synced after the first."""
         if not version:
             raise KubeError("the list carries no resourceVersion")
-        events: list[Event] = list(self._mirror.delete_all_but(seen))
+        events: list[SourceEvent] = list(self._mirror.delete_all_but(seen))
         self._version = version
         self._status.lists += 1
         self._status.objects = len(self._mirror)
         return events + self._synced_once()
 
-    def _synced_once(self) -> list[Event]:
+    def _synced_once(self) -> list[SourceEvent]:
         if self._status.synced:
             return []
         self._status.synced = True
@@ -343,14 +346,14 @@ class ListWatch(Generic[T]):
             return False
         return error.status == 404 or (error.status == 403 and not self._status.lists)
 
-    def _absent_events(self, error: KubeError) -> list[Event]:
+    def _absent_events(self, error: KubeError) -> list[SourceEvent]:
         if not self._status.absent:
             _log.info("%s: treated as empty: %s", self._name, error)
         self._version = ""
         self._status.absent = True
         self._status.connected = False
         self._status.last_error = str(error)
-        events: list[Event] = list(self._mirror.delete_all_but(frozenset()))
+        events: list[SourceEvent] = list(self._mirror.delete_all_but(frozenset()))
         self._status.objects = 0
         return events + self._synced_once()
 

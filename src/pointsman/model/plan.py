@@ -11,7 +11,8 @@ import msgspec
 
 from pointsman.model.addresses import Cidr
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.service import Problem, ServicePort, ServicePortName
+from pointsman.model.problem import Problem
+from pointsman.model.service import ServicePort, ServicePortName
 
 
 class FrontendKind(enum.Enum):

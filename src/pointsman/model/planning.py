@@ -11,7 +11,8 @@ from pointsman.model.claims import Claim
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
-from pointsman.model.service import Problem, ServicePort, ServicePortName
+from pointsman.model.problem import Problem
+from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.topology import select_endpoints
 
 _NOTHING_LOST: Mapping[Claim, ServicePortName] = {}

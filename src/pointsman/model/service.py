@@ -16,6 +16,7 @@ from pointsman.model.addresses import (
     unusable_frontend_reason,
 )
 from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Service, ServicePortSpec
+from pointsman.model.problem import Problem
 
 DEFAULT_AFFINITY_SECONDS = 10800
 LONGEST_AFFINITY_SECONDS = 86400
@@ -97,14 +98,6 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
     @property
     def uses_local_endpoints(self) -> bool:
         return self.internal_local or (self.external_local and self.has_external_chain)
-
-
-class Problem(msgspec.Struct, frozen=True, gc=False):
-    """Something in an object that was left out, and why; the rest of the object is used."""
-
-    reason: str
-    """Short CamelCase word for metrics and events."""
-    message: str
 
 
 def should_skip(service: Service) -> str | None:

@@ -20,7 +20,8 @@ from pointsman.model.addresses import (
 )
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.objects import EndpointSlice, Hint, SliceEndpoint, SlicePort
-from pointsman.model.service import Problem, Protocol
+from pointsman.model.problem import Problem
+from pointsman.model.service import Protocol
 
 PortKey = tuple[str, Protocol]
 """Port name and protocol: what connects a slice's port with a Service's."""

@@ -14,14 +14,9 @@ import msgspec
 
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.objects import (
-    SERVICE_NAME_LABEL,
-    TRIGGER_TIME_ANNOTATION,
-    EndpointSlice,
-    Meta,
-    Service,
-)
-from pointsman.model.service import Problem, ServicePort, ServicePortName, service_ports_from_service
+from pointsman.model.objects import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION, EndpointSlice, Meta, Service
+from pointsman.model.problem import Problem
+from pointsman.model.service import ServicePort, ServicePortName, service_ports_from_service
 from pointsman.model.slices import PortKey, SliceEndpoints, endpoints_from_slice, merged
 
 OnProblem = Callable[[str, Meta, Problem], None]

@@ -15,7 +15,8 @@ from pointsman.backends.contract import Backend
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext
-from pointsman.model.service import Problem, ServicePortName
+from pointsman.model.problem import Problem
+from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import OnProblem, Tracker
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics

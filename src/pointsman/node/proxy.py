@@ -17,23 +17,14 @@ from pointsman.backends.contract import Backend
 from pointsman.config.gates import effective_gates
 from pointsman.config.types import IPTABLES, NFTABLES, KubeProxyConfiguration
 from pointsman.errors import KernelError
-from pointsman.explain.remarks import Remarks
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.node import NodeFacts, host_ips, node_facts
 from pointsman.model.node_context import NodeContext
-from pointsman.model.objects import (
-    Delete,
-    EndpointSlice,
-    Event,
-    KubeObject,
-    Meta,
-    Node,
-    Service,
-    ServiceCIDR,
-    Synced,
-    Upsert,
-)
-from pointsman.model.service import Problem, ServicePortName
+from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
+from pointsman.model.problem import Problem
+from pointsman.model.remarks import Remarks
+from pointsman.model.service import ServicePortName
+from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.node.family import FamilyHooks, FamilyProxy
 from pointsman.node.node_context import node_context
 from pointsman.node.surroundings import EventSource, Machine, Recorder
@@ -193,7 +184,7 @@ class Proxy:
                 _log.exception("An object could not be handled and is skipped", err=error, event=event)
                 self.metrics.objects_skipped.labels(kind=type(event).__name__, reason="InternalError").inc()
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: SourceEvent) -> None:
         match event:
             case Synced(kind=kind):
                 self._synced.add(kind)

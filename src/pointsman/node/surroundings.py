@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
-from pointsman.kube.events import EventRecorder, ObjectReference, node_reference
+from pointsman.kube.event_recorder import EventRecorder, ObjectReference, node_reference
 from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
-from pointsman.model.objects import Event
+from pointsman.model.source_events import SourceEvent
 
 
 class EventSource(Protocol):
@@ -18,7 +18,7 @@ class EventSource(Protocol):
     def statuses(self) -> Mapping[str, WatchStatus]:
         """How each watch is doing, by kind; empty where there is none."""
 
-    def events(self) -> AsyncIterator[Event]:
+    def events(self) -> AsyncIterator[SourceEvent]:
         """Every object, then changes, until closed."""
 
     async def close(self) -> None:

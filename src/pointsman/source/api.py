@@ -14,7 +14,7 @@ from pointsman.kube.ratelimit import Clock, Sleep
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, Resource, own_node
 from pointsman.kube.status import WatchStatus
 from pointsman.kube.transport import Transport
-from pointsman.model.objects import Event
+from pointsman.model.source_events import SourceEvent
 
 _QUEUE_LIMIT = 4096
 """Bounds the memory of a burst: a consumer that falls behind makes the watches wait, and TCP the server."""
@@ -56,7 +56,7 @@ class ApiSource:
         self._watches = [
             follow(resource) for resource in (own_node(node_name), SERVICE_CIDRS, SERVICES, ENDPOINT_SLICES)
         ]
-        self._queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(_QUEUE_LIMIT)
+        self._queue: asyncio.Queue[SourceEvent | Exception | None] = asyncio.Queue(_QUEUE_LIMIT)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -64,7 +64,7 @@ class ApiSource:
         """How each watch is doing, by kind (Service, EndpointSlice, Node, ServiceCIDR)."""
         return self._statuses
 
-    async def events(self) -> AsyncGenerator[Event, None]:
+    async def events(self) -> AsyncGenerator[SourceEvent, None]:
         """Ends only after `close`; raises only what is a fault of ours. To be iterated once."""
         self._tasks = [asyncio.create_task(self._pump(watch)) for watch in self._watches]
         try:

@@ -13,7 +13,7 @@ import msgspec
 
 from pointsman.kube.yamltext import YamlError, load_documents
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
-from pointsman.source.defaulting import admission
+from pointsman.source.admission import admission
 
 _KINDS: dict[str, tuple[str, tuple[str, ...], type[KubeObject]]] = {
     "Service": ("", ("v1",), Service),

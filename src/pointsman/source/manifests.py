@@ -18,17 +18,8 @@ from pathlib import Path
 from pointsman.kernel.inotify import path_changes
 from pointsman.kube.listwatch import BadObjectCallback
 from pointsman.kube.status import WatchStatus
-from pointsman.model.objects import (
-    Delete,
-    EndpointSlice,
-    Event,
-    KubeObject,
-    Node,
-    Service,
-    ServiceCIDR,
-    Synced,
-    Upsert,
-)
+from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
+from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.source.documents import Parsed, Rejection, objects_from_bytes, parse
 
 __all__ = ["ManifestSource", "load_objects", "objects_from_bytes"]
@@ -171,7 +162,7 @@ class ManifestSource:
     def statuses(self) -> Mapping[str, WatchStatus]:
         return {"manifests": self._status}
 
-    async def events(self) -> AsyncGenerator[Event, None]:
+    async def events(self) -> AsyncGenerator[SourceEvent, None]:
         """The objects, Synced for every kind, then whatever changes. Ends after `close`. To be iterated once.
 
         A path that does not exist yet is waited for: an empty answer would undo rules that a mount will bring.
@@ -216,13 +207,13 @@ class ManifestSource:
             _log.warning("manifests: %s", problem.message)
             self._on_bad_object(problem.kind, problem.key, problem.message)
 
-    def _differences(self, objects: Mapping[Identity, KubeObject]) -> list[Event]:
+    def _differences(self, objects: Mapping[Identity, KubeObject]) -> list[SourceEvent]:
         wanted = {
             identity: item
             for identity, item in objects.items()
             if not (isinstance(item, Node) and self._node_name and item.metadata.name != self._node_name)
         }
-        events: list[Event] = [
+        events: list[SourceEvent] = [
             Delete(kind, key) for kind, key in self._delivered if (kind, key) not in wanted
         ]
         events += [Upsert(item) for identity, item in wanted.items() if self._delivered.get(identity) != item]

@@ -17,7 +17,8 @@ from pointsman.model.claims import ClaimIndex
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Outcome, ServicePlan
 from pointsman.model.planning import clash_report, plan_service_port
-from pointsman.model.service import Problem, ServicePortName
+from pointsman.model.problem import Problem
+from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Changes, PortState
 
 OnRefused = Callable[[ServicePortName, Problem], None]

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests import factory
 
-from pointsman.explain.remarks import Remarks
 from pointsman.explain.target import BadQuestion, Target, target_from_text
 from pointsman.explain.text import explanation_text
-from pointsman.model.service import Problem, Protocol
+from pointsman.model.problem import Problem
+from pointsman.model.remarks import Remarks
+from pointsman.model.service import Protocol
 
 
 @pytest.mark.parametrize(

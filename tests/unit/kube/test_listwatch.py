@@ -18,7 +18,8 @@ from pointsman.kube.listwatch import ListWatch
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, Resource, own_node
 from pointsman.kube.status import WatchStatus
 from pointsman.kube.transport import Transport
-from pointsman.model.objects import Delete, EndpointSlice, Event, Node, Service, ServiceCIDR, Synced, Upsert
+from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
+from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 
 
 class Follower:
@@ -39,14 +40,14 @@ class Follower:
             on_bad_object=lambda *report: self.bad.append(report),
             **(settings | options),
         )
-        self.stream: AsyncGenerator[Event, None] = self.watch.events()
+        self.stream: AsyncGenerator[SourceEvent, None] = self.watch.events()
 
-    async def next(self) -> Event:
+    async def next(self) -> SourceEvent:
         async with asyncio.timeout(20):
             return await anext(self.stream)
 
-    async def until_synced(self) -> list[Event]:
-        seen: list[Event] = []
+    async def until_synced(self) -> list[SourceEvent]:
+        seen: list[SourceEvent] = []
         while not seen or not isinstance(seen[-1], Synced):
             seen.append(await self.next())
         return seen
@@ -59,7 +60,7 @@ def _middle(low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def text(event: Event) -> str:
+def text(event: SourceEvent) -> str:
     match event:
         case Upsert(object=item):
             return f"+{item.metadata.key}@{item.metadata.resource_version}"

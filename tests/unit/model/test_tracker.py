@@ -8,7 +8,8 @@ from tests.factory import endpoint_slice, service
 
 from pointsman.model.addresses import Family
 from pointsman.model.objects import TRIGGER_TIME_ANNOTATION
-from pointsman.model.service import Problem, Protocol, ServicePortName
+from pointsman.model.problem import Problem
+from pointsman.model.service import Protocol, ServicePortName
 from pointsman.model.tracker import PortState, Tracker
 
 WEB = ServicePortName("default", "web", "http", Protocol.TCP)

@@ -13,7 +13,8 @@ from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.access import Access
 from pointsman.kube.transport import Transport
-from pointsman.model.objects import Event, KubeObject, Synced, Upsert
+from pointsman.model.objects import KubeObject
+from pointsman.model.source_events import SourceEvent, Synced, Upsert
 from pointsman.source.api import ApiSource
 
 
@@ -22,8 +23,8 @@ def source_for(server: FakeApiServer, **options: Any) -> tuple[Transport, ApiSou
     return transport, ApiSource(transport, node_name="n1", **options)
 
 
-async def until_all_synced(stream: Any) -> list[Event]:
-    seen: list[Event] = []
+async def until_all_synced(stream: Any) -> list[SourceEvent]:
+    seen: list[SourceEvent] = []
     async with asyncio.timeout(20):
         while sum(isinstance(event, Synced) for event in seen) < 4:
             seen.append(await anext(stream))

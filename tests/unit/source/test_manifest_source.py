@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from tests.fake.kubedicts import endpoint_slice, node, service
 
-from pointsman.model.objects import Delete, Event, Node, Service, Synced, Upsert
+from pointsman.model.objects import Node, Service
+from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.source.manifests import ManifestSource, load_objects
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
@@ -31,7 +32,7 @@ class Reader:
         self.source = ManifestSource(
             path, on_bad_object=lambda *report: self.bad.append(report), debounce=0.02, poll=0.5, **options
         )
-        self.stream: AsyncGenerator[Event, None] = self.source.events()
+        self.stream: AsyncGenerator[SourceEvent, None] = self.source.events()
 
     async def next(self) -> str:
         async with asyncio.timeout(20):

@@ -8,7 +8,8 @@ from tests.fake.recording import RecordingBackend
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
-from pointsman.model.service import Problem, ServicePortName
+from pointsman.model.problem import Problem
+from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Changes, PortState, Tracker
 from pointsman.sync import reconcile
 from pointsman.sync.reconcile import Reconciler

@@ -12,7 +12,7 @@ from tests.fake.apiserver import FakeApiServer
 from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.access import Access
-from pointsman.kube.events import EventRecorder, node_reference, service_reference
+from pointsman.kube.event_recorder import EventRecorder, node_reference, service_reference
 from pointsman.kube.transport import Transport
 from pointsman.model.objects import Meta, Service
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from pointsman.model.objects import SERVICE_NAME_LABEL, Meta, Service
-from pointsman.model.service import Problem, should_skip
+from pointsman.model.problem import Problem
+from pointsman.model.service import should_skip
 
 IP_MODE_PROXY = "IPModeProxy"
 NO_BALANCER_ADDRESS = "NoLoadBalancerAddress"
