@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from pointsman.errors import KubeError
-from pointsman.kube.ratelimit import Clock, TokenBucket
+from pointsman.kube.ratelimit import Clock, RateLimit
 from pointsman.kube.transport import Transport
 from pointsman.model.objects import Service
 
@@ -92,7 +92,7 @@ class EventRecorder:
         self._clock = clock
         self._now = now
         self._queue: asyncio.Queue[tuple[_Key, str]] = asyncio.Queue(_QUEUE_LIMIT)
-        self._bucket = TokenBucket(_PER_SECOND, _BURST, clock=clock)
+        self._rate = RateLimit(_PER_SECOND, _BURST, clock=clock)
         self._series: OrderedDict[_Key, _Series] = OrderedDict()
         self._numbers = itertools.count(time.time_ns())
         self.dropped = 0
@@ -141,7 +141,7 @@ class EventRecorder:
             series.count += 1
             if series.sent and now - series.updated < _SERIES_INTERVAL_SECONDS:
                 return
-        if not self._bucket.try_take():
+        if not self._rate.try_take():
             self.dropped += 1
             return
         try:

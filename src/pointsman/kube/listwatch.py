@@ -32,7 +32,7 @@ from pointsman.kube.decode import (
     status_of,
 )
 from pointsman.kube.mirror import Mirror
-from pointsman.kube.ratelimit import Backoff, Clock, Sleep
+from pointsman.kube.ratelimit import Clock, Sleep, Uniform, server_backoff
 from pointsman.kube.resources import Resource
 from pointsman.kube.status import WatchStatus
 from pointsman.kube.transport import Idle, Transport
@@ -82,7 +82,7 @@ class ListWatch(Generic[T]):
         initial_timeout: float = _INITIAL_EVENTS_SECONDS,
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
-        uniform: Callable[[float, float], float] = random.uniform,
+        uniform: Uniform = random.uniform,
     ) -> None:
         self._transport = transport
         self._resource = resource
@@ -99,7 +99,7 @@ class ListWatch(Generic[T]):
         self._decoder = ObjectDecoder(resource.kind)
         self._kind = cast("type[KubeObject]", resource.kind)
         self._mirror = Mirror(self._kind)
-        self._backoff = Backoff(uniform=uniform)
+        self._backoff = server_backoff(uniform)
         self._field_selector = resource.field_selector
         self._version = ""
         """Where to resume; empty means that a list is due."""

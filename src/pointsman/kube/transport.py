@@ -24,7 +24,7 @@ from pointsman.errors import Gone, KubeError, Throttled, Unauthorized
 from pointsman.kube.access import Access
 from pointsman.kube.auth import Credentials
 from pointsman.kube.proxyenv import proxy_from_environment
-from pointsman.kube.ratelimit import Clock, Sleep, TokenBucket
+from pointsman.kube.ratelimit import Clock, RateLimit, Sleep
 
 _ERROR_BODY_LIMIT = 64 * 1024
 _CONNECT_SECONDS = 15.0
@@ -68,7 +68,7 @@ class Transport:
         self._credentials = credentials or Credentials(access)
         environment = os.environ if environ is None else environ
         self._proxy = access.proxy_url or proxy_from_environment(access.server, environment)
-        self._bucket = TokenBucket(qps, burst, clock=clock, sleep=sleep)
+        self._rate = RateLimit(qps, burst, clock=clock, sleep=sleep)
         self._on_answer = on_answer
         self._session: aiohttp.ClientSession | None = None
 
@@ -156,7 +156,7 @@ class Transport:
         body: bytes | None,
         idle: float,
     ) -> aiohttp.ClientResponse:
-        await self._bucket.take()
+        await self._rate.take()
         presented = await self._credentials.present()
         if self._session is None:
             self._session = aiohttp.ClientSession(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from pointsman.kube.listwatch import BadObjectCallback, ListWatch
-from pointsman.kube.ratelimit import Clock, Sleep
+from pointsman.kube.ratelimit import Clock, Sleep, Uniform
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, Resource, own_node
 from pointsman.kube.status import WatchStatus
 from pointsman.kube.transport import Transport
@@ -36,7 +36,7 @@ class ApiSource:
         watch_list: bool = True,
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
-        uniform: Callable[[float, float], float] = random.uniform,
+        uniform: Uniform = random.uniform,
     ) -> None:
         self._statuses: dict[str, WatchStatus] = {}
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from pointsman.waiting import Backoff, TokenBucket
+
 FULL_SYNC_PERIOD = 3600.0
 BURST = 2
 FIRST_RETRY = 1.0
@@ -21,37 +23,42 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class Pacer:
-    """A token bucket with `BURST` tokens refilled one per min_period, and the dates of retry and full sync."""
+    """A token bucket of `BURST` tokens refilled one per min_period, and the dates of retry and full sync."""
 
     def __init__(self, pace: Pace, now: float) -> None:
+        self._bucket = TokenBucket(0.0, BURST, now)
+        self._retries = Backoff(FIRST_RETRY, FIRST_RETRY)
         self.pace = pace
-        self._tokens = float(BURST)
-        self._filled_at = now
         self._full_due = now + pace.full_period
         self._retry_due: float | None = None
-        self._failures = 0
+
+    @property
+    def pace(self) -> Pace:
+        """The periods; new ones count from now on."""
+        return self._pace
+
+    @pace.setter
+    def pace(self, pace: Pace) -> None:
+        self._pace = pace
+        self._bucket.rate = 1.0 / pace.min_period if pace.min_period > 0 else 0.0
+        self._retries.cap = max(pace.sync_period, FIRST_RETRY)
 
     def delay(self, now: float) -> float:
         """Seconds until a requested sync may run; 0 when now."""
-        self._refill(now)
-        if self._tokens >= 1.0:
-            return 0.0
-        return (1.0 - self._tokens) * self.pace.min_period
+        return self._bucket.wait(now)
 
     def started(self, now: float) -> None:
-        self._refill(now)
-        self._tokens = max(0.0, self._tokens - 1.0)
+        self._bucket.take(now)
 
     def succeeded(self, now: float, *, full: bool) -> None:
         self._retry_due = None
-        self._failures = 0
+        self._retries.reset()
         if full:
             self._full_due = now + self.pace.full_period
 
     def failed(self, now: float) -> float:
         """Note a failure; returns the seconds until the retry, doubling up to sync_period."""
-        wait = min(FIRST_RETRY * 2.0 ** min(self._failures, 16), max(self.pace.sync_period, FIRST_RETRY))
-        self._failures += 1
+        wait = self._retries.pause()
         self._retry_due = now + wait
         return wait
 
@@ -61,11 +68,3 @@ class Pacer:
 
     def full_due(self, now: float) -> bool:
         return now >= self._full_due
-
-    def _refill(self, now: float) -> None:
-        if self.pace.min_period <= 0:
-            self._tokens = float(BURST)
-        else:
-            gained = max(0.0, now - self._filled_at) / self.pace.min_period
-            self._tokens = min(float(BURST), self._tokens + gained)
-        self._filled_at = now

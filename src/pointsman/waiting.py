@@ -1,0 +1,57 @@
+"""How long to wait: a token bucket and a growing back-off. Pure decisions over clock values; nobody sleeps here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class TokenBucket:
+    """Grants `burst` tokens at once and `rate` per second on average; a rate of 0 or less means no limit."""
+
+    def __init__(self, rate: float, burst: int, now: float) -> None:
+        self.rate = rate
+        self._burst = float(max(1, burst))
+        self._level = self._burst
+        self._filled_at = now
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next token is there; 0 when one is."""
+        self._refill(now)
+        return 0.0 if self.rate <= 0 or self._level >= 1.0 else (1.0 - self._level) / self.rate
+
+    def take(self, now: float) -> None:
+        """Takes one token, or what there is of one."""
+        self._refill(now)
+        self._level = max(0.0, self._level - 1.0)
+
+    def reserve(self, now: float) -> float:
+        """Takes one token, in debt if need be; returns the seconds after which it is paid for."""
+        wait = self.wait(now)
+        self._level -= 1.0
+        return wait
+
+    def _refill(self, now: float) -> None:
+        if self.rate <= 0:
+            self._level = self._burst
+        else:
+            self._level = min(self._burst, self._level + max(0.0, now - self._filled_at) * self.rate)
+        self._filled_at = now
+
+
+class Backoff:
+    """Pauses that double from `first` up to `cap`; `stretch` varies each, so that a thousand nodes do not return together."""
+
+    def __init__(self, first: float, cap: float, *, stretch: Callable[[], float] = lambda: 1.0) -> None:
+        self.cap = cap
+        self._first = first
+        self._stretch = stretch
+        self._step = first
+
+    def pause(self) -> float:
+        """Seconds to wait before the next attempt."""
+        pause = min(self.cap, self._step * self._stretch())
+        self._step = min(self.cap, self._step * 2.0)
+        return pause
+
+    def reset(self) -> None:
+        self._step = self._first
