@@ -208,7 +208,8 @@ def main() -> None:
                 )
                 server = inside(
                     sys.executable,
-                    "tests/fake/apiserver.py",
+                    "-m",
+                    "pointsman.testing",
                     "--objects",
                     str(work / "objects.json"),
                     "--port",

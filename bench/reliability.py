@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-from tests.fake.apiserver import FakeApiServer
 from tests.faults.churn import flood
 from tests.process.api_thread import ApiThread
 from tests.process.node_space import (
@@ -32,6 +31,8 @@ from tests.process.node_space import (
     web_service,
     web_slices,
 )
+
+from pointsman.testing.apiserver import FakeApiServer
 
 BULK = 300
 """Services that change while the process is killed."""

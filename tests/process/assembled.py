@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from tests.fake.recording import RecordingBackend
-
 from pointsman.config.defaults import with_file_defaults, with_mode
 from pointsman.config.types import NFTABLES, KubeProxyConfiguration
 from pointsman.errors import KernelError
@@ -18,6 +16,7 @@ from pointsman.model.source_events import SourceEvent, Synced, Upsert
 from pointsman.node.proxy import Proxy, Settings
 from pointsman.node.surroundings import SilentRecorder
 from pointsman.obs.registry import Metrics
+from pointsman.testing.recording import RecordingBackend
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fake.recording import RecordingBackend
 from tests.process.assembled import until
 
 from pointsman.app import modes, supervisor
@@ -16,6 +15,7 @@ from pointsman.app.supervisor import Supervisor
 from pointsman.config.command_line import RunOptions, parse_run
 from pointsman.model.addresses import Family
 from pointsman.node.proxy import Proxy
+from pointsman.testing.recording import RecordingBackend
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tests.fake.recording import RecordingBackend
 from tests.process.assembled import Assembly
 
 from pointsman.kube.status import WatchStatus
@@ -21,6 +20,7 @@ from pointsman.report.status import ReloadReport
 from pointsman.serve.control import ControlServer
 from pointsman.serve.http import Listener, routed
 from pointsman.serve.page import page_routes
+from pointsman.testing.recording import RecordingBackend
 
 
 def _addresses(objects: Sequence[KubeObject]) -> list[bytes]:

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fake.kubedicts import endpoint_slice, service
 
 from pointsman.kube.decode import BadObject, LineSplitter, ObjectDecoder, decode_event
 from pointsman.model.objects import EndpointSlice, Service
+from pointsman.testing.kube_objects import endpoint_slice, service
 
 
 @given(st.lists(st.binary(max_size=6).map(lambda line: line.replace(b"\n", b"")), max_size=8), st.data())

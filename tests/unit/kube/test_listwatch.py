@@ -9,8 +9,6 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.fake.apiserver import FakeApiServer
-from tests.fake.kubedicts import endpoint_slice, node, service, service_cidr
 from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.access import Access
@@ -20,6 +18,8 @@ from pointsman.kube.status import WatchStatus
 from pointsman.kube.transport import Transport
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
+from pointsman.testing.apiserver import FakeApiServer
+from pointsman.testing.kube_objects import endpoint_slice, node, service, service_cidr
 
 
 class Follower:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fake.apiserver import FakeApiServer
-from tests.fake.kubedicts import service
 from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.errors import Gone, KubeError, Throttled, Unauthorized
@@ -20,6 +18,8 @@ from pointsman.kube.access import Access
 from pointsman.kube.auth import Credentials
 from pointsman.kube.execplugin import ExecCredential
 from pointsman.kube.transport import Idle, Response, Transport
+from pointsman.testing.apiserver import FakeApiServer
+from pointsman.testing.kube_objects import service
 
 PATH = "/api/v1/services"
 

@@ -1,7 +1,6 @@
 from collections import Counter
 
 from prometheus_client.parser import text_string_to_metric_families
-from tests.fake.recording import RecordingBackend
 
 from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol, ServicePortName
@@ -14,6 +13,7 @@ from pointsman.node.service_metrics import (
     read,
 )
 from pointsman.obs.registry import Metrics
+from pointsman.testing.recording import RecordingBackend
 
 
 def name(service: str) -> ServicePortName:

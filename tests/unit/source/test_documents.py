@@ -7,10 +7,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fake.kubedicts import endpoint_slice, node, service, service_cidr
 
 from pointsman.model.objects import Service
 from pointsman.source.documents import objects_from_bytes
+from pointsman.testing.kube_objects import endpoint_slice, node, service, service_cidr
 
 YAML = b"""\
 # a whole application

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fake.kubedicts import endpoint_slice, node, service
 
 from pointsman.model.objects import Node, Service
 from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.source.manifests import ManifestSource, load_objects
+from pointsman.testing.kube_objects import endpoint_slice, node, service
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 

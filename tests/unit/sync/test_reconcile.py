@@ -3,7 +3,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.factory import context, endpoint, endpoint_slice, service, service_port
-from tests.fake.recording import RecordingBackend
 
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
@@ -13,6 +12,7 @@ from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Changes, PortState, Tracker
 from pointsman.sync import reconcile
 from pointsman.sync.reconcile import Reconciler
+from pointsman.testing.recording import RecordingBackend
 
 WEB = service_port()
 API = service_port("api", cluster_ip="10.96.0.11")

@@ -3,7 +3,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.factory import context, service
-from tests.fake.recording import RecordingBackend
 from tests.fake.virtual_time import run
 
 from pointsman.errors import KernelError
@@ -12,6 +11,7 @@ from pointsman.model.tracker import Tracker
 from pointsman.sync.loop import SyncHooks, SyncLoop
 from pointsman.sync.pacing import Pace, Pacer
 from pointsman.sync.reconcile import Reconciler, SyncOutcome
+from pointsman.testing.recording import RecordingBackend
 
 
 class Notes(SyncHooks):

@@ -11,8 +11,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.fake.apiserver import FakeApiServer
-from tests.fake.kubedicts import endpoint_slice, node, service
+
+from pointsman.testing.apiserver import FakeApiServer
+from pointsman.testing.kube_objects import endpoint_slice, node, service
 
 SERVICES = "/api/v1/services"
 
@@ -115,25 +116,22 @@ async def test_broken_watch_ends_inside_a_line() -> None:
             await response.content.read()
 
 
-def test_selectors() -> None:
-    async def scenario() -> None:
-        labelled = service("other")
-        labelled["metadata"]["labels"] = {"x": "1"}
-        async with FakeApiServer() as server:
-            for item in (labelled, service("headless", "None"), service("a"), node("n1"), node("n2")):
-                server.add(item)
+async def test_selectors() -> None:
+    labelled = service("other")
+    labelled["metadata"]["labels"] = {"x": "1"}
+    async with FakeApiServer() as server:
+        for item in (labelled, service("headless", "None"), service("a"), node("n1"), node("n2")):
+            server.add(item)
 
-            async def names(path: str) -> list[str]:
-                return [item["metadata"]["name"] for item in (await ask(server, path))[1]["items"]]
+        async def names(path: str) -> list[str]:
+            return [item["metadata"]["name"] for item in (await ask(server, path))[1]["items"]]
 
-            assert await names(f"{SERVICES}?labelSelector=!x") == ["a", "headless"]
-            assert await names(f"{SERVICES}?labelSelector=x%3D1") == ["other"]
-            assert await names(f"{SERVICES}?fieldSelector=spec.clusterIP!=None") == ["a", "other"]
-            assert await names("/api/v1/nodes?fieldSelector=metadata.name=n2") == ["n2"]
-            server.cluster_ip_field = False
-            assert (await ask(server, f"{SERVICES}?fieldSelector=spec.clusterIP!=None"))[0] == 400
-
-    asyncio.run(scenario())
+        assert await names(f"{SERVICES}?labelSelector=!x") == ["a", "headless"]
+        assert await names(f"{SERVICES}?labelSelector=x%3D1") == ["other"]
+        assert await names(f"{SERVICES}?fieldSelector=spec.clusterIP!=None") == ["a", "other"]
+        assert await names("/api/v1/nodes?fieldSelector=metadata.name=n2") == ["n2"]
+        server.cluster_ip_field = False
+        assert (await ask(server, f"{SERVICES}?fieldSelector=spec.clusterIP!=None"))[0] == 400
 
 
 async def test_object_leaving_a_selection_is_deleted_for_its_watchers() -> None:
@@ -188,7 +186,7 @@ async def test_stop_and_start_keep_the_address_and_the_objects() -> None:
 def test_runs_as_a_process(tmp_path: Path) -> None:
     objects = tmp_path / "objects.json"
     objects.write_text(json.dumps({"kind": "List", "items": [service("a"), node("n1")]}), encoding="utf-8")
-    command = [sys.executable, Path(__file__).with_name("apiserver.py"), "--objects", objects]
+    command = [sys.executable, "-m", "pointsman.testing", "--objects", objects]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         try:
             assert process.stdout is not None

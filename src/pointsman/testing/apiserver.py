@@ -5,31 +5,23 @@
         server.fail_next(500, path="services")
         server.break_watches(partial=b'{"type":"MOD')
 
-It also runs alone, for tests of whole processes:
-
-    python tests/fake/apiserver.py --objects objects.json --port 8080
+`python -m pointsman.testing` runs it alone, for tests of whole processes.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
 import contextlib
 import json
 import ssl
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 from aiohttp import web
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from tests.fake.apistore import (
+from pointsman.testing.apistore import (
     API_VERSIONS,
     CLUSTER_SCOPED,
     PATHS,
@@ -412,28 +404,3 @@ def _status(code: int, message: str, reason: str = "") -> KubeDict:
 
 def _refusal(code: int, message: str, reason: str = "") -> web.Response:
     return web.json_response(_status(code, message, reason), status=code)
-
-
-async def _serve(options: argparse.Namespace, document: KubeDict | None) -> None:
-    server = FakeApiServer(port=options.port, token=options.token, watch_list=not options.no_watch_list)
-    if document is not None:
-        server.load(document)
-    async with server:
-        print(server.url, flush=True)
-        await asyncio.Event().wait()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="fake Kubernetes API server on loopback")
-    parser.add_argument("--objects", default="", help="JSON file with a List or one object")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--token", default="", help="bearer token to demand")
-    parser.add_argument("--no-watch-list", action="store_true", help="refuse sendInitialEvents")
-    options = parser.parse_args()
-    document = json.loads(Path(options.objects).read_bytes()) if options.objects else None
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(options, document))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,38 @@
+"""The fake API server alone: `python -m pointsman.testing --objects objects.json --port 8080`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+
+from pointsman.testing.apiserver import FakeApiServer
+
+
+async def _serve(server: FakeApiServer) -> None:
+    async with server:
+        print(server.url, flush=True)
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Serves until interrupted; the first line printed is the address."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pointsman.testing", description="A fake Kubernetes API server on loopback."
+    )
+    parser.add_argument("--objects", type=Path, help="JSON file with a List or one object")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on (any free one)")
+    parser.add_argument("--token", default="", help="bearer token to demand")
+    parser.add_argument("--no-watch-list", action="store_true", help="refuse sendInitialEvents")
+    options = parser.parse_args()
+    server = FakeApiServer(port=options.port, token=options.token, watch_list=not options.no_watch_list)
+    if options.objects is not None:
+        server.load(json.loads(options.objects.read_bytes()))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(server))
+
+
+if __name__ == "__main__":
+    main()
