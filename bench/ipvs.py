@@ -30,13 +30,13 @@ from pointsman.backends.ipvs.apply import IpvsBackend
 from pointsman.backends.ipvs.preflight import prepare
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.ipvs import IpvsSocket
-from pointsman.kernel.memory import settle
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 from pointsman.model.objects import EndpointSlice, Service
 from pointsman.model.tracker import Tracker
+from pointsman.node.footprint import settle
 from pointsman.sync.reconcile import Reconciler
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -30,7 +30,7 @@ from pointsman.config.log_settings import log_settings
 from pointsman.config.reload import reload_plan
 from pointsman.config.types import IPTABLES, KubeProxyConfiguration
 from pointsman.errors import ConfigError, PointsmanError
-from pointsman.kernel.inotify import path_changes
+from pointsman.kernel.path_watch import path_changes
 from pointsman.kube.event_recorder import EventRecorder
 from pointsman.kube.kubeconfig import load_access
 from pointsman.kube.transport import Transport

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.cli.control_client import DEFAULT_SOCKET, NoProxy
+from pointsman.cli.control_client import NoProxy
 from pointsman.config.command_line import RunOptions, parse_run
 from pointsman.config.defaults import with_mode
 from pointsman.config.flag_table import BY_NAME
 from pointsman.config.goflags import Kind
 from pointsman.config.types import IPTABLES, IPVS, NFTABLES
 from pointsman.errors import ConfigError, PointsmanError
+from pointsman.files import CONTROL_SOCKET
 from pointsman.model.addresses import Family
 
 ERROR = 2
@@ -55,7 +56,7 @@ def add_offline(to: argparse.ArgumentParser, *, required: bool) -> None:
 
 def add_live(to: argparse.ArgumentParser) -> None:
     to.add_argument(
-        "--control-socket", type=Path, default=DEFAULT_SOCKET, help=f"of the proxy; default {DEFAULT_SOCKET}"
+        "--control-socket", type=Path, default=CONTROL_SOCKET, help=f"of the proxy; default {CONTROL_SOCKET}"
     )
 
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pointsman.errors import PointsmanError
-
-_DEFAULT_STATE_DIR = Path("/run/pointsman")
+from pointsman.files import RUN_DIRECTORY
 
 
 def main(argv: Sequence[str]) -> int:
@@ -19,10 +18,10 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.write(
             "Usage: pointsman cleanup [--state-dir DIR]\n\n"
             "Removes the rules, sets, virtual servers and devices of all proxy modes (ours and kube-proxy's),\n"
-            "and puts back kernel settings recorded in DIR (default /run/pointsman). Stop the proxy first.\n"
+            f"and puts back kernel settings recorded in DIR (default {RUN_DIRECTORY}). Stop the proxy first.\n"
         )
         return 0
-    state_dir = _DEFAULT_STATE_DIR
+    state_dir = RUN_DIRECTORY
     if arguments and arguments[0].startswith("--state-dir"):
         flag = arguments.pop(0)
         value = flag.partition("=")[2] or (arguments.pop(0) if arguments else "")

@@ -13,7 +13,6 @@ import msgspec
 
 from pointsman.errors import PointsmanError
 
-DEFAULT_SOCKET: Final = Path("/run/pointsman/control.sock")
 _SECONDS: Final = 130.0
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pointsman.cli.check import prepare
-from pointsman.kernel.memory import economise
+from pointsman.node.footprint import economise
 
 
 def main(argv: Sequence[str], *, program: str = "pointsman") -> int:

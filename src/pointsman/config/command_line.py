@@ -30,6 +30,7 @@ from pointsman.config.load import load
 from pointsman.config.types import IPTABLES, KubeProxyConfiguration
 from pointsman.config.validate import ROOT, validation_problems
 from pointsman.errors import ConfigError
+from pointsman.files import CONTROL_SOCKET, RUN_DIRECTORY
 
 KUBE_PROXY = "kube-proxy"
 _MIN_SYNC_PERIOD_OF_FLAGS = timedelta(seconds=1)
@@ -58,7 +59,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     service_metrics: bool = False
     service_metrics_limit: int = 1000
     control_socket: Path | None = None
-    state_dir: Path = Path("/run/pointsman")
+    state_dir: Path = RUN_DIRECTORY
     external_ip_allow_cidrs: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     flags_set: Mapping[str, str] = {}
@@ -105,10 +106,10 @@ def _options(
         return Path(text) if text else None
 
     version = flags.get("version", "")
-    state_dir = path("state-dir") or Path(BY_NAME["state-dir"].default)
+    state_dir = path("state-dir") or RUN_DIRECTORY
     control_socket = path("control-socket")
     if "control-socket" not in flags:
-        control_socket = state_dir / "control.sock"
+        control_socket = state_dir / CONTROL_SOCKET.name
     return RunOptions(
         program=program,
         config=config,

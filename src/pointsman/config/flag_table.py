@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from pointsman.config.gates import gates_help
 from pointsman.config.goflags import Flag, Kind
+from pointsman.files import CONTROL_SOCKET, RUN_DIRECTORY
 
 _EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  shown, never bound to
 _START = "Start-up"
@@ -441,13 +442,13 @@ def _own_flags() -> Iterator[Flag]:
         "control-socket",
         Kind.STRING,
         "Socket on which status, explain and verify ask the running proxy; follows --state-dir. Empty: none.",
-        "/run/pointsman/control.sock",
+        str(CONTROL_SOCKET),
     )
     yield flag(
         "state-dir",
         Kind.STRING,
         "Directory for what must survive a restart, such as sysctls to restore.",
-        "/run/pointsman",
+        str(RUN_DIRECTORY),
     )
     yield flag(
         "external-ip-allow-cidrs",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pointsman.errors import Busy, KernelError
 from pointsman.kernel import netlink
-from pointsman.kernel.ipvs_types import SetEntry, SetHeader, SetType
+from pointsman.kernel.ipset_objects import SetEntry, SetHeader, SetType
 from pointsman.kernel.netlink import Message, NetlinkSocket
 from pointsman.model.addresses import Family
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from pointsman.kernel import genl, netlink
-from pointsman.kernel.ipvs_types import (
+from pointsman.kernel.ipvs_objects import (
     PERSISTENT,
     SCHEDULER_1,
     SCHEDULER_2,

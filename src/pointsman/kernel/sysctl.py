@@ -8,7 +8,6 @@ is reported as degraded instead (k8s 141943).
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 import threading
@@ -16,7 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-_log = logging.getLogger(__name__)
+from pointsman.obs.log import get_log
+
+_log = get_log(__name__)
 
 
 class Degraded(msgspec.Struct, frozen=True):
@@ -93,7 +94,7 @@ class Sysctls:
                     f"sysctl {name.rpartition('/')[2]}",
                     f"cannot set {name} to {wanted} ({error.strerror}); {have}: set it on the host",
                 )
-        _log.info("set %s to %s (was %s)", name, wanted, found)
+        _log.info("Changed a sysctl", name=name, value=wanted, before=found)
         return None
 
     def undo(self) -> list[Restored]:
@@ -142,17 +143,26 @@ class Sysctls:
             if not kept:
                 self._journal.unlink(missing_ok=True)
                 return
-            self._journal.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, temporary = tempfile.mkstemp(dir=self._journal.parent, prefix=".sysctls-")
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(kept), indent=1))
-            Path(temporary).replace(self._journal)
+            _write_whole(self._journal, msgspec.json.format(msgspec.json.encode(kept), indent=1))
         except OSError as error:
             _log.warning(
-                "cannot record changed sysctls in %s, so clean-up will not undo them: %s",
-                self._journal,
-                error,
+                "Cannot record changed sysctls, so clean-up will not undo them",
+                journal=str(self._journal),
+                err=error,
             )
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Replace the file in one step, so that no reader ever sees half of it; a failure leaves nothing behind."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".sysctls-")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _network_namespace() -> str:
@@ -170,5 +180,7 @@ def _load(journal: Path | None) -> dict[str, dict[str, Change]]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, msgspec.DecodeError) as error:
-        _log.warning("cannot read %s, starting a new record: %s", journal, error)
+        _log.warning(
+            "Cannot read the record of changed sysctls; starting a new one", journal=str(journal), err=error
+        )
         return {}

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pointsman.errors import ConfigError, KubeError
+from pointsman.files import Signature, file_signature
 from pointsman.kube.access import Access, ExecPlugin, Material
 from pointsman.kube.execplugin import ExecCredential, run_plugin
 from pointsman.kube.kubeconfig import access_from_kubeconfig
@@ -28,7 +29,6 @@ _log = logging.getLogger(__name__)
 _EXPIRY_MARGIN_SECONDS = 10.0
 
 PluginRunner = Callable[[ExecPlugin, Access], Awaitable[ExecCredential]]
-_Signature = tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Credentials:
         self._granted: ExecCredential | None = None
         self._plugin_lock = asyncio.Lock()
         self._token = access.token
-        self._token_signature: _Signature = None
+        self._token_signature: Signature | None = None
         self._context: ssl.SSLContext | None = None
         self._context_key: object = None
-        self._file_signature = _signature(access.kubeconfig) if access.kubeconfig is not None else None
+        self._file_signature = file_signature(access.kubeconfig) if access.kubeconfig is not None else None
 
     async def present(self) -> Presented:
         """What to send now. Raises KubeError when there is nothing usable at all."""
@@ -82,7 +82,7 @@ class Credentials:
     def _reread_kubeconfig(self) -> None:
         """Takes over the identity and the CA of a changed kubeconfig; the server stays what it was."""
         old, path = self._access, self._access.kubeconfig
-        signature = _signature(path) if path is not None else None
+        signature = file_signature(path) if path is not None else None
         if path is None or signature is None or signature == self._file_signature:
             return
         self._file_signature = signature
@@ -116,7 +116,7 @@ class Credentials:
         path = self._access.token_file
         if path is None:
             return self._token
-        signature = _signature(path)
+        signature = file_signature(path)
         if signature is None or signature != self._token_signature:
             try:
                 token = path.read_text(encoding="utf-8").strip()
@@ -137,7 +137,7 @@ class Credentials:
         if granted is not None and granted.client_certificate is not None:
             certificate, key = granted.client_certificate, granted.client_key
         wanted = tuple(
-            _signature(material) if isinstance(material, Path) else material
+            file_signature(material) if isinstance(material, Path) else material
             for material in (self._access.ca, certificate, key)
         )
         if self._context is not None and wanted == self._context_key:
@@ -205,11 +205,3 @@ def _as_file(material: Material, name: str) -> Iterator[str]:
 
 def _name(material: Material, inline: str) -> str:
     return str(material) if isinstance(material, Path) else inline
-
-
-def _signature(path: Path) -> _Signature:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

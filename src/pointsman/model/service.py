@@ -38,6 +38,10 @@ class Protocol(enum.Enum):
         return self.value < other.value
 
 
+PROTOCOL_NAMES = {protocol.value: protocol.lower for protocol in Protocol}
+"""By IP protocol number, as every tool prints them."""
+
+
 class ServicePortName(msgspec.Struct, frozen=True, gc=False, order=True, cache_hash=True):
     """Identity of a service port; prints as kube-proxy does in chain hashes and comments."""
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
-from pointsman.kernel.memory import settle
 from pointsman.model.addresses import Family
+from pointsman.node.footprint import settle
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import SyncOutcome

@@ -15,7 +15,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pointsman.kernel.inotify import path_changes
+from pointsman.files import Signature, signature_of
+from pointsman.kernel.path_watch import path_changes
 from pointsman.kube.listwatch import BadObjectCallback
 from pointsman.kube.status import WatchStatus
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
@@ -30,7 +31,6 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 _KINDS: tuple[type[KubeObject], ...] = (Node, ServiceCIDR, Service, EndpointSlice)
 
 Identity = tuple[type[KubeObject], str]
-_Signature = tuple[int, ...]
 
 
 def load_objects(path: Path) -> tuple[list[KubeObject], list[str]]:
@@ -44,7 +44,7 @@ def load_objects(path: Path) -> tuple[list[KubeObject], list[str]]:
 class _File:
     """The last good content of one file."""
 
-    signature: _Signature | None = None
+    signature: Signature | None = None
     objects: dict[Identity, KubeObject] = field(default_factory=dict)
 
 
@@ -80,7 +80,7 @@ class ManifestContent:
     def _read(self, path: Path, file: _File, problems: list[Rejection]) -> bool:
         """Brings one file up to date; False when it had not changed."""
         try:
-            signature = _signature(path)
+            signature = signature_of(path.stat())
             if signature == file.signature:
                 return False
             parsed = parse(path.read_bytes(), self._name(path))
@@ -233,11 +233,6 @@ def _manifest_files(path: Path) -> list[Path]:
         for name in names
         if name.endswith(_SUFFIXES) and not name.startswith((".", "#", "~")) and not (path / name).is_dir()
     ]
-
-
-def _signature(path: Path) -> _Signature:
-    status = path.stat()
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _file_problem(path: Path, error: OSError) -> Rejection:

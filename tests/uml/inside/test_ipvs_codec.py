@@ -10,17 +10,9 @@ from pyroute2 import IPRoute
 from pointsman.errors import Busy, KernelError
 from pointsman.kernel import ipvs
 from pointsman.kernel.ipset import IpsetSocket
+from pointsman.kernel.ipset_objects import SetEntry, SetHeader, SetType
 from pointsman.kernel.ipvs import IpvsSocket
-from pointsman.kernel.ipvs_types import (
-    PERSISTENT,
-    SCHEDULER_2,
-    RealKey,
-    SetEntry,
-    SetHeader,
-    SetType,
-    VirtualKey,
-    VirtualServer,
-)
+from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey, VirtualServer
 from pointsman.kernel.rtnl import RouteSocket, local_addresses
 from pointsman.model.addresses import Family, address_from_text
 

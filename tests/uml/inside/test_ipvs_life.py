@@ -17,7 +17,7 @@ from pointsman.backends.iptables import cleanup as iptables_cleanup
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.ipvs.apply import DRAIN_SECONDS
 from pointsman.backends.ipvs.cleanup import cleanup
-from pointsman.kernel.ipvs_types import Traffic
+from pointsman.kernel.ipvs_objects import Traffic
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.objects import Backend, LabService, backends
 from pointsman.lab.probe import Kind

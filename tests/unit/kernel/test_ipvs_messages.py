@@ -8,17 +8,8 @@ from tests.factory import packed
 
 from pointsman.kernel import genl, ipset, ipvs, netlink
 from pointsman.kernel.ipset import entries_message, listing_of
-from pointsman.kernel.ipvs_types import (
-    PERSISTENT,
-    SCHEDULER_2,
-    RealKey,
-    SetEntry,
-    SetHeader,
-    SetType,
-    Traffic,
-    VirtualKey,
-    VirtualServer,
-)
+from pointsman.kernel.ipset_objects import SetEntry, SetHeader, SetType
+from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, Traffic, VirtualKey, VirtualServer
 from pointsman.model.addresses import Family
 
 STATS = (

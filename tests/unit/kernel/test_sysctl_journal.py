@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -127,3 +130,27 @@ def test_objects_that_share_a_journal_lose_nothing_of_each_other(root: Path) -> 
     assert set(first.changes) == set(second.changes) == {NAME, "net/ipv4/ip_forward"}
     Sysctls(root, journal).undo()
     assert (value(root), other.read_text()) == ("0", "0")
+
+
+@contextmanager
+def _no_room_for_files() -> Iterator[None]:
+    """Files can be created and nothing written to them, as on a full file system."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_state_directory_costs_the_record_and_collects_no_files(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = root / "state"
+    sysctls = Sysctls(root, directory / "sysctls.json")
+    (root / "proc/sys" / NAME).unlink()
+    (root / "proc/sys" / NAME).symlink_to("/dev/null")
+    with _no_room_for_files():
+        assert [sysctls.ensure(NAME, wanted) for wanted in (1, 2, 3)] == [None] * 3
+    assert list(directory.iterdir()) == []
+    assert "clean-up will not undo" in caplog.text

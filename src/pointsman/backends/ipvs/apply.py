@@ -26,7 +26,8 @@ from pointsman.backends.ipvs.drain import Draining, Verdict
 from pointsman.backends.ipvs.kernel_state import DUMMY_DEVICE, WEIGHT, KernelState
 from pointsman.backends.ipvs.rules import FILTER, JUMPS, NAT, RuleSet, rule_set
 from pointsman.backends.ipvs.schedulers import Schedulers
-from pointsman.kernel.ipvs_types import RealKey, RealServer, SetEntry, Traffic, VirtualKey, VirtualServer
+from pointsman.kernel.ipset_objects import SetEntry
+from pointsman.kernel.ipvs_objects import RealKey, RealServer, Traffic, VirtualKey, VirtualServer
 from pointsman.model.addresses import Cidr, Family, address_text
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan

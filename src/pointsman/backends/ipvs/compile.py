@@ -11,14 +11,8 @@ import msgspec
 
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.sets import SetSpec
-from pointsman.kernel.ipvs_types import (
-    PERSISTENT,
-    SCHEDULER_2,
-    RealKey,
-    SetEntry,
-    VirtualKey,
-    VirtualServer,
-)
+from pointsman.kernel.ipset_objects import SetEntry
+from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey, VirtualServer
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from pointsman.backends.ipvs.compile import Fragment
-from pointsman.kernel.ipvs_types import RealKey, SetEntry, VirtualKey, VirtualServer
+from pointsman.kernel.ipset_objects import SetEntry
+from pointsman.kernel.ipvs_objects import RealKey, VirtualKey, VirtualServer
 from pointsman.model.service import ServicePortName
 
 T = TypeVar("T")

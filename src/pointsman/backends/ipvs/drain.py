@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pointsman.kernel.ipvs_types import RealKey, RealServer, VirtualKey
+from pointsman.kernel.ipvs_objects import RealKey, RealServer, VirtualKey
 
 TCP = 6
 

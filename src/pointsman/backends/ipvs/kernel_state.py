@@ -13,16 +13,9 @@ from pointsman.backends.ipvs import sets
 from pointsman.errors import KernelError
 from pointsman.kernel import ipvs, netlink
 from pointsman.kernel.ipset import IpsetSocket
+from pointsman.kernel.ipset_objects import SetEntry, SetHeader
 from pointsman.kernel.ipvs import IpvsSocket
-from pointsman.kernel.ipvs_types import (
-    RealKey,
-    RealServer,
-    SetEntry,
-    SetHeader,
-    Traffic,
-    VirtualKey,
-    VirtualServer,
-)
+from pointsman.kernel.ipvs_objects import RealKey, RealServer, Traffic, VirtualKey, VirtualServer
 from pointsman.kernel.rtnl import RouteSocket
 from pointsman.model.addresses import Family
 

@@ -10,7 +10,8 @@ from pointsman.backends.ipvs.compile import Compiler
 from pointsman.backends.ipvs.desired import Desired, Touched
 from pointsman.backends.ipvs.rules import CHAINS, JUMPS, rule_set
 from pointsman.backends.ipvs.schedulers import KNOWN
-from pointsman.kernel.ipvs_types import PERSISTENT, SCHEDULER_2, SetEntry, SetHeader, SetType, VirtualServer
+from pointsman.kernel.ipset_objects import SetEntry, SetHeader, SetType
+from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, VirtualServer
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.node_context import NodeContext
 

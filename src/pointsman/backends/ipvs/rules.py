@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pointsman.backends.iptables import text
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.sets import SetSpec
-from pointsman.kernel.ipvs_types import VirtualKey
+from pointsman.kernel.ipvs_objects import VirtualKey
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.node_context import LocalMode, NodeContext
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pointsman.kernel.ipvs_types import SetHeader, SetType
+from pointsman.kernel.ipset_objects import SetHeader, SetType
 from pointsman.model.addresses import Family
 
 _NAME_LIMIT = 31

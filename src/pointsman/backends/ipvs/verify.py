@@ -10,7 +10,8 @@ from pointsman.backends.iptables import saved, text
 from pointsman.backends.ipvs.desired import Desired
 from pointsman.backends.ipvs.drain import Departure, Draining
 from pointsman.backends.ipvs.rules import CHAINS, JUMPS, RuleSet
-from pointsman.kernel.ipvs_types import PERSISTENT, RealKey, SetEntry, VirtualKey, VirtualServer
+from pointsman.kernel.ipset_objects import SetEntry
+from pointsman.kernel.ipvs_objects import PERSISTENT, RealKey, VirtualKey, VirtualServer
 from pointsman.model.addresses import address_text
 
 _WEIGHT = 1

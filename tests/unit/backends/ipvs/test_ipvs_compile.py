@@ -6,7 +6,8 @@ import pytest
 from tests.factory import context, endpoint, packed, plan, service_port
 
 from pointsman.backends.ipvs.compile import Compiler, Fragment, node_addresses, node_port_addresses
-from pointsman.kernel.ipvs_types import PERSISTENT, SCHEDULER_2, RealKey, SetEntry, VirtualKey
+from pointsman.kernel.ipset_objects import SetEntry
+from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import NodeContext, NodePortAddresses
 from pointsman.model.service import Protocol, ServicePort

@@ -8,7 +8,8 @@ from tests.factory import packed
 
 from pointsman.backends.ipvs.compile import Fragment
 from pointsman.backends.ipvs.desired import Desired, Touched
-from pointsman.kernel.ipvs_types import RealKey, SetEntry, VirtualKey, VirtualServer
+from pointsman.kernel.ipset_objects import SetEntry
+from pointsman.kernel.ipvs_objects import RealKey, VirtualKey, VirtualServer
 from pointsman.model.service import Protocol, ServicePortName
 
 A, B, C = (ServicePortName("default", name, "http", Protocol.TCP) for name in "abc")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.factory import packed
 
 from pointsman.backends.ipvs.drain import Departure, Draining
-from pointsman.kernel.ipvs_types import RealKey, RealServer, VirtualKey
+from pointsman.kernel.ipvs_objects import RealKey, RealServer, VirtualKey
 
 TCP = VirtualKey(6, packed("10.96.0.1"), 80)
 UDP = VirtualKey(17, packed("10.96.0.1"), 53)

@@ -13,7 +13,8 @@ from pointsman.backends.ipvs.preflight import kernel_version, wanted_sysctls
 from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.backends.ipvs.verify import address_differences, entry_differences, server_differences
 from pointsman.errors import NotSupported
-from pointsman.kernel.ipvs_types import RealKey, SetEntry, VirtualKey, VirtualServer
+from pointsman.kernel.ipset_objects import SetEntry
+from pointsman.kernel.ipvs_objects import RealKey, VirtualKey, VirtualServer
 from pointsman.model.service import Protocol, ServicePortName
 
 

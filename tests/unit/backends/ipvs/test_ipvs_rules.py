@@ -6,7 +6,7 @@ from tests.factory import context, packed
 
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.rules import CHAINS, JUMPS, rule_set
-from pointsman.kernel.ipvs_types import VirtualKey
+from pointsman.kernel.ipvs_objects import VirtualKey
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode
 

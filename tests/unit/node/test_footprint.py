@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from pointsman.kernel.memory import settle
+from pointsman.node.footprint import settle
 
 
 class _Ring:

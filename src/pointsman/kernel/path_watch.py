@@ -13,8 +13,10 @@ import ctypes
 import os
 import stat
 import struct
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
+
+from pointsman.files import signature_of
 
 _IN_MODIFY = 0x00000002
 _IN_ATTRIB = 0x00000004
@@ -143,12 +145,12 @@ def fingerprint(path: Path) -> Fingerprint:
     try:
         found = path.stat()
         if not stat.S_ISDIR(found.st_mode):
-            return _identity(found)
+            return signature_of(found)
         listing: list[object] = []
         with os.scandir(path) as directory:
             for entry in sorted(directory, key=lambda entry: entry.name):
                 try:
-                    listing.append((entry.name, _identity(entry.stat())))
+                    listing.append((entry.name, signature_of(entry.stat())))
                 except OSError:
                     listing.append((entry.name, None))
         return (found.st_dev, found.st_ino, tuple(listing))
@@ -156,24 +158,24 @@ def fingerprint(path: Path) -> Fingerprint:
         return None
 
 
-def _identity(found: os.stat_result) -> tuple[int, ...]:
-    return (found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def path_changes(path: Path, *, debounce: float = 0.2, poll: float = 10.0) -> AsyncGenerator[None, None]:
+def path_changes(
+    path: Path, *, debounce: float = 0.2, poll: float = 10.0, open_inotify: Callable[[], Inotify] = Inotify
+) -> AsyncGenerator[None, None]:
     """Yield each time the content behind a file or directory may have changed since this call.
 
     Call it before reading the content: a change between the call and the first iteration is reported too.
     A burst of changes is reported once, after `debounce` seconds without another one (at most ten times that).
     """
-    return _changes(path, fingerprint(path), debounce, poll)
+    return _changes(path, fingerprint(path), debounce, poll, open_inotify)
 
 
-async def _changes(path: Path, last: Fingerprint, debounce: float, poll: float) -> AsyncGenerator[None, None]:
+async def _changes(
+    path: Path, last: Fingerprint, debounce: float, poll: float, open_inotify: Callable[[], Inotify]
+) -> AsyncGenerator[None, None]:
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     try:
-        inotify = Inotify()
+        inotify = open_inotify()
     except OSError:
         inotify = None
     if inotify is not None:

@@ -4,15 +4,20 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import pytest
-
-from pointsman.kernel import inotify
-from pointsman.kernel.inotify import path_changes
+from pointsman.kernel import path_watch
+from pointsman.kernel.path_watch import Inotify, path_changes
 
 
-def _noticed(path: Path, change: Callable[[], object], *, poll: float = 60.0, within: float = 10.0) -> bool:
+def _noticed(
+    path: Path,
+    change: Callable[[], object],
+    *,
+    poll: float = 60.0,
+    within: float = 10.0,
+    open_inotify: Callable[[], Inotify] = Inotify,
+) -> bool:
     async def scenario() -> bool:
-        changes = path_changes(path, debounce=0.01, poll=poll)
+        changes = path_changes(path, debounce=0.01, poll=poll, open_inotify=open_inotify)
         first: asyncio.Future[None] = asyncio.ensure_future(_next(changes.__anext__()))
         await asyncio.sleep(0.02)
         change()
@@ -123,14 +128,13 @@ async def test_second_change_through_a_new_symlink_target_is_noticed_too(tmp_pat
     await changes.aclose()
 
 
-def test_without_inotify_polling_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: inotify.Inotify) -> None:
+def test_without_inotify_polling_notices(tmp_path: Path) -> None:
+    def refuse() -> Inotify:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(inotify.Inotify, "__init__", refuse)
     file = tmp_path / "config.yaml"
     file.write_text("a")
-    assert _noticed(file, lambda: file.write_text("bb"), poll=0.05)
+    assert _noticed(file, lambda: file.write_text("bb"), poll=0.05, open_inotify=refuse)
 
 
 def test_closing_releases_the_descriptor(tmp_path: Path) -> None:
@@ -152,6 +156,6 @@ def test_closing_releases_the_descriptor(tmp_path: Path) -> None:
 def test_link_loop_and_relative_links_end(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    entries = inotify.entries_resolving(tmp_path / "a")
+    entries = path_watch.entries_resolving(tmp_path / "a")
     assert entries[str(tmp_path)] == {"a", "b"}
-    assert inotify.fingerprint(tmp_path / "a") is None
+    assert path_watch.fingerprint(tmp_path / "a") is None
