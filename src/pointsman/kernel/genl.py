@@ -7,6 +7,7 @@ import struct
 import sys
 
 from pointsman.errors import NotSupported
+from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink
 from pointsman.kernel.netlink import Message, NetlinkSocket
 
@@ -25,14 +26,14 @@ def header(command: int, version: int = 1) -> bytes:
 
 def resolve(sock: NetlinkSocket, family: str, *, needs: str) -> int:
     """The message type of a family; asking also makes the kernel load its module where it can."""
-    payload = header(CTRL_CMD_GETFAMILY) + netlink.text(CTRL_ATTR_FAMILY_NAME, family)
+    payload = header(CTRL_CMD_GETFAMILY) + nla.text(CTRL_ATTR_FAMILY_NAME, family)
     reply = sock.request((Message(GENL_ID_CTRL, 0, payload),))[0]
     if reply.errno == errno.ENOENT:
         raise NotSupported(f"the kernel has no {family} family; it needs {needs}", reply.errno)
     if reply.errno:
         raise netlink.kernel_error(reply.errno, f"look up {family}", reply.text, needs=needs)
     for answer in reply.answers:
-        number = netlink.attributes(answer.payload, HEADER_LENGTH).get(CTRL_ATTR_FAMILY_ID)
+        number = nla.attributes(answer.payload, HEADER_LENGTH).get(CTRL_ATTR_FAMILY_ID)
         if number is not None:
             return int.from_bytes(number, sys.byteorder)
     raise NotSupported(f"the kernel did not say which number its {family} family has; it needs {needs}")

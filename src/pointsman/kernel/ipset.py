@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 
 from pointsman.errors import Busy, KernelError
+from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink
 from pointsman.kernel.ipset_objects import SetEntry, SetHeader, SetType
 from pointsman.kernel.netlink import Message, NetlinkSocket
@@ -56,13 +57,13 @@ _PRIVATE_ERRORS = {
 
 def _message(command: int, *attributes: bytes, flags: int = 0, family: int = 0) -> Message:
     header = struct.pack(">BBH", family, 0, 0)
-    version = netlink.u8(ATTR_PROTOCOL, _PROTOCOL_VERSION)
+    version = nla.u8(ATTR_PROTOCOL, _PROTOCOL_VERSION)
     return Message((SUBSYSTEM << 8) | command, flags, header + version + b"".join(attributes))
 
 
 def _address(kind: int, address: bytes) -> bytes:
     inner = ADDRESS_V4 if len(address) == 4 else ADDRESS_V6
-    return netlink.nested(kind, netlink.attribute(inner | _NET_ORDER, address))
+    return nla.nested(kind, nla.attribute(inner | _NET_ORDER, address))
 
 
 def entry_attributes(entry: SetEntry) -> bytes:
@@ -71,37 +72,37 @@ def entry_attributes(entry: SetEntry) -> bytes:
     if entry.address:
         parts.append(_address(DATA_IP, entry.address))
     if entry.port or entry.protocol:
-        parts.append(netlink.attribute(DATA_PORT | _NET_ORDER, struct.pack(">H", entry.port)))
+        parts.append(nla.attribute(DATA_PORT | _NET_ORDER, struct.pack(">H", entry.port)))
     if entry.protocol:
-        parts.append(netlink.u8(DATA_PROTOCOL, entry.protocol))
+        parts.append(nla.u8(DATA_PROTOCOL, entry.protocol))
     if entry.second:
         parts.append(_address(DATA_IP2, entry.second))
     if entry.prefix:
-        parts.append(netlink.u8(DATA_CIDR2, entry.prefix))
+        parts.append(nla.u8(DATA_CIDR2, entry.prefix))
     return b"".join(parts)
 
 
 def entries_message(command: int, name: str, entries: Sequence[SetEntry]) -> Message:
     """One message that adds (CMD_ADD) or deletes (CMD_DELETE) entries; a line number tells which one failed."""
     lines = [
-        netlink.nested(
+        nla.nested(
             ATTR_DATA,
             entry_attributes(entry),
-            netlink.attribute(DATA_LINE | _NET_ORDER, struct.pack(">I", n)),
+            nla.attribute(DATA_LINE | _NET_ORDER, struct.pack(">I", n)),
         )
         for n, entry in enumerate(entries, 1)
     ]
     return _message(
         command,
-        netlink.text(ATTR_NAME, name),
-        netlink.nested(ATTR_ENTRIES, *lines),
-        netlink.u32(ATTR_LINE, 1),
+        nla.text(ATTR_NAME, name),
+        nla.nested(ATTR_ENTRIES, *lines),
+        nla.u32(ATTR_LINE, 1),
     )
 
 
 def entry_of(data: bytes, kind: SetType) -> SetEntry:
     """An entry as the kernel lists it."""
-    fields = netlink.attributes(data)
+    fields = nla.attributes(data)
     port = int.from_bytes(fields.get(DATA_PORT, b""), "big")
     if kind is SetType.BITMAP_PORT:
         return SetEntry(port=port)
@@ -119,16 +120,16 @@ def entry_of(data: bytes, kind: SetType) -> SetEntry:
 
 
 def _listed_address(data: bytes) -> bytes:
-    return next(value for _, value in netlink.iter_attributes(data))
+    return next(value for _, value in nla.iter_attributes(data))
 
 
 def _header_of(name: str, fields: Mapping[int, bytes]) -> SetHeader | None:
     try:
-        kind = SetType(netlink.text_of(fields[ATTR_TYPE]))
+        kind = SetType(nla.text_of(fields[ATTR_TYPE]))
     except ValueError:
         return None
     family = _FAMILIES.get(fields[ATTR_FAMILY][0]) if ATTR_FAMILY in fields and kind.has_family else None
-    data = netlink.attributes(fields.get(ATTR_DATA, b""))
+    data = nla.attributes(fields.get(ATTR_DATA, b""))
     return SetHeader(
         name,
         kind,
@@ -144,15 +145,15 @@ def listing_of(payloads: Iterable[bytes]) -> list[tuple[SetHeader, list[SetEntry
     found: list[tuple[SetHeader, list[SetEntry]]] = []
     headers: dict[str, SetHeader] = {}
     for payload in payloads:
-        fields = netlink.attributes(payload, 4)
-        name = netlink.text_of(fields.get(ATTR_NAME, b""))
+        fields = nla.attributes(payload, 4)
+        name = nla.text_of(fields.get(ATTR_NAME, b""))
         if ATTR_TYPE in fields:
             described = _header_of(name, fields)
             if described is not None:
                 headers[name] = described
         header = headers.get(name)
         if header is not None:
-            listed = netlink.iter_attributes(fields.get(ATTR_ENTRIES, b""))
+            listed = nla.iter_attributes(fields.get(ATTR_ENTRIES, b""))
             entries = [entry_of(data, header.type) for kind, data in listed if kind == ATTR_DATA]
             found.append((header, entries))
     return found
@@ -176,21 +177,21 @@ class IpsetSocket:
     def create(self, header: SetHeader) -> None:
         """Make a set; one that exists with the same type is kept as it is."""
         if header.type is SetType.BITMAP_PORT:
-            data = netlink.attribute(DATA_PORT | _NET_ORDER, b"\0\0") + netlink.attribute(
+            data = nla.attribute(DATA_PORT | _NET_ORDER, b"\0\0") + nla.attribute(
                 DATA_PORT_TO | _NET_ORDER, b"\xff\xff"
             )
         else:
-            data = netlink.attribute(
-                DATA_HASH_SIZE | _NET_ORDER, struct.pack(">I", 1024)
-            ) + netlink.attribute(DATA_MAX_ELEMENTS | _NET_ORDER, struct.pack(">I", header.max_elements))
+            data = nla.attribute(DATA_HASH_SIZE | _NET_ORDER, struct.pack(">I", 1024)) + nla.attribute(
+                DATA_MAX_ELEMENTS | _NET_ORDER, struct.pack(">I", header.max_elements)
+            )
         family = header.family if header.type.has_family else None
         request = _message(
             CMD_CREATE,
-            netlink.text(ATTR_NAME, header.name),
-            netlink.text(ATTR_TYPE, header.type.value),
-            netlink.u8(ATTR_REVISION, self._revision(header.type, family)),
-            netlink.u8(ATTR_FAMILY, _NFPROTO[family]),
-            netlink.nested(ATTR_DATA, data),
+            nla.text(ATTR_NAME, header.name),
+            nla.text(ATTR_TYPE, header.type.value),
+            nla.u8(ATTR_REVISION, self._revision(header.type, family)),
+            nla.u8(ATTR_FAMILY, _NFPROTO[family]),
+            nla.nested(ATTR_DATA, data),
             flags=netlink.NLM_F_CREATE,
             family=_NFPROTO[family],
         )
@@ -218,11 +219,11 @@ class IpsetSocket:
         return self._change(CMD_DELETE, name, list(entries))
 
     def flush(self, name: str) -> None:
-        self._netlink.request_one(_message(CMD_FLUSH, netlink.text(ATTR_NAME, name)), f"flush ipset {name}")
+        self._netlink.request_one(_message(CMD_FLUSH, nla.text(ATTR_NAME, name)), f"flush ipset {name}")
 
     def destroy(self, name: str) -> None:
         """Remove a set; raises Busy while a rule still matches on it."""
-        reply = self._netlink.request((_message(CMD_DESTROY, netlink.text(ATTR_NAME, name)),))[0]
+        reply = self._netlink.request((_message(CMD_DESTROY, nla.text(ATTR_NAME, name)),))[0]
         if reply.errno:
             raise _error(reply.errno, f"destroy ipset {name}")
 
@@ -243,7 +244,7 @@ class IpsetSocket:
         }
 
     def _list(self, *, entries: bool) -> list[tuple[SetHeader, list[SetEntry]]]:
-        flags = netlink.attribute(ATTR_FLAGS | _NET_ORDER, struct.pack(">I", 0 if entries else _LIST_HEADERS))
+        flags = nla.attribute(ATTR_FLAGS | _NET_ORDER, struct.pack(">I", 0 if entries else _LIST_HEADERS))
         answers = self._netlink.dump(_message(CMD_LIST, flags), "list ipsets", needs=NEEDS)
         return listing_of(answer.payload for answer in answers)
 
@@ -254,10 +255,10 @@ class IpsetSocket:
             return known
         number = _NFPROTO[family]
         request = _message(
-            CMD_TYPE, netlink.text(ATTR_TYPE, kind.value), netlink.u8(ATTR_FAMILY, number), family=number
+            CMD_TYPE, nla.text(ATTR_TYPE, kind.value), nla.u8(ATTR_FAMILY, number), family=number
         )
         for answer in self._netlink.request_one(request, f"look up ipset type {kind.value}", needs=NEEDS):
-            revision = netlink.attributes(answer.payload, 4).get(ATTR_REVISION)
+            revision = nla.attributes(answer.payload, 4).get(ATTR_REVISION)
             if revision is not None:
                 self._revisions[kind, family] = revision[0]
                 return revision[0]

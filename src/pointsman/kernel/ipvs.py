@@ -12,6 +12,7 @@ import struct
 import sys
 from collections.abc import Sequence
 
+from pointsman.kernel import attributes as nla
 from pointsman.kernel import genl, netlink
 from pointsman.kernel.ipvs_objects import (
     PERSISTENT,
@@ -55,7 +56,7 @@ _V4_ALL_BITS, _V6_ALL_BITS = 0xFFFFFFFF, 128
 
 
 def _nest(kind: int, content: bytes) -> bytes:
-    return _NEST.pack(4 + len(content), kind | netlink.NLA_F_NESTED) + content
+    return _NEST.pack(4 + len(content), kind | nla.NLA_F_NESTED) + content
 
 
 def _af(address: bytes) -> int:
@@ -77,7 +78,7 @@ def service_change(command: int, server: VirtualServer) -> bytes:
     mask = _V4_ALL_BITS if len(server.key.address) == 4 else _V6_ALL_BITS
     content = (
         service_id(server.key)
-        + netlink.text(SVC_SCHEDULER, server.scheduler)
+        + nla.text(SVC_SCHEDULER, server.scheduler)
         + _SERVICE_REST.pack(
             *(12, SVC_FLAGS, server.flags, 0xFFFFFFFF),
             *(8, SVC_TIMEOUT, server.timeout),
@@ -118,7 +119,7 @@ def destination_removal(service: bytes, key: RealKey) -> bytes:
 
 def virtual_server_of(payload: bytes) -> tuple[VirtualServer, Traffic] | None:
     """A virtual server and its counters; None for one that is addressed by a firewall mark."""
-    fields = netlink.attributes(netlink.attributes(payload, genl.HEADER_LENGTH).get(ATTR_SERVICE, b""))
+    fields = nla.attributes(nla.attributes(payload, genl.HEADER_LENGTH).get(ATTR_SERVICE, b""))
     if SVC_ADDR not in fields or SVC_PORT not in fields:
         return None
     length = 4 if _native(fields[SVC_AF]) == socket.AF_INET else 16
@@ -127,15 +128,15 @@ def virtual_server_of(payload: bytes) -> tuple[VirtualServer, Traffic] | None:
     )
     flags = _U32.unpack_from(fields[SVC_FLAGS])[0] & _BALANCING_FLAGS
     timeout = _native(fields[SVC_TIMEOUT]) if flags & PERSISTENT else 0
-    server = VirtualServer(key, netlink.text_of(fields[SVC_SCHEDULER]), flags, timeout)
-    stats = netlink.attributes(fields.get(SVC_STATS64) or fields.get(SVC_STATS, b""))
+    server = VirtualServer(key, nla.text_of(fields[SVC_SCHEDULER]), flags, timeout)
+    stats = nla.attributes(fields.get(SVC_STATS64) or fields.get(SVC_STATS, b""))
     counters = (STAT_CONNS, STAT_INPKTS, STAT_OUTPKTS, STAT_INBYTES, STAT_OUTBYTES)
     return server, Traffic(*(_native(stats.get(number, b"\0")) for number in counters))
 
 
 def real_server_of(payload: bytes, family: int) -> RealServer:
     """A real server; kernels before 3.18 do not say its family, which then is the virtual server's."""
-    fields = netlink.attributes(netlink.attributes(payload, genl.HEADER_LENGTH).get(ATTR_DEST, b""))
+    fields = nla.attributes(nla.attributes(payload, genl.HEADER_LENGTH).get(ATTR_DEST, b""))
     number = _native(fields[DEST_FAMILY]) if DEST_FAMILY in fields else family
     length = 4 if number == socket.AF_INET else 16
     return RealServer(
@@ -191,9 +192,9 @@ class IpvsSocket:
     def has_scheduler(self, name: str) -> bool:
         """Whether the kernel has, or can load, a scheduler: a virtual server for an unused mark tries it."""
         content = (
-            netlink.u16(SVC_AF, socket.AF_INET)
-            + netlink.u32(SVC_FWMARK, _PROBE_MARK)
-            + netlink.text(SVC_SCHEDULER, name)
+            nla.u16(SVC_AF, socket.AF_INET)
+            + nla.u32(SVC_FWMARK, _PROBE_MARK)
+            + nla.text(SVC_SCHEDULER, name)
             + _SERVICE_REST.pack(
                 *(12, SVC_FLAGS, 0, 0xFFFFFFFF), *(8, SVC_TIMEOUT, 0), *(8, SVC_NETMASK, _V4_ALL_BITS)
             )
@@ -214,7 +215,7 @@ class IpvsSocket:
         """Idle seconds of TCP sessions, TCP sessions after a FIN, and UDP packets."""
         request = Message(self._family, 0, genl.header(CMD_GET_CONFIG))
         for answer in self._netlink.request_one(request, "read the IPVS timeouts"):
-            fields = netlink.attributes(answer.payload, genl.HEADER_LENGTH)
+            fields = nla.attributes(answer.payload, genl.HEADER_LENGTH)
             tcp, fin, udp = (
                 _native(fields[n]) for n in (ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP)
             )
@@ -225,6 +226,6 @@ class IpvsSocket:
         """Set the timeouts that are not 0."""
         kinds = (ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP)
         payload = genl.header(CMD_SET_CONFIG) + b"".join(
-            netlink.u32(kind, seconds) for kind, seconds in zip(kinds, (tcp, tcp_fin, udp), strict=True)
+            nla.u32(kind, seconds) for kind, seconds in zip(kinds, (tcp, tcp_fin, udp), strict=True)
         )
         self._netlink.request_one(Message(self._family, 0, payload), "set the IPVS timeouts")

@@ -1,7 +1,7 @@
-"""Netlink: framing, attributes, pipelined requests and dumps, shared by every module that talks to the kernel.
+"""Netlink: framing, pipelined requests and dumps, shared by every module that talks to the kernel.
 
-Hand-packed on purpose: one nftables element costs below a microsecond this way. Message types and attribute
-numbers of the single subsystems live next to their users; this file knows only what all of netlink shares.
+Hand-packed on purpose: one nftables element costs below a microsecond this way. Attributes are packed and unpacked
+in attributes.py, which does no I/O; message types and attribute numbers of each subsystem live next to their users.
 
 Guarantees: answers come from the kernel only (sender checked), every request gets exactly one `Reply` in order,
 a dump that the kernel marks as interrupted is repeated, and extended-ACK texts are kept because they say which
@@ -20,68 +20,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from pointsman.errors import Busy, KernelError, NotSupported, Rejected
-from pointsman.kernel.attributes import (
-    MAX_ATTRIBUTE,
-    NLA_F_NESTED,
-    attribute,
-    attributes,
-    iter_attributes,
-    nested,
-    text,
-    text_of,
-    u8,
-    u16,
-    u16be,
-    u32,
-    u32be,
-    u64be,
-)
-
-__all__ = [
-    "HEADER_LENGTH",
-    "MAX_ATTRIBUTE",
-    "NETLINK_GENERIC",
-    "NETLINK_NETFILTER",
-    "NETLINK_ROUTE",
-    "NLA_F_NESTED",
-    "NLMSG_DONE",
-    "NLMSG_ERROR",
-    "NLMSG_NOOP",
-    "NLMSG_OVERRUN",
-    "NLM_F_ACK",
-    "NLM_F_ACK_TLVS",
-    "NLM_F_APPEND",
-    "NLM_F_CAPPED",
-    "NLM_F_CREATE",
-    "NLM_F_DUMP",
-    "NLM_F_DUMP_INTR",
-    "NLM_F_EXCL",
-    "NLM_F_MATCH",
-    "NLM_F_MULTI",
-    "NLM_F_REPLACE",
-    "NLM_F_REQUEST",
-    "NLM_F_ROOT",
-    "Answer",
-    "Message",
-    "NetlinkSocket",
-    "Reply",
-    "attribute",
-    "attributes",
-    "frame",
-    "iter_attributes",
-    "kernel_error",
-    "nested",
-    "reply_of",
-    "split",
-    "text",
-    "text_of",
-    "u8",
-    "u16",
-    "u16be",
-    "u32",
-    "u32be",
-    "u64be",
-]
+from pointsman.kernel.attributes import attributes, text_of
 
 NLM_F_REQUEST = 0x01
 NLM_F_MULTI = 0x02
@@ -113,7 +52,6 @@ _NETLINK_GET_STRICT_CHK = 12
 _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
 _NLMSGERR_ATTR_MSG = 1
-_NLMSGERR_ATTR_OFFS = 2
 
 _HEADER = struct.Struct("=IHHII")
 _ERRNO = struct.Struct("=i")
@@ -166,8 +104,6 @@ class Reply(NamedTuple):
     """0 when the kernel accepted it."""
     text: str = ""
     """The kernel's own words (extended ACK), often empty."""
-    offset: int = 0
-    """Byte offset of the attribute at fault inside the message, 0 when unknown."""
     answers: tuple[Answer, ...] = ()
     """Data messages that came before the acknowledgement."""
 
@@ -206,8 +142,7 @@ def reply_of(answer: Answer) -> Reply:
         if not answer.flags & NLM_F_CAPPED and len(answer.payload) >= 8:
             start = 4 + ((_U32.unpack_from(answer.payload, 4)[0] + 3) & ~3)
     found = attributes(answer.payload, start)
-    offset = _U32.unpack(found[_NLMSGERR_ATTR_OFFS])[0] if _NLMSGERR_ATTR_OFFS in found else 0
-    return Reply(code, text_of(found.get(_NLMSGERR_ATTR_MSG, b"")), offset)
+    return Reply(code, text_of(found.get(_NLMSGERR_ATTR_MSG, b"")))
 
 
 def kernel_error(code: int, what: str, detail: str = "", *, needs: str = "") -> KernelError:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pointsman.errors import KernelError, Rejected
+from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink
 from pointsman.kernel.netlink import Answer, Message, NetlinkSocket
 
@@ -43,9 +44,7 @@ class Fault(NamedTuple):
     position: int
     """Position in the batch, -1 when the batch as a whole was refused."""
     errno: int
-    text: str
-    offset: int
-    """Byte offset of the attribute at fault inside the message, header included; 0 when unknown."""
+    text: str = ""
 
     def __str__(self) -> str:
         reason = os.strerror(self.errno)
@@ -107,7 +106,7 @@ class NftablesSocket:
             except KernelError as error:
                 if error.errno == errno.ENOBUFS:
                     # Only error messages can fill the buffer: the batch failed, some of the reasons are lost.
-                    faults.append(Fault(-1, errno.ENOBUFS, "too many errors to report", 0))
+                    faults.append(Fault(-1, errno.ENOBUFS, "too many errors to report"))
                     continue
                 raise
             if not answers:
@@ -119,7 +118,7 @@ class NftablesSocket:
                 if reply.errno:
                     index = answer.sequence - first - 1
                     known = 0 <= index < count
-                    faults.append(Fault(index if known else -1, reply.errno, reply.text, reply.offset))
+                    faults.append(Fault(index if known else -1, reply.errno, reply.text))
 
     def generation(self) -> int:
         """The ruleset generation: moves by one with every transaction of anybody in this namespace."""
@@ -127,7 +126,7 @@ class NftablesSocket:
             nftables_message(_ANY_GENERATION, 0, 0, b""), "read nftables generation", needs=NEED_NFTABLES
         )
         for answer in answers:
-            found = netlink.attributes(answer.payload, 4)
+            found = nla.attributes(answer.payload, 4)
             if _GENERATION_ID in found:
                 return int.from_bytes(found[_GENERATION_ID], "big")
         raise KernelError("the kernel did not report an nftables generation")

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from pointsman.errors import KernelError
+from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink
 from pointsman.kernel.netlink import Message, NetlinkSocket, Reply
 from pointsman.model.addresses import Family
@@ -51,9 +52,9 @@ class RouteSocket:
         request = Message(RTM_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0))
         found: dict[str, int] = {}
         for answer in self._netlink.dump(request, "list network interfaces"):
-            name = netlink.attributes(answer.payload, _LINK.size).get(IFLA_IFNAME)
+            name = nla.attributes(answer.payload, _LINK.size).get(IFLA_IFNAME)
             if name is not None:
-                found[netlink.text_of(name)] = _LINK.unpack_from(answer.payload)[2]
+                found[nla.text_of(name)] = _LINK.unpack_from(answer.payload)[2]
         return found
 
     def addresses(self, family: Family, interface: int = 0) -> list[InterfaceAddress]:
@@ -66,7 +67,7 @@ class RouteSocket:
             number, prefix, _, _, index = _ADDRESS.unpack_from(answer.payload)
             if _FAMILY.get(number) is not family or (interface and index != interface):
                 continue
-            fields = netlink.attributes(answer.payload, _ADDRESS.size)
+            fields = nla.attributes(answer.payload, _ADDRESS.size)
             address = fields.get(IFA_LOCAL, fields.get(IFA_ADDRESS))
             if address is not None:
                 found.append(InterfaceAddress(address, index, prefix))
@@ -79,8 +80,8 @@ class RouteSocket:
             return index
         payload = (
             _LINK.pack(0, 0, 0, 0, 0)
-            + netlink.text(IFLA_IFNAME, name)
-            + netlink.nested(IFLA_LINKINFO, netlink.text(IFLA_INFO_KIND, "dummy"))
+            + nla.text(IFLA_IFNAME, name)
+            + nla.nested(IFLA_LINKINFO, nla.text(IFLA_INFO_KIND, "dummy"))
         )
         flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
         reply = self._netlink.request((Message(RTM_NEWLINK, flags, payload),))[0]
@@ -117,8 +118,8 @@ def _host(interface: int, address: bytes) -> bytes:
     family = socket.AF_INET if len(address) == 4 else socket.AF_INET6
     return (
         _ADDRESS.pack(family, len(address) * 8, 0, 0, interface)
-        + netlink.attribute(IFA_LOCAL, address)
-        + netlink.attribute(IFA_ADDRESS, address)
+        + nla.attribute(IFA_LOCAL, address)
+        + nla.attribute(IFA_ADDRESS, address)
     )
 
 

@@ -6,7 +6,8 @@ import socket
 
 from tests.factory import packed
 
-from pointsman.kernel import genl, ipset, ipvs, netlink
+from pointsman.kernel import attributes as nla
+from pointsman.kernel import genl, ipset, ipvs
 from pointsman.kernel.ipset import entries_message, listing_of
 from pointsman.kernel.ipset_objects import SetEntry, SetHeader, SetType
 from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, Traffic, VirtualKey, VirtualServer
@@ -105,11 +106,9 @@ def test_listed_real_servers_carry_weight_and_connections() -> None:
 
 
 def test_what_identifies_and_sets_up_a_server_is_sent_as_the_kernel_lists_it() -> None:
-    listed = netlink.attributes(
-        netlink.attributes(bytes.fromhex(TCP_SERVICE), genl.HEADER_LENGTH)[ipvs.ATTR_SERVICE]
-    )
-    sent = netlink.attributes(
-        netlink.attributes(ipvs.service_change(ipvs.CMD_NEW_SERVICE, SERVER), genl.HEADER_LENGTH)[
+    listed = nla.attributes(nla.attributes(bytes.fromhex(TCP_SERVICE), genl.HEADER_LENGTH)[ipvs.ATTR_SERVICE])
+    sent = nla.attributes(
+        nla.attributes(ipvs.service_change(ipvs.CMD_NEW_SERVICE, SERVER), genl.HEADER_LENGTH)[
             ipvs.ATTR_SERVICE
         ]
     )
@@ -126,14 +125,12 @@ def test_real_servers_are_sent_masqueraded_and_without_thresholds() -> None:
     real = RealKey(packed("10.244.1.5"), 6443)
     payload = ipvs.destination_change(ipvs.CMD_SET_DEST, ipvs.service_id(KEY), real, 1)
     assert payload[0] == ipvs.CMD_SET_DEST
-    fields = netlink.attributes(payload, genl.HEADER_LENGTH)
-    sent = netlink.attributes(fields[ipvs.ATTR_DEST])
-    listed = netlink.attributes(
-        netlink.attributes(_with_length(TCP_DESTINATION), genl.HEADER_LENGTH)[ipvs.ATTR_DEST]
-    )
+    fields = nla.attributes(payload, genl.HEADER_LENGTH)
+    sent = nla.attributes(fields[ipvs.ATTR_DEST])
+    listed = nla.attributes(nla.attributes(_with_length(TCP_DESTINATION), genl.HEADER_LENGTH)[ipvs.ATTR_DEST])
     for number in sent:
         assert sent[number] == listed[number]
-    assert netlink.attributes(fields[ipvs.ATTR_SERVICE])[ipvs.SVC_PORT] == b"\x01\xbb"
+    assert nla.attributes(fields[ipvs.ATTR_SERVICE])[ipvs.SVC_PORT] == b"\x01\xbb"
 
 
 def test_listed_sets_are_read_with_their_counts() -> None:
@@ -156,8 +153,8 @@ def test_listed_sets_are_read_with_their_counts() -> None:
 
 
 def test_the_second_message_of_a_long_set_names_no_type() -> None:
-    entry = netlink.nested(ipset.ATTR_DATA, ipset.entry_attributes(SetEntry(packed("10.96.0.2"), 6, 80)))
-    second = bytes(4) + netlink.text(ipset.ATTR_NAME, "P") + netlink.nested(ipset.ATTR_ENTRIES, entry)
+    entry = nla.nested(ipset.ATTR_DATA, ipset.entry_attributes(SetEntry(packed("10.96.0.2"), 6, 80)))
+    second = bytes(4) + nla.text(ipset.ATTR_NAME, "P") + nla.nested(ipset.ATTR_ENTRIES, entry)
     found = listing_of((bytes.fromhex(PORT_SET), second))
     assert [entries for _, entries in found] == [
         [SetEntry(packed("10.96.0.1"), 6, 443)],
@@ -166,7 +163,7 @@ def test_the_second_message_of_a_long_set_names_no_type() -> None:
 
 
 def test_sets_of_foreign_types_are_overlooked() -> None:
-    foreign = bytes(4) + netlink.text(ipset.ATTR_NAME, "X") + netlink.text(ipset.ATTR_TYPE, "hash:mac")
+    foreign = bytes(4) + nla.text(ipset.ATTR_NAME, "X") + nla.text(ipset.ATTR_TYPE, "hash:mac")
     assert listing_of((foreign,)) == []
 
 
@@ -176,23 +173,20 @@ def test_entries_are_sent_as_the_kernel_lists_them() -> None:
         (NET_SET, SetType.HASH_IP_PORT_NET),
         (BITMAP_SET, SetType.BITMAP_PORT),
     ):
-        listed = netlink.attributes(netlink.attributes(bytes.fromhex(text), 4)[ipset.ATTR_ENTRIES])[
-            ipset.ATTR_DATA
-        ]
+        listed = nla.attributes(nla.attributes(bytes.fromhex(text), 4)[ipset.ATTR_ENTRIES])[ipset.ATTR_DATA]
         entry = ipset.entry_of(listed, kind)
         sent = ipset.entry_attributes(entry)
-        assert netlink.attributes(sent).keys() == netlink.attributes(listed).keys()
+        assert nla.attributes(sent).keys() == nla.attributes(listed).keys()
         assert ipset.entry_of(sent, kind) == entry
 
 
 def test_many_entries_share_a_message_and_have_line_numbers() -> None:
     message = entries_message(ipset.CMD_ADD, "P", [SetEntry(port=1), SetEntry(port=2)])
     assert message.kind == 0x0609
-    fields = netlink.attributes(message.payload, 4)
-    assert netlink.text_of(fields[ipset.ATTR_NAME]) == "P"
+    fields = nla.attributes(message.payload, 4)
+    assert nla.text_of(fields[ipset.ATTR_NAME]) == "P"
     lines = [
-        netlink.attributes(data)[ipset.DATA_LINE]
-        for _, data in netlink.iter_attributes(fields[ipset.ATTR_ENTRIES])
+        nla.attributes(data)[ipset.DATA_LINE] for _, data in nla.iter_attributes(fields[ipset.ATTR_ENTRIES])
     ]
     assert lines == [b"\0\0\0\1", b"\0\0\0\2"]
 

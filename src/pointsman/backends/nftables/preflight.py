@@ -12,7 +12,8 @@ from pointsman.backends.nftables.batch import Batch, Operation, Steps
 from pointsman.backends.nftables.schema import Chain, Hook
 from pointsman.backends.nftables.terms import TABLE, Field, Terms, terms_of
 from pointsman.errors import KernelError
-from pointsman.kernel.netlink import Message, text
+from pointsman.kernel.attributes import text
+from pointsman.kernel.netlink import Message
 from pointsman.kernel.nfnl import NEED_NFTABLES, NftablesSocket, nftables_message
 from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol

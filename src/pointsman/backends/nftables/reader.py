@@ -9,10 +9,10 @@ import msgspec
 from pointsman.backends.nftables import encode
 from pointsman.backends.nftables.schema import Data, SetSpec
 from pointsman.backends.nftables.terms import TABLE, Terms
-from pointsman.kernel import netlink
+from pointsman.kernel import attributes as nla
 from pointsman.kernel.nfnl import NftablesSocket
 
-_TABLE_ATTRIBUTE = netlink.text(1, TABLE)
+_TABLE_ATTRIBUTE = nla.text(1, TABLE)
 
 
 class KernelElement(NamedTuple):
@@ -57,7 +57,7 @@ def _number(data: bytes | None) -> int:
 
 
 def _comment(data: bytes) -> str:
-    return netlink.text_of(data[2 : 2 + data[1]]) if len(data) > 2 and data[0] == 0 else ""
+    return nla.text_of(data[2 : 2 + data[1]]) if len(data) > 2 and data[0] == 0 else ""
 
 
 class Reader:
@@ -74,7 +74,7 @@ class Reader:
         )
         if answer is None:
             return None
-        found = netlink.attributes(answer.payload, 4)
+        found = nla.attributes(answer.payload, 4)
         return _number(found.get(4)), _comment(found.get(6, b""))
 
     def table(self) -> KernelTable | None:
@@ -86,18 +86,18 @@ class Reader:
 
     def _dump(self, kind: int, body: bytes, what: str) -> list[dict[int, bytes]]:
         answers = self._socket.dump(kind, self._terms.nfproto, body, what)
-        found = (netlink.attributes(answer.payload, 4) for answer in answers)
-        return [entry for entry in found if netlink.text_of(entry.get(1, b"")) == TABLE]
+        found = (nla.attributes(answer.payload, 4) for answer in answers)
+        return [entry for entry in found if nla.text_of(entry.get(1, b"")) == TABLE]
 
     def _chains(self) -> dict[str, KernelChain]:
         return {
-            netlink.text_of(found[3]): KernelChain(_number(found.get(2)), _number(found.get(6)), 4 in found)
+            nla.text_of(found[3]): KernelChain(_number(found.get(2)), _number(found.get(6)), 4 in found)
             for found in self._dump(encode.GET_CHAIN, _TABLE_ATTRIBUTE, "list chains")
         }
 
     def _sets(self) -> dict[str, KernelSet]:
         return {
-            netlink.text_of(found[2]): KernelSet(
+            nla.text_of(found[2]): KernelSet(
                 _number(found.get(16)), _number(found[20]) if 20 in found else None
             )
             for found in self._dump(encode.GET_SET, _TABLE_ATTRIBUTE, "list sets")
@@ -107,30 +107,30 @@ class Reader:
         """The encoded expressions of every rule, per chain, in order."""
         rules: dict[str, list[bytes]] = {}
         for found in self._dump(encode.GET_RULE, _TABLE_ATTRIBUTE, "list rules"):
-            rules.setdefault(netlink.text_of(found[2]), []).append(found.get(4, b""))
+            rules.setdefault(nla.text_of(found[2]), []).append(found.get(4, b""))
         return rules
 
     def elements(self, spec: SetSpec) -> dict[bytes, KernelElement]:
         """Every element by key."""
-        body = _TABLE_ATTRIBUTE + netlink.text(2, spec.name)
+        body = _TABLE_ATTRIBUTE + nla.text(2, spec.name)
         elements: dict[bytes, KernelElement] = {}
         for found in self._dump(encode.GET_ELEMENT, body, f"list elements of {spec.name}"):
-            for _, item in netlink.iter_attributes(found.get(3, b"")):
-                parts = netlink.attributes(item)
+            for _, item in nla.iter_attributes(found.get(3, b"")):
+                parts = nla.attributes(item)
                 key = _value(parts[1])
                 elements[key] = _element(parts, spec)
         return elements
 
 
 def _value(data: bytes) -> bytes:
-    return netlink.attributes(data).get(1, b"")
+    return nla.attributes(data).get(1, b"")
 
 
 def _element(parts: dict[int, bytes], spec: SetSpec) -> KernelElement:
     data, chain = b"", None
     if spec.data is Data.VERDICT and 2 in parts:
-        verdict = netlink.attributes(netlink.attributes(parts[2]).get(2, b""))
-        chain = netlink.text_of(verdict.get(2, b""))
+        verdict = nla.attributes(nla.attributes(parts[2]).get(2, b""))
+        chain = nla.text_of(verdict.get(2, b""))
     elif spec.data is Data.ENDPOINT and 2 in parts:
         data = _value(parts[2])
     return KernelElement(_value(parts[10]) if 10 in parts else b"", data, chain, _packets(parts.get(7)))
@@ -139,22 +139,22 @@ def _element(parts: dict[int, bytes], spec: SetSpec) -> KernelElement:
 def _packets(expression: bytes | None) -> int:
     if expression is None:
         return 0
-    counter = netlink.attributes(netlink.attributes(expression).get(2, b""))
+    counter = nla.attributes(nla.attributes(expression).get(2, b""))
     return _number(counter.get(2))
 
 
 def counted_packets(expressions: bytes) -> int:
     """What the counter of a rule says, 0 without one."""
-    for _, item in netlink.iter_attributes(expressions):
-        if netlink.text_of(netlink.attributes(item).get(1, b"")) == "counter":
+    for _, item in nla.iter_attributes(expressions):
+        if nla.text_of(nla.attributes(item).get(1, b"")) == "counter":
             return _packets(item)
     return 0
 
 
 def same_expressions(ours: bytes, kernels: bytes) -> bool:
     """Whether a rule in the kernel says what we sent; the kernel adds defaults and renumbers registers."""
-    left = [netlink.attributes(item) for _, item in netlink.iter_attributes(ours)]
-    right = [netlink.attributes(item) for _, item in netlink.iter_attributes(kernels)]
+    left = [nla.attributes(item) for _, item in nla.iter_attributes(ours)]
+    right = [nla.attributes(item) for _, item in nla.iter_attributes(kernels)]
     return len(left) == len(right) and all(
         a.get(1) == b.get(1) and _same_attributes(a.get(2, b""), b.get(2, b""))
         for a, b in zip(left, right, strict=True)
@@ -162,8 +162,8 @@ def same_expressions(ours: bytes, kernels: bytes) -> bool:
 
 
 def _same_attributes(ours: bytes, kernels: bytes) -> bool:
-    theirs = netlink.attributes(kernels)
-    return all(_same_value(value, theirs.get(kind)) for kind, value in netlink.iter_attributes(ours))
+    theirs = nla.attributes(kernels)
+    return all(_same_value(value, theirs.get(kind)) for kind, value in nla.iter_attributes(ours))
 
 
 def _same_value(ours: bytes, kernels: bytes | None) -> bool:
@@ -175,4 +175,4 @@ def _same_value(ours: bytes, kernels: bytes | None) -> bool:
         number = int.from_bytes(ours, "big")
         return number >= 8 and number % 4 == 0 and number // 4 - 1 == int.from_bytes(kernels, "big")
     # Nested values differ in the flag of their inner headers, which the kernel does not set.
-    return len(ours) == len(kernels) and bool(netlink.attributes(ours)) and _same_attributes(ours, kernels)
+    return len(ours) == len(kernels) and bool(nla.attributes(ours)) and _same_attributes(ours, kernels)

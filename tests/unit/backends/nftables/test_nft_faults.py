@@ -35,7 +35,7 @@ class RefusingKernel:
     def commit(self, messages: Sequence[Message]) -> int:
         if self.fault:
             number, self.fault = self.fault, 0
-            raise BatchRefused([Fault(position, number, "", 0) for position in range(len(messages))])
+            raise BatchRefused([Fault(position, number) for position in range(len(messages))])
         self.committed.append(len(messages))
         return 1
 
