@@ -18,7 +18,7 @@ from pointsman.config.gates import effective_gates
 from pointsman.config.types import IPTABLES, IPVS, NFTABLES, KubeProxyConfiguration
 from pointsman.errors import ConfigError
 from pointsman.explain.view import FamilyView, View
-from pointsman.model.addresses import Family, address_from_text
+from pointsman.model.addresses import LOCALHOST, Family, address_from_text
 from pointsman.model.node import NodeFacts, node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
@@ -30,8 +30,6 @@ from pointsman.source.manifests import load_objects
 from pointsman.sync.reconcile import Reconciler
 
 BOTH_FAMILIES = (Family.IPV4, Family.IPV6)
-
-_LOOPBACK = {Family.IPV4: (b"\x7f\0\0\1",), Family.IPV6: (bytes(15) + b"\x01",)}
 
 
 class RequestKeeper:
@@ -155,7 +153,7 @@ def _node_addresses(node: Node | None, family: Family) -> tuple[bytes, ...]:
     listed = (node.status.addresses if node is not None else None) or ()
     found = [address_from_text(entry.address) for entry in listed if entry.type.endswith("IP")]
     length = family.address_length
-    return (*_LOOPBACK[family], *(one for one in found if one is not None and len(one) == length))
+    return (LOCALHOST[family], *(one for one in found if one is not None and len(one) == length))
 
 
 class _Planner:

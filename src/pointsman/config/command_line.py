@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from pointsman.config.addresses import host_and_port, range_from_text, with_port
 from pointsman.config.defaults import (
     HEALTHZ_PORT,
     METRICS_PORT,
     default_bind_addresses,
     with_file_defaults,
     with_mode,
+    with_port,
 )
 from pointsman.config.document import invalid
 from pointsman.config.flag_table import BY_NAME, FLAGS
@@ -31,6 +31,7 @@ from pointsman.config.types import IPTABLES, KubeProxyConfiguration
 from pointsman.config.validate import ROOT, validation_problems
 from pointsman.errors import ConfigError
 from pointsman.files import CONTROL_SOCKET, RUN_DIRECTORY
+from pointsman.model.addresses import cidr_from_text, split_host_port
 
 KUBE_PROXY = "kube-proxy"
 _MIN_SYNC_PERIOD_OF_FLAGS = timedelta(seconds=1)
@@ -190,7 +191,7 @@ def _served_at(address: str, port_flag: int | None, default_port: int, default_a
     if port_flag == 0:
         return ""
     if port_flag is not None and address == default_address:
-        parts = host_and_port(address)
+        parts = split_host_port(address)
         address = parts[0] if parts else address
     return with_port(address, default_port if port_flag is None else port_flag)
 
@@ -210,7 +211,7 @@ def _option_problems(flags: Mapping[str, Any]) -> list[str]:
     problems = [
         invalid("--external-ip-allow-cidrs", text, "must be a valid CIDR")
         for text in flags.get("external-ip-allow-cidrs", ())
-        if range_from_text(text) is None
+        if cidr_from_text(text) is None
     ]
     limit = flags.get("service-metrics-limit", 1)
     if limit < 1:

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 import msgspec
 
-from pointsman.config.addresses import ip_from_text, with_port
 from pointsman.config.types import (
     NFTABLES,
     ClientConnection,
@@ -17,6 +16,7 @@ from pointsman.config.types import (
     Logging,
     NFTables,
 )
+from pointsman.model.addresses import address_from_text
 
 HEALTHZ_PORT = 10256
 METRICS_PORT = 10249
@@ -61,9 +61,16 @@ def with_mode(config: KubeProxyConfiguration, mode: str) -> KubeProxyConfigurati
     )
 
 
+def with_port(address: str, port: int) -> str:
+    """`address` with the port appended when it is a bare IP; anything else unchanged, for validation to judge."""
+    if address_from_text(address) is None:
+        return address
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def default_bind_addresses(bind_address: str) -> tuple[str, str]:
     """Where health and metrics are served when nothing is said: the family follows the bind address."""
-    packed = ip_from_text(bind_address)
+    packed = address_from_text(bind_address)
     if packed is not None and len(packed) == 4:
         return f"0.0.0.0:{HEALTHZ_PORT}", f"127.0.0.1:{METRICS_PORT}"
     return f"[::]:{HEALTHZ_PORT}", f"[::1]:{METRICS_PORT}"

@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from pointsman.config.addresses import host_and_port, ip_from_text, port_from_text
 from pointsman.config.document import nearest
 from pointsman.config.durations import bytes_from_quantity, duration_from_text
 from pointsman.config.types import VModuleItem
 from pointsman.errors import ConfigError
+from pointsman.model.addresses import address_from_text, port_from_text, split_host_port
 
 _INTEGER = re.compile(
     r"([+-]?)(0[xX](?:_?[0-9a-fA-F])+|0[bB](?:_?[01])+|0[oO]?(?:_?[0-7])+|[1-9](?:_?[0-9])*|0)"
@@ -234,18 +234,18 @@ def _switches(text: str) -> dict[str, bool]:
 
 
 def _ip(text: str) -> str:
-    if text and ip_from_text(text) is None:
+    if text and address_from_text(text) is None:
         raise ValueError("must be an IP address")
     return text
 
 
 def _ip_and_port(text: str) -> str:
-    if not text or ip_from_text(text) is not None:
+    if not text or address_from_text(text) is not None:
         return text
-    parts = host_and_port(text)
+    parts = split_host_port(text)
     if parts is None:
         raise ValueError("must be an IP address or IP:port, with brackets around IPv6")
-    if ip_from_text(parts[0]) is None:
+    if address_from_text(parts[0]) is None:
         raise ValueError(f"{parts[0]!r} is not an IP address")
     if port_from_text(parts[1]) is None:
         raise ValueError(f"{parts[1]!r} is not a port")

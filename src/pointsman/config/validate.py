@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from pointsman.config.addresses import host_and_port, ip_from_text, port_from_text, range_from_text
 from pointsman.config.document import Findings
 from pointsman.config.gates import effective_gates, gate_problems
 from pointsman.config.types import (
@@ -24,6 +23,7 @@ from pointsman.config.types import (
     NFTables,
     OutputRouting,
 )
+from pointsman.model.addresses import address_from_text, cidr_from_text, port_from_text, split_host_port
 
 ROOT = "KubeProxyConfiguration"
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
@@ -73,7 +73,7 @@ def _check_mode(config: KubeProxyConfiguration, findings: Findings) -> None:
         ):
             _check_not_negative(f"{ROOT}.ipvs.{name}", timeout, findings)
         for index, text in enumerate(config.ipvs.exclude_cidrs):
-            if range_from_text(text) is None:
+            if cidr_from_text(text) is None:
                 findings.invalid(f"{ROOT}.ipvs.excludeCIDRs[{index}]", text, "must be a valid CIDR")
 
 
@@ -96,7 +96,7 @@ def _check_periods(config: KubeProxyConfiguration, findings: Findings) -> None:
 
 
 def _check_addresses(config: KubeProxyConfiguration, findings: Findings) -> None:
-    if ip_from_text(config.bind_address) is None:
+    if address_from_text(config.bind_address) is None:
         rule = "not a valid textual representation of an IP address"
         findings.invalid(f"{ROOT}.bindAddress", config.bind_address, rule)
     for name, address in (
@@ -112,18 +112,18 @@ def _check_addresses(config: KubeProxyConfiguration, findings: Findings) -> None
             if text in seen:
                 findings.problems.append(f'{path}: Duplicate value: "{text}"')
             seen.add(text)
-        elif range_from_text(text) is None:
+        elif cidr_from_text(text) is None:
             rule = "must be a valid CIDR or one of the keywords 'primary', 'localhost', 'all'"
             findings.invalid(path, text, rule)
 
 
 def _check_ip_and_port(path: str, text: str, findings: Findings) -> None:
-    parts = host_and_port(text)
+    parts = split_host_port(text)
     if parts is None:
         findings.invalid(path, text, "must be IP:port")
         return
     host, port = parts
-    if ip_from_text(host) is None:
+    if address_from_text(host) is None:
         findings.invalid(path, host, "must be a valid IP")
     if not port_from_text(port):
         findings.invalid(path, port, "must be a valid port")
@@ -163,7 +163,7 @@ def _check_cluster_cidrs(texts: Sequence[str], whole: str, findings: Findings) -
     if len(texts) > 2:
         findings.invalid(path, whole, pair_rule)
         return
-    cidrs = [range_from_text(text) for text in texts]
+    cidrs = [cidr_from_text(text) for text in texts]
     for text, cidr in zip(texts, cidrs, strict=True):
         if cidr is None:
             findings.invalid(path, text, f"must be a valid CIDR block {_CIDR_EXAMPLE}")

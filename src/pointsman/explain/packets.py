@@ -14,7 +14,7 @@ from pointsman.config.types import IPTABLES, IPVS, NFTABLES
 from pointsman.explain.report import Path
 from pointsman.explain.target import BadQuestion
 from pointsman.explain.view import FamilyView
-from pointsman.model.addresses import address_from_text, address_text, family_of
+from pointsman.model.addresses import address_from_text, address_text, family_of, is_loopback
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import LocalMode
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
@@ -74,7 +74,7 @@ def clients_of(text: str, view: FamilyView) -> tuple[Client, ...]:
 
 
 def _kind_of(address: bytes, view: FamilyView) -> ClientKind:
-    if address in view.node_addresses or (len(address) == 4 and address[0] == 127):
+    if address in view.node_addresses or is_loopback(address):
         return ClientKind.NODE
     local = view.context.local
     if local.mode is LocalMode.CIDR and local.cidr is not None:
@@ -197,7 +197,7 @@ def node_port_denial(address: bytes, protocol: Protocol, view: FamilyView, mode:
     """Why node ports do not answer at this address of the node; empty when they do."""
     where = view.context.node_port_addresses
     text = address_text(address)
-    if (len(address) == 4 and address[0] == 127) or address == bytes(15) + b"\x01":
+    if is_loopback(address):
         asked_for = where.loopback if mode == IPTABLES else where.loopback_asked
         possible = (mode == IPTABLES and len(address) == 4) or (mode == NFTABLES and protocol is Protocol.TCP)
         if possible and asked_for and view.localhost_node_ports:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pointsman.errors import PointsmanError
-from pointsman.model.addresses import address_from_text
+from pointsman.model.addresses import address_from_text, port_from_text, split_host_port
 from pointsman.model.service import Protocol
 
 FORMS = "write SERVICE, NAMESPACE/SERVICE, SERVICE:PORT, IP, IP:PORT, [IPv6]:PORT or :NODEPORT"
@@ -53,8 +53,7 @@ def _address_and_port(text: str) -> tuple[bytes, int] | None:
     whole = address_from_text(text.removeprefix("[").removesuffix("]"))
     if whole is not None:
         return whole, 0
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
-        return None
-    address = address_from_text(host.removeprefix("[").removesuffix("]")) if host else b""
-    return None if address is None else (address, int(port))
+    host, port_text = split_host_port(text) or ("", "")
+    port = port_from_text(port_text)
+    address = address_from_text(host) if host else b""
+    return (address, port) if address is not None and port else None

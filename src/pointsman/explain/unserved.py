@@ -10,7 +10,7 @@ from pointsman.explain.packets import node_port_denial
 from pointsman.explain.report import Cause
 from pointsman.explain.target import Target
 from pointsman.explain.view import FamilyView, View
-from pointsman.model.addresses import address_text, family_of
+from pointsman.model.addresses import address_text, family_of, is_loopback
 from pointsman.model.plan import FrontendKind
 from pointsman.model.remarks import IP_MODE_PROXY
 from pointsman.model.service import ServicePort
@@ -70,8 +70,7 @@ def _claims(port: ServicePort, address: bytes) -> bool:
 
 
 def _node_port(view: View, family: FamilyView, target: Target, address: bytes) -> Iterator[Cause]:
-    loopback = (len(address) == 4 and address[0] == 127) or address == bytes(15) + b"\x01"
-    if address not in family.node_addresses and not loopback:
+    if address not in family.node_addresses and not is_loopback(address):
         return
     serving = [
         name

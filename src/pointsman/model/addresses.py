@@ -85,6 +85,25 @@ def host_port_text(address: bytes, port: int) -> str:
     return f"{address_text(address)}:{port}" if len(address) == 4 else f"[{address_text(address)}]:{port}"
 
 
+def split_host_port(text: str) -> tuple[str, str] | None:
+    """Host and port of `host:port` or `[host]:port`, split as Go does; None when the text has no such form."""
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        return None
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        return None
+    return None if any(bracket in host + port for bracket in "[]") else (host, port)
+
+
+def port_from_text(text: str) -> int | None:
+    """A port from 0 to 65535, or None."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        return None
+    return int(text) if int(text) <= 65535 else None
+
+
 class Cidr(msgspec.Struct, frozen=True, gc=False, order=True):
     """An address range; `network` has its host bits cleared."""
 
@@ -135,31 +154,39 @@ def cidr_from_text(text: str) -> Cidr | None:
     return Cidr(network.to_bytes(len(address), "big"), prefix)
 
 
-def unusable_endpoint_reason(address: bytes) -> str | None:
-    """Why an endpoint may never have this address (CVE-2021-25737), or None when it may."""
-    return _special_purpose(address)
+LOOPBACK = {
+    Family.IPV4: Cidr(b"\x7f\0\0\0", 8),
+    Family.IPV6: Cidr(bytes(15) + b"\x01", 128),
+}
+LOCALHOST = {Family.IPV4: b"\x7f\0\0\x01", Family.IPV6: bytes(15) + b"\x01"}
 
 
-def unusable_frontend_reason(address: bytes) -> str | None:
-    """Why a Service may never claim this address (CVE-2020-8554, CVE-2021-25736), or None when it may."""
-    return _special_purpose(address)
+def is_loopback(address: bytes) -> bool:
+    return address[0] == 127 if len(address) == 4 else address == LOCALHOST[Family.IPV6]
 
 
-def _special_purpose(address: bytes) -> str | None:
+def is_link_local(address: bytes) -> bool:
+    """169.254.0.0/16 and fe80::/10."""
+    if len(address) == 4:
+        return address[0] == 169 and address[1] == 254
+    return address[0] == 0xFE and address[1] & 0xC0 == 0x80
+
+
+def unusable_reason(address: bytes) -> str | None:
+    """Why no endpoint may have this address and no Service may claim it, or None when they may.
+
+    CVE-2021-25737 for endpoints; CVE-2020-8554 and CVE-2021-25736 for Services.
+    """
     if len(address) == 4 and 0 < address[0] < 127:
         return None
     if not any(address):
         return "unspecified"
+    if is_loopback(address):
+        return "loopback"
+    if is_link_local(address):
+        return "link-local"
     if len(address) == 4:
-        if address[0] == 127:
-            return "loopback"
-        if address[0] == 169 and address[1] == 254:
-            return "link-local"
         if 224 <= address[0] <= 239:
             return "multicast"
         return "broadcast" if address == b"\xff\xff\xff\xff" else None
-    if address == bytes(15) + b"\x01":
-        return "loopback"
-    if address[0] == 0xFE and address[1] & 0xC0 == 0x80:
-        return "link-local"
     return "multicast" if address[0] == 0xFF else None

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pointsman.model.addresses import Family, address_from_text, family_of
+from pointsman.model.addresses import LOCALHOST, Family, address_from_text, family_of
 from pointsman.model.objects import ZONE_LABEL, Node
-
-_LOCALHOST = {Family.IPV4: b"\x7f\0\0\1", Family.IPV6: bytes(15) + b"\x01"}
 
 
 class NodeFacts(msgspec.Struct, frozen=True, gc=False):
@@ -53,7 +51,7 @@ def node_facts(
     if bound is not None and any(bound):
         ips = [bound, *(ip for ip in ips if len(ip) != len(bound))]
     if not ips:
-        ips = [_LOCALHOST[Family.IPV4]]
+        ips = [LOCALHOST[Family.IPV4]]
     return NodeFacts(
         name=name,
         primary_family=family_of(ips[0]),

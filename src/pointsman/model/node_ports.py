@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pointsman.model.addresses import Cidr, Family, cidr_from_text
+from pointsman.model.addresses import LOOPBACK, Cidr, Family, cidr_from_text
 from pointsman.model.node_context import NodePortAddresses
-
-_LOOPBACK = {
-    Family.IPV4: Cidr(b"\x7f\0\0\0", 8),
-    Family.IPV6: Cidr(bytes(15) + b"\x01", 128),
-}
 
 
 def node_port_addresses(
@@ -28,7 +23,7 @@ def node_port_addresses(
     the node's own (`bindAddress`, or none known) is no address to be found at, so it is none to pin to either.
     """
     entries = list(configured) or (["primary"] if primary_by_default else ["all"])
-    loopback = _LOOPBACK[family]
+    loopback = LOOPBACK[family]
     ranges: list[Cidr] = []
     for entry in entries:
         if entry == "all":

@@ -13,7 +13,7 @@ from pointsman.model.addresses import (
     address_from_text,
     cidr_from_text,
     family_of,
-    unusable_frontend_reason,
+    unusable_reason,
 )
 from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Service, ServicePortSpec
 from pointsman.model.problem import Problem
@@ -163,7 +163,7 @@ def _cluster_ip(service: Service, family: Family, problems: list[Problem]) -> by
         if address is None:
             problems.append(Problem("BadClusterIP", f"clusterIP {text!r} is not an IP address"))
         elif family_of(address) is family:
-            reason = unusable_frontend_reason(address)
+            reason = unusable_reason(address)
             if reason is None:
                 return address
             problems.append(Problem("ForbiddenClusterIP", f"clusterIP {text!r} is a {reason} address"))
@@ -193,7 +193,7 @@ def _frontend_addresses(
         if address is None:
             problems.append(Problem("BadAddress", f"{field}: {text!r} is not an IP address"))
         elif family_of(address) is family:
-            reason = unusable_frontend_reason(address)
+            reason = unusable_reason(address)
             if reason is None:
                 found[address] = None
             else:

@@ -16,7 +16,7 @@ from pointsman.model.addresses import (
     Family,
     address_from_text,
     host_port_text,
-    unusable_endpoint_reason,
+    unusable_reason,
 )
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.objects import EndpointSlice, Hint, SliceEndpoint, SlicePort
@@ -100,7 +100,7 @@ def _usable_endpoints(
             problems.append(
                 Problem("WrongFamilyEndpoint", f"endpoint address {text!r} is not {family.value}")
             )
-        elif (reason := unusable_endpoint_reason(address)) is not None:
+        elif (reason := unusable_reason(address)) is not None:
             problems.append(Problem("ForbiddenEndpointAddress", f"endpoint address {text!r} is {reason}"))
         else:
             yield _Located(host_port_text(address, 0)[:-1], address, endpoint)

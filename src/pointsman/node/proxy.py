@@ -17,7 +17,7 @@ from pointsman.backends.contract import Backend
 from pointsman.config.gates import effective_gates
 from pointsman.config.types import IPTABLES, NFTABLES, KubeProxyConfiguration
 from pointsman.errors import KernelError
-from pointsman.model.addresses import Family, address_text
+from pointsman.model.addresses import Family, address_text, is_link_local, is_loopback
 from pointsman.model.node import NodeFacts, host_ips, node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
@@ -252,7 +252,7 @@ class Proxy:
             address
             for family in (Family.IPV4, Family.IPV6)
             for address in self._addresses.get(family, ())[:]
-            if address[0] != 127 and address[:2] != b"\xfe\x80" and address != bytes(15) + b"\x01"
+            if not is_loopback(address) and not is_link_local(address)
         ]
         fallback = routable if self.settings.from_manifests else ()
         first_of_each = {len(address): address for address in reversed(fallback)}

@@ -18,7 +18,7 @@ from typing import Final
 from aiohttp import web
 
 from pointsman.errors import PointsmanError
-from pointsman.model.addresses import address_from_text
+from pointsman.model.addresses import address_from_text, port_from_text, split_host_port
 from pointsman.obs.log import get_log
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -44,15 +44,15 @@ class _Refusal(asyncio.Protocol):
         transport.close()
 
 
-def split_host_port(address: str) -> tuple[str, int]:
-    """`host:port` or `[host]:port` as its parts; raises BindFailed for anything else."""
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+def bind_parts(address: str) -> tuple[str, int]:
+    """Host and port of a bind address; raises BindFailed when it is none."""
+    host, text = split_host_port(address) or ("", "")
+    port = port_from_text(text)
+    if port is None:
         raise BindFailed(f"bind address {address!r}: write IP:port with a port below 65536")
     if host and address_from_text(host) is None:
         raise BindFailed(f"bind address {address!r}: {host!r} is not an IP address")
-    return host, int(port)
+    return host, port
 
 
 def open_socket(host: str, port: int, *, only_family: bool = False) -> socket.socket:
@@ -227,7 +227,7 @@ class Listener:
             self._server = None
 
     async def _listen(self) -> None:
-        host, port = split_host_port(self._address)
+        host, port = bind_parts(self._address)
         try:
             sock = open_socket(host, port)
         except OSError as error:

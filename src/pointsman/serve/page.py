@@ -16,7 +16,7 @@ from typing import Final
 
 from aiohttp import web
 
-from pointsman.model.addresses import address_from_text
+from pointsman.model.addresses import address_from_text, is_loopback, split_host_port
 from pointsman.serve.http import Handler, reply, text_response
 
 _FILES: Final = Path(__file__).with_name("page_files")
@@ -73,9 +73,8 @@ def _by_address(handler: Handler) -> Handler:
     """Only under an IP address or `localhost`: a name that an attacker lets point here must not read anything."""
 
     async def guarded(request: web.BaseRequest) -> web.StreamResponse:
-        host = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdigit() else request.host
-        bare = host.removeprefix("[").removesuffix("]")
-        if bare != "localhost" and address_from_text(bare) is None:
+        host, _ = split_host_port(request.host) or (request.host.removeprefix("[").removesuffix("]"), "")
+        if host != "localhost" and address_from_text(host) is None:
             return text_response("open this page by IP address or as localhost\n", 403)
         return await handler(request)
 
@@ -86,7 +85,7 @@ def _on_loopback(handler: Handler) -> Handler:
     async def guarded(request: web.BaseRequest) -> web.StreamResponse:
         name = request.transport.get_extra_info("peername") if request.transport else None
         peer = address_from_text(name[0]) if name else None
-        if peer is None or not (peer[:1] == b"\x7f" if len(peer) == 4 else peer == bytes(15) + b"\x01"):
+        if peer is None or not is_loopback(peer):
             return text_response(_LOOPBACK_HINT, 403)
         return await handler(request)
 

@@ -19,7 +19,7 @@ from typing import Final
 
 from aiohttp import web
 
-from pointsman.model.addresses import address_from_text
+from pointsman.model.addresses import address_from_text, is_loopback
 from pointsman.serve.http import Handler, text_response
 
 _SAMPLE_SECONDS: Final = 0.01
@@ -85,7 +85,7 @@ def _loopback_only(handler: Handler) -> Handler:
     async def guarded(request: web.BaseRequest) -> web.StreamResponse:
         name = request.transport.get_extra_info("sockname") if request.transport else None
         address = address_from_text(name[0].partition("%")[0]) if name else None
-        if address is None or not (address[0] == 127 or address == bytes(15) + b"\x01"):
+        if address is None or not is_loopback(address):
             return text_response("profiles are served on loopback only\n", 403)
         return await handler(request)
 

@@ -25,7 +25,7 @@ import msgspec
 
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed, Flow, FlowQuery
-from pointsman.model.addresses import Family
+from pointsman.model.addresses import Family, is_loopback
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import Protocol, ServicePortName
@@ -71,7 +71,8 @@ class Checklist(msgspec.Struct, frozen=True):
         """Whether a flow to this destination must not go on being answered from there."""
         address, port = destination
         found = self.frontends.get((protocol, address, port))
-        if found is None and (address in self.node_addresses or (self.loopback and _is_loopback(address))):
+        loopback = self.loopback and len(address) == 4 and is_loopback(address)
+        if found is None and (loopback or address in self.node_addresses):
             found = self.frontends.get((protocol, _ANYWHERE, port))
         return found is not None and found.refutes(destination, answering)
 
@@ -94,10 +95,6 @@ class Unsettled(msgspec.Struct, frozen=True, gc=False):
     frontends: frozenset[FrontendKey]
     backends: frozenset[Backend]
     new: ServicePlan | None
-
-
-def _is_loopback(address: bytes) -> bool:
-    return len(address) == 4 and address[0] == 127
 
 
 def frontends_of(plan: ServicePlan | None) -> frozenset[FrontendKey]:

@@ -12,7 +12,9 @@ from pointsman.model.addresses import (
     cidr_from_text,
     family_of,
     host_port_text,
-    unusable_endpoint_reason,
+    port_from_text,
+    split_host_port,
+    unusable_reason,
 )
 
 
@@ -107,6 +109,9 @@ def test_a_mapped_range_becomes_ipv4() -> None:
         ("::1", "loopback"),
         ("169.254.169.254", "link-local"),
         ("fe80::1", "link-local"),
+        ("febf:ffff::1", "link-local"),
+        ("fec0::1", None),
+        ("::2", None),
         ("224.0.0.1", "multicast"),
         ("ff02::1", "multicast"),
         ("255.255.255.255", "broadcast"),
@@ -119,10 +124,35 @@ def test_a_mapped_range_becomes_ipv4() -> None:
 def test_special_addresses_are_never_endpoints(text: str, reason: str | None) -> None:
     address = address_from_text(text)
     assert address is not None
-    assert unusable_endpoint_reason(address) == reason
+    assert unusable_reason(address) == reason
 
 
 def test_host_and_port_use_brackets_for_ipv6() -> None:
     assert host_port_text(b"\x0a\0\0\x01", 80) == "10.0.0.1:80"
     assert host_port_text(bytes(15) + b"\x01", 80) == "[::1]:80"
     assert family_of(bytes(16)) is Family.IPV6
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("10.0.0.1:80", ("10.0.0.1", "80")),
+        ("[::1]:80", ("::1", "80")),
+        (":80", ("", "80")),
+        ("name:x", ("name", "x")),
+        ("10.0.0.1", None),
+        ("::1:80", None),
+        ("[::1]", None),
+        ("[[::1]]:80", None),
+    ],
+)
+def test_host_and_port_are_split_as_go_splits_them(text: str, parts: tuple[str, str] | None) -> None:
+    assert split_host_port(text) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "port"),
+    [("0", 0), ("65535", 65535), ("65536", None), ("", None), ("-1", None), ("٣", None), ("9" * 5000, None)],
+)
+def test_ports_are_numbers_up_to_65535(text: str, port: int | None) -> None:
+    assert port_from_text(text) == port

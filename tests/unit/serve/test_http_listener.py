@@ -14,10 +14,10 @@ from pointsman.serve import http
 from pointsman.serve.http import (
     BindFailed,
     Listener,
+    bind_parts,
     limited,
     open_socket,
     routed,
-    split_host_port,
     text_response,
 )
 
@@ -219,9 +219,9 @@ def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch
 )
 def test_an_unreadable_bind_address_says_what_is_wrong(address: str) -> None:
     with pytest.raises(BindFailed, match="bind address"):
-        split_host_port(address)
+        bind_parts(address)
 
 
 def test_bind_addresses_split_into_host_and_port() -> None:
-    assert split_host_port("[::1]:10249") == ("::1", 10249)
-    assert split_host_port("0.0.0.0:10256") == ("0.0.0.0", 10256)
+    assert bind_parts("[::1]:10249") == ("::1", 10249)
+    assert bind_parts("0.0.0.0:10256") == ("0.0.0.0", 10256)

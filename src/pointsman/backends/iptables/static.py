@@ -8,7 +8,7 @@ import msgspec
 
 from pointsman.backends.iptables import names, text
 from pointsman.backends.iptables.settings import INVALID_COUNTER, Settings
-from pointsman.model.addresses import Family
+from pointsman.model.addresses import Family, is_loopback
 
 FILTER_CHAINS = (
     names.SERVICES,
@@ -120,10 +120,6 @@ def node_port_jumps(settings: Settings) -> Iterator[str]:
         yield f"-A {names.SERVICES} {except_loopback}{why} -m addrtype --dst-type LOCAL -j {names.NODE_PORTS}"
         return
     for address in where.addresses:
-        if _is_loopback(address) and not settings.localhost_node_ports:
+        if is_loopback(address) and not settings.localhost_node_ports:
             continue
         yield f"-A {names.SERVICES} -d {text.host(address)} {why} -j {names.NODE_PORTS}"
-
-
-def _is_loopback(address: bytes) -> bool:
-    return address[0] == 127 if len(address) == 4 else address == bytes(15) + b"\x01"

@@ -13,6 +13,7 @@ from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.sets import SetSpec
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey, VirtualServer
+from pointsman.model.addresses import is_link_local, is_loopback
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
@@ -51,10 +52,8 @@ def node_port_addresses(context: NodeContext) -> tuple[bytes, ...]:
 
 
 def _usable(address: bytes) -> bool:
-    if len(address) == 4:
-        return address[0] != 127
-    link_local = address[0] == 0xFE and address[1] & 0xC0 == 0x80
-    return not link_local and address != bytes(15) + b"\x01"
+    link_local = len(address) == 16 and is_link_local(address)
+    return not link_local and not is_loopback(address)
 
 
 class Compiler:

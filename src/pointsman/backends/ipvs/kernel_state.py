@@ -17,7 +17,7 @@ from pointsman.kernel.ipset_objects import SetEntry, SetHeader
 from pointsman.kernel.ipvs import IpvsSocket
 from pointsman.kernel.ipvs_objects import RealKey, RealServer, Traffic, VirtualKey, VirtualServer
 from pointsman.kernel.rtnl import RouteSocket
-from pointsman.model.addresses import Family
+from pointsman.model.addresses import Family, is_link_local
 
 DUMMY_DEVICE = "kube-ipvs0"
 WEIGHT = 1
@@ -77,7 +77,7 @@ class KernelState:
         if device is None:
             return set()
         listed = (item.address for item in self._route.addresses(self.family, device))
-        return {a for a in listed if not (len(a) == 16 and a[0] == 0xFE and a[1] & 0xC0 == 0x80)}
+        return {a for a in listed if len(a) == 4 or not is_link_local(a)}
 
     def listed_sets(self) -> dict[str, SetHeader]:
         """Our sets without their entries, straight from the kernel."""

@@ -13,7 +13,7 @@ import msgspec
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables.clauses import Rule, rule
 from pointsman.backends.nftables.terms import Field, Terms, terms_of
-from pointsman.model.addresses import cidr_from_text
+from pointsman.model.addresses import cidr_from_text, is_loopback
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 
 LAYOUT = 2
@@ -252,11 +252,7 @@ def node_port_addresses(context: NodeContext) -> tuple[bytes, ...]:
     """The addresses for the set; loopback node ports are never served by rules in this mode."""
     if context.node_port_addresses.match_all:
         return ()
-    return tuple(sorted({a for a in context.node_port_addresses.addresses if not _is_loopback(a)}))
-
-
-def _is_loopback(address: bytes) -> bool:
-    return address[0] == 127 if len(address) == 4 else address == bytes(15) + b"\x01"
+    return tuple(sorted({a for a in context.node_port_addresses.addresses if not is_loopback(a)}))
 
 
 def affinity_set(name: str, comment: str) -> SetSpec:
