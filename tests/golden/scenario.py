@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.backends.contract import Backend, Difference, SyncReport, SyncRequest
+from pointsman.backends.contract import Backend, Difference, Drift, SyncReport, SyncRequest
 from pointsman.config.load import config_from_bytes
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Family, address_from_text
@@ -160,7 +160,7 @@ class _Recorder:
         self.requests.append(msgspec.structs.replace(request, plans=dict(request.plans)))
         return SyncReport(full=request.full)
 
-    def drift(self) -> str | None:
+    def drift(self) -> Drift | None:
         return None
 
     def verify(self, request: SyncRequest) -> list[Difference]:

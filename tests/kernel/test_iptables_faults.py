@@ -184,7 +184,7 @@ def test_a_flush_by_others_is_noticed_and_repaired(
     assert host.differences()
     report = host.backend.drift()
     assert report is not None
-    assert tables[0] in report
+    assert tables[0] in report.what
     host.sync(full=True)
     assert host.backend.drift() is None
     assert host.differences() == []

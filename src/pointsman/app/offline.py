@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.backends.contract import Difference, SyncReport, SyncRequest
+from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest
 from pointsman.config.gates import effective_gates
 from pointsman.config.types import IPTABLES, IPVS, NFTABLES, KubeProxyConfiguration
 from pointsman.errors import ConfigError
@@ -44,7 +44,7 @@ class RequestKeeper:
         self.request = msgspec.structs.replace(request, plans=dict(request.plans))
         return SyncReport(full=request.full)
 
-    def drift(self) -> str | None:
+    def drift(self) -> Drift | None:
         return None
 
     def verify(self, request: SyncRequest) -> list[Difference]:

@@ -9,6 +9,7 @@ the same changes and `full=True`.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -76,6 +77,28 @@ class Difference(msgspec.Struct, frozen=True):
     service: str = ""
 
 
+class Damage(enum.Enum):
+    """How an object of ours was found."""
+
+    DELETED = "deleted"
+    EMPTIED = "emptied"
+    REPLACED = "replaced"
+    CHANGED = "changed"
+    ADDED = "added"
+
+
+class Drift(msgspec.Struct, frozen=True):
+    """Somebody else changed what we own."""
+
+    what: str
+    """The kernel object, e.g. `chain lb-3`."""
+    damage: Damage
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.damage.value}{f' ({self.detail})' if self.detail else ''}"
+
+
 class Backend(Protocol):
     """One proxy mode for one IP family."""
 
@@ -85,8 +108,8 @@ class Backend(Protocol):
     def sync(self, request: SyncRequest) -> SyncReport:
         """Bring the kernel to the desired state; raises KernelError and changes nothing on failure."""
 
-    def drift(self) -> str | None:
-        """A cheap look whether somebody else changed what we own; the text says what, None means no."""
+    def drift(self) -> Drift | None:
+        """A cheap look whether somebody else changed what we own; None means no."""
 
     def verify(self, request: SyncRequest) -> list[Difference]:
         """Read the kernel and compare it with the desired state, without changing anything."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from pointsman.backends.contract import Backend
+from pointsman.backends.contract import Backend, Drift
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext
@@ -54,7 +54,7 @@ class FamilyHooks(SyncHooks):
         metrics: Metrics,
         health: ProxyHealth,
         after_sync: Callable[[SyncOutcome], None],
-        on_drift: Callable[[str], None],
+        on_drift: Callable[[Drift], None],
     ) -> None:
         self.history: deque[SyncRecord] = deque(maxlen=HISTORY)
         self.last_error = ""
@@ -121,13 +121,13 @@ class FamilyHooks(SyncHooks):
             "Cannot look at our own rules; writing them anew", err=error, ipFamily=self._family.value
         )
 
-    def drifted(self, what: str) -> None:
+    def drifted(self, drift: Drift) -> None:
         self.drift_repaired += 1
         self._metrics.drift_repaired.labels(ip_family=self._family.value).inc()
         _log.warning(
-            "Somebody else changed our rules; restoring them", ipFamily=self._family.value, what=what
+            "Somebody else changed our rules; restoring them", ipFamily=self._family.value, what=str(drift)
         )
-        self._on_drift(what)
+        self._on_drift(drift)
 
 
 class FamilyProxy:

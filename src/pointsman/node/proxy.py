@@ -165,8 +165,8 @@ class Proxy:
                 self.metrics,
                 self.health,
                 after_sync=lambda outcome: self._synced_family(family, outcome),
-                on_drift=lambda what: self._recorder.node_event(
-                    "Warning", "ProxyRulesRestored", f"{family.value} rules were changed by others: {what}"
+                on_drift=lambda drift: self._recorder.node_event(
+                    "Warning", "ProxyRulesRestored", f"{family.value} rules were changed by others: {drift}"
                 ),
             ),
             context=lambda: self.context(family),

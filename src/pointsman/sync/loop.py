@@ -7,6 +7,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from pointsman.backends.contract import Drift
 from pointsman.errors import KernelError
 from pointsman.model.node_context import NodeContext
 from pointsman.model.tracker import Tracker
@@ -32,7 +33,7 @@ class SyncHooks:
     def unsure(self, error: Exception) -> None:
         """Whether somebody changed what we own cannot be told; a full sync follows to be sure."""
 
-    def drifted(self, what: str) -> None:
+    def drifted(self, drift: Drift) -> None:
         """Somebody else changed what we own; a full sync follows."""
 
 
@@ -46,7 +47,7 @@ class SyncLoop:
         pacer: Pacer,
         *,
         context: Callable[[], NodeContext],
-        run_blocking: RunBlocking[SyncOutcome | str | None],
+        run_blocking: RunBlocking[SyncOutcome | Drift | None],
         hooks: SyncHooks,
         drift_period: float,
     ) -> None:
@@ -116,13 +117,13 @@ class SyncLoop:
         if not self._synced_once.is_set() or self._requested or self._full_requested:
             return
         try:
-            what = await self._run_blocking(self.reconciler.backend.drift)
+            drift = await self._run_blocking(self.reconciler.backend.drift)
         except Exception as error:  # noqa: BLE001 whatever it was, a full sync is the answer to not knowing
             self.hooks.unsure(error)
             self.request(full=True)
             return
-        if isinstance(what, str):
-            self.hooks.drifted(what)
+        if isinstance(drift, Drift):
+            self.hooks.drifted(drift)
             self.request(full=True)
 
     async def _sync_once(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pointsman.backends.contract import Difference, SyncReport, SyncRequest
+from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -20,7 +20,7 @@ class RecordingBackend:
         self.requests: list[tuple[bool, dict[ServicePortName, ServicePlan | None]]] = []
         self.programmed: dict[ServicePortName, ServicePlan] = {}
         self.failures: list[Exception] = []
-        self.drifts: list[str] = []
+        self.drifts: list[Drift] = []
         self.refuse: Mapping[ServicePortName, str] = {}
         self.closed = False
 
@@ -40,7 +40,7 @@ class RecordingBackend:
             self.programmed.pop(name, None)
         return SyncReport(full=request.full, rejected=self.refuse)
 
-    def drift(self) -> str | None:
+    def drift(self) -> Drift | None:
         return self.drifts.pop(0) if self.drifts else None
 
     def verify(self, request: SyncRequest) -> list[Difference]:

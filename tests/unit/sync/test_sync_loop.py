@@ -5,6 +5,7 @@ from typing import Any
 from tests.factory import context, service
 from tests.fake.virtual_time import run
 
+from pointsman.backends.contract import Damage, Drift
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.tracker import Tracker
@@ -33,8 +34,8 @@ class Notes(SyncHooks):
     def unsure(self, error: Exception) -> None:
         self._note("unsure")
 
-    def drifted(self, what: str) -> None:
-        self._note(f"drift: {what}")
+    def drifted(self, drift: Drift) -> None:
+        self._note(f"drift: {drift}")
 
     def times(self, *kinds: str) -> list[float]:
         return [at for what, at in self.events if what in kinds]
@@ -156,9 +157,9 @@ async def test_drift_is_repaired_by_a_full_sync() -> None:
     b.change(1)
     await b.loop.wait_idle()
     b.backend.programmed.clear()
-    b.backend.drifts = ["table gone"]
+    b.backend.drifts = [Drift("table", Damage.DELETED)]
     await asyncio.sleep(1.5)
-    assert ("drift: table gone", 1.0) in b.notes.events
+    assert ("drift: table: deleted", 1.0) in b.notes.events
     assert len(b.backend.programmed) == 1
     await b.stop()
 
@@ -166,7 +167,7 @@ async def test_drift_is_repaired_by_a_full_sync() -> None:
 @bench
 async def test_no_drift_check_before_the_first_sync() -> None:
     b = Bench(drift_period=1.0)
-    b.backend.drifts = ["nothing there yet"]
+    b.backend.drifts = [Drift("nothing there yet", Damage.DELETED)]
     await asyncio.sleep(5)
     assert b.backend.requests == []
     await b.stop()
@@ -202,10 +203,10 @@ async def test_drift_is_not_looked_for_while_a_full_sync_waits_for_its_retry() -
     await b.loop.wait_idle()
     b.backend.failures = [KernelError("no")] * 3
     b.change(2)
-    b.backend.drifts = ["somebody was here"]
+    b.backend.drifts = [Drift("chain", Damage.ADDED)]
     await asyncio.sleep(6.9)
     assert b.notes.times("failed") == [0.0, 1.0, 3.0]
-    assert b.notes.times("drift: somebody was here") == []
+    assert b.notes.times("drift: chain: added") == []
     await b.stop()
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 
-from pointsman.backends.contract import Difference, SyncReport, SyncRequest, compiled_each
+from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, compiled_each
 from pointsman.backends.iptables import canary, names, saved, static
 from pointsman.backends.iptables.compile import Fragment
 from pointsman.backends.iptables.isolate import refused_among, remove_leftovers
@@ -87,7 +87,7 @@ class IptablesBackend:
         self._in_doubt = False
         return report
 
-    def drift(self) -> str | None:
+    def drift(self) -> Drift | None:
         return None if self._in_doubt else canary.flush_report(self._runner)
 
     def verify(self, request: SyncRequest) -> list[Difference]:

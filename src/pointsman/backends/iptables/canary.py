@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from pointsman.backends.contract import Damage, Drift
 from pointsman.backends.iptables import names
 from pointsman.backends.iptables.static import CANARY_TABLES
 from pointsman.errors import KernelError
@@ -34,8 +35,8 @@ def flush_report(
     *,
     sleep: Callable[[float], None] = time.sleep,
     settle_seconds: float = _SETTLE_SECONDS,
-) -> str | None:
-    """What was flushed, in words, or None when all canaries live or nothing can be said."""
+) -> Drift | None:
+    """What was flushed, or None when all canaries live or nothing can be said."""
     try:
         missing = flushed_tables(runner)
         waited = 0.0
@@ -49,4 +50,4 @@ def flush_report(
         return None
     if not missing:
         return None
-    return f"somebody flushed the {runner.programs.edit} tables {', '.join(missing)}"
+    return Drift(f"{runner.programs.edit} tables {', '.join(missing)}", Damage.EMPTIED)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from pointsman.backends.contract import Difference, SyncReport, SyncRequest, compiled_each
+from pointsman.backends.contract import Damage, Difference, Drift, SyncReport, SyncRequest, compiled_each
 from pointsman.backends.iptables import saved
 from pointsman.backends.iptables.saved import TableOutline
 from pointsman.backends.ipvs import verify as verification
@@ -115,7 +115,7 @@ class IpvsBackend:
         self._context = request.context
         return progress.report(full, self._rules)
 
-    def drift(self) -> str | None:
+    def drift(self) -> Drift | None:
         """Compare names and counts with the kernel over netlink; draining servers are looked after as well."""
         self.tend()
         if self._context is None:
@@ -123,20 +123,20 @@ class IpvsBackend:
         listed = {server.key for server in self._kernel.listed_servers()}
         missing = [key for key in self._kernel.servers if key not in listed]
         if missing:
-            return f"{len(missing)} virtual servers are gone, {missing[0]} among them"
+            return Drift(f"virtual server {missing[0]}", Damage.DELETED, f"{len(missing)} in all")
         foreign = [key for key in listed if key not in self._kernel.servers and not self._excluded(key)]
         if foreign:
-            return f"{len(foreign)} virtual servers were added, {foreign[0]} among them"
+            return Drift(f"virtual server {foreign[0]}", Damage.ADDED, f"{len(foreign)} in all")
         if self._kernel.listed_addresses() != self._kernel.addresses:
-            return f"the addresses of {DUMMY_DEVICE} were changed"
+            return Drift(f"addresses of {DUMMY_DEVICE}", Damage.CHANGED)
         headers = self._kernel.listed_sets()
         for name, references in self._references.items():
             if name not in headers:
-                return f"ipset {name} is gone"
+                return Drift(f"ipset {name}", Damage.DELETED)
             if headers[name].references != references:
-                return f"rules that match on ipset {name} were changed"
+                return Drift(f"rules that match on ipset {name}", Damage.CHANGED)
             if headers[name].elements not in (-1, len(self._kernel.entries[name])):
-                return f"entries of ipset {name} were changed"
+                return Drift(f"entries of ipset {name}", Damage.CHANGED)
         return None
 
     def verify(self, request: SyncRequest) -> list[Difference]:

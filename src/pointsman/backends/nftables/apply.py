@@ -7,7 +7,7 @@ import errno
 import gc
 from collections.abc import Iterator, Mapping
 
-from pointsman.backends.contract import Difference, SyncReport, SyncRequest, compiled_each
+from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, compiled_each
 from pointsman.backends.nftables import drift, verify
 from pointsman.backends.nftables.affinity import is_affinity_set
 from pointsman.backends.nftables.batch import Batch, Culprit, Steps
@@ -64,7 +64,7 @@ class NftablesBackend:
             return self._full_sync(request, ())
         return self._incremental_sync(contents, request)
 
-    def drift(self) -> str | None:
+    def drift(self) -> Drift | None:
         """Whether somebody else changed what we own, seen by the generation and a short inventory."""
         if self._contents is None:
             return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from pointsman.backends.contract import Damage, Drift
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.reader import KernelTable, Reader
 from pointsman.backends.nftables.terms import TABLE
@@ -34,7 +35,7 @@ class Watch:
         if generation == self._generation + 1:
             self._generation = generation
 
-    def drift(self, contents: Contents, socket: NftablesSocket, reader: Reader) -> str | None:
+    def drift(self, contents: Contents, socket: NftablesSocket, reader: Reader) -> Drift | None:
         generation = socket.generation()
         if generation == self._generation:
             return None
@@ -43,38 +44,40 @@ class Watch:
             self._generation = generation
         return trouble
 
-    def damage(self, contents: Contents, reader: Reader) -> str | None:
+    def damage(self, contents: Contents, reader: Reader) -> Drift | None:
         """What is wrong with the table, at the level of an inventory."""
         name = f"table {contents.terms.keyword} {TABLE}"
         table = reader.table()
         if table is None:
-            return f"{name} was deleted"
+            return Drift(name, Damage.DELETED)
         if table.handle != self._handle or table.comment != contents.comment:
-            return f"{name} was replaced"
+            return Drift(name, Damage.REPLACED)
         return _chain_damage(contents, table) or _set_damage(contents, table)
 
 
-def _chain_damage(contents: Contents, table: KernelTable) -> str | None:
+def _chain_damage(contents: Contents, table: KernelTable) -> Drift | None:
     uses = expected_uses(contents)
     for name, expected in uses.items():
         chain = table.chains.get(name)
         if chain is None:
-            return f"chain {name} was deleted"
+            return Drift(f"chain {name}", Damage.DELETED)
         if chain.uses != expected:
-            return f"rules of or references to chain {name} were changed"
+            return Drift(f"rules of or references to chain {name}", Damage.CHANGED)
     foreign = table.chains.keys() - uses.keys()
-    return f"chain {min(foreign)} was added" if foreign else None
+    return Drift(f"chain {min(foreign)}", Damage.ADDED) if foreign else None
 
 
-def _set_damage(contents: Contents, table: KernelTable) -> str | None:
+def _set_damage(contents: Contents, table: KernelTable) -> Drift | None:
     counts = contents.element_counts()
     for spec in contents.all_sets():
         found = table.sets.get(spec.name)
         if found is None:
-            return f"set {spec.name} was deleted"
+            return Drift(f"set {spec.name}", Damage.DELETED)
         expected = counts.get(spec.name)
         if expected is not None and found.elements is not None and found.elements != expected:
-            return f"elements of {spec.name} were changed ({found.elements} instead of {expected})"
+            return Drift(
+                f"elements of {spec.name}", Damage.CHANGED, f"{found.elements} instead of {expected}"
+            )
     return None
 
 
