@@ -9,7 +9,6 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
@@ -17,11 +16,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "commands"))
-
-from live_proxy import LiveProxy, live_proxy
 from tests import factory
+from tests.unit.cli.live_proxy import LiveProxy, live_proxy
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 HOSTILE = "<img src=x onerror=document.title='harmed'>"

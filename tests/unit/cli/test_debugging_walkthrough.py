@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from live_proxy import live_proxy
+from tests.unit.cli.live_proxy import live_proxy
 
 from pointsman.source.manifests import load_objects
 

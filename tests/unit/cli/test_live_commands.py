@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live_proxy import LiveProxy, live_proxy
 from tests import factory
+from tests.unit.cli.live_proxy import LiveProxy, live_proxy
 
 from pointsman.cli.main import main
 from pointsman.errors import KernelError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from explaining import NODE, asked, codes, only_port, view_of
 from tests import factory
+from tests.unit.explain.explaining import NODE, asked, codes, only_port, view_of
 
 from pointsman.explain.report import Cause, Explanation
 from pointsman.model.objects import KubeObject

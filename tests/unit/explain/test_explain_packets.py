@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from explaining import NODE, path_of, view_of
 from tests import factory
+from tests.unit.explain.explaining import NODE, path_of, view_of
 
 from pointsman.explain.view import View
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from explaining import asked, view_of
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import factory
+from tests.unit.explain.explaining import asked, view_of
 
 from pointsman.explain.target import BadQuestion, Target, target_from_text
 from pointsman.explain.text import explanation_text
