@@ -6,7 +6,6 @@ PointsmanError
 │   ├── Unauthorized   401/403: names what was refused
 │   ├── Gone           410: the resourceVersion is too old, list again
 │   └── Throttled      429: wait, carries retry-after
-├── ObjectError        one object cannot be used; the rest goes on
 └── KernelError        the kernel or a tool refused
     ├── NotSupported   a feature is missing; names the kernel option or package
     ├── Busy           a lock is held by somebody else; try again
@@ -52,14 +51,6 @@ class Throttled(KubeError):
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message, 429)
         self.retry_after = retry_after
-
-
-class ObjectError(PointsmanError):
-    """One object cannot be used; `reason` is a short CamelCase word for metrics and events."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class KernelError(PointsmanError):

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pointsman import __version__
+from pointsman import KUBERNETES_MINOR, __version__
 from pointsman.config.gates import GATES, effective_gates
 from pointsman.config.load import config_to_json
 from pointsman.config.types import KubeProxyConfiguration
@@ -80,7 +80,7 @@ class Servers:
     def _describe_build(self, proxy: Proxy) -> None:
         proxy.metrics.build_info.labels(
             major="1",
-            minor="37",
+            minor=str(KUBERNETES_MINOR),
             git_version=f"v{__version__}",
             git_commit="",
             git_tree_state="",

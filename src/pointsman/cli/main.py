@@ -10,10 +10,8 @@ import importlib
 import sys
 from collections.abc import Mapping, Sequence
 
-from pointsman import __version__
-
-KUBERNETES_SURFACE = "v1.37"
-"""The Kubernetes version whose kube-proxy flags, fields and metrics we offer."""
+from pointsman import KUBERNETES_VERSION, __version__
+from pointsman.suggestions import did_you_mean
 
 _SUBCOMMANDS: Mapping[str, str] = {
     "run": "program this node's Services, from the API server or from manifests",
@@ -41,9 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "run":
         return _run(arguments[1:], program="pointsman")
     if name not in _SUBCOMMANDS:
-        from pointsman.config.document import nearest
-
-        sys.stderr.write(f"pointsman: unknown sub-command {name}{nearest(name, _SUBCOMMANDS)}\n\n{usage()}")
+        close = did_you_mean(name, _SUBCOMMANDS)
+        sys.stderr.write(f"pointsman: unknown sub-command {name}{close}\n\n{usage()}")
         return 2
     try:
         command = importlib.import_module(f"pointsman.cli.{name}")
@@ -80,14 +77,14 @@ def usage() -> str:
 
 def version_text(style: str = "") -> str:
     """One line, or with `raw` (or `--raw`) every detail."""
-    line = f"Pointsman {__version__} (kube-proxy {KUBERNETES_SURFACE} compatible)\n"
+    line = f"Pointsman {__version__} (kube-proxy {KUBERNETES_VERSION} compatible)\n"
     if style.lstrip("-") != "raw":
         return line
     import platform
 
     details = {
         "pointsman": __version__,
-        "surface": f"kube-proxy {KUBERNETES_SURFACE}",
+        "surface": f"kube-proxy {KUBERNETES_VERSION}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "platform": f"{platform.system().lower()}/{platform.machine()}",
         "kernel": platform.release(),

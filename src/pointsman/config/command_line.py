@@ -53,8 +53,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     show_help: bool = False
     show_version: str = ""
     """Empty, `true` or `raw`."""
-    reported_version: str = ""
-    """From --version=vX.Y.Z."""
     check: bool = False
     manifests: Path | None = None
     service_metrics: bool = False
@@ -122,7 +120,6 @@ def _options(
         write_config_to=path("write-config-to"),
         show_help=flags.get("help", False),
         show_version=version if version in ("true", "raw") else "",
-        reported_version=version if version.startswith("v") else "",
         check=flags.get("check", False),
         manifests=path("manifests"),
         service_metrics=flags.get("service-metrics", False),

@@ -7,7 +7,7 @@ only warned about, because files outlive versions, but with the nearest known na
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -20,6 +20,7 @@ from pointsman.config.durations import (
     duration_from_text,
     duration_text,
 )
+from pointsman.suggestions import did_you_mean
 
 _Block = TypeVar("_Block", bound=msgspec.Struct)
 _LARGEST_FLOAT32 = 3.4028234663852886e38
@@ -52,15 +53,6 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 else text[:200] + "…"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`, did you mean X?` when a known name is close, else nothing."""
-    import difflib
-
-    by_lower = {word.lower(): word for word in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return f", did you mean {by_lower[close[0]]}?" if close else ""
-
-
 @cache
 def _fields(block: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
     return {field.encode_name: field for field in msgspec.structs.fields(block)}
@@ -76,7 +68,9 @@ def block_from_plain(block: type[_Block], data: object, path: str, findings: Fin
     for key, value in data.items():
         field = known.get(key) if isinstance(key, str) else None
         if field is None:
-            findings.warnings.append(f'unknown field "{path}.{key}" is ignored{nearest(str(key), known)}')
+            findings.warnings.append(
+                f'unknown field "{path}.{key}" is ignored{did_you_mean(str(key), known)}'
+            )
             continue
         if value is None:
             continue

@@ -7,455 +7,428 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import msgspec
+
+from pointsman import KUBERNETES_MINOR
 from pointsman.config.gates import gates_help
 from pointsman.config.goflags import Flag, Kind
 from pointsman.files import CONTROL_SOCKET, RUN_DIRECTORY
 
 _EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  shown, never bound to
-_START = "Start-up"
-_API = "API server"
-_SERVE = "Node and addresses"
-_MODE = "Proxy mode"
-_LOCAL = "Local traffic and node ports"
-_SYSTEM = "System"
-_LOG = "Logging"
-_OWN = "Pointsman"
 
 
-def _flags() -> Iterator[Flag]:
-    yield from _start_flags()
-    yield from _api_flags()
-    yield from _address_flags()
-    yield from _mode_flags()
-    yield from _local_flags()
-    yield from _system_flags()
-    yield from _log_flags()
-    yield from _own_flags()
-
-
-def _start_flags() -> Iterator[Flag]:
-    def flag(name: str, kind: Kind, text: str, default: str = "", shorthand: str = "") -> Flag:
-        return Flag(
-            name=name,
-            kind=kind,
-            help=text,
-            group=_START,
-            default=default,
-            shorthand=shorthand,
-            works_with_file=True,
+def _group(title: str, *flags: Flag, works_with_file: bool = False) -> Iterator[Flag]:
+    for flag in flags:
+        yield msgspec.structs.replace(
+            flag,
+            group=title,
+            default=flag.default or ("false" if flag.kind is Kind.BOOL else ""),
+            works_with_file=works_with_file or flag.works_with_file,
         )
 
-    yield flag(
-        "config",
-        Kind.STRING,
-        "Configuration file. It is watched: a valid change is applied, an invalid one reported.",
-    )
-    yield flag("write-config-to", Kind.STRING, "Write the effective configuration to this file and exit.")
-    yield flag("cleanup", Kind.BOOL, "Remove everything the proxy put into the kernel, then exit.", "false")
-    yield flag(
-        "init-only",
+
+def _log_options(form: str) -> Iterator[Flag]:
+    needs = "Needs the feature gate LoggingAlphaOptions."
+    yield Flag(
+        f"log-{form}-split-stream",
         Kind.BOOL,
-        "Do the steps that need full root privileges, then exit; afterwards CAP_NET_ADMIN is enough.",
-        "false",
+        fields=(f"logging.options.{form}.split_stream",),
+        help=f"[Alpha] In {form} format, errors go to stderr and the rest to stdout. {needs}",
     )
-    yield flag(
-        "version",
-        Kind.VERSION,
-        "--version and --version=raw print the version and exit; --version=vX.Y.Z sets the version reported to others.",
-        "false",
-    )
-    yield flag("help", Kind.BOOL, "Print this help and exit.", "false", "h")
-
-
-def _api_flags() -> Iterator[Flag]:
-    def flag(name: str, kind: Kind, field: str, text: str, default: str = "") -> Flag:
-        fields = (f"client_connection.{field}",) if field else ()
-        return Flag(
-            name=name,
-            kind=kind,
-            help=text,
-            group=_API,
-            default=default,
-            fields=fields,
-            works_with_file=not field,
-        )
-
-    yield flag(
-        "kubeconfig",
-        Kind.STRING,
-        "kubeconfig",
-        "kubeconfig file with the server and credentials; without it and --master, those of the pod.",
-    )
-    yield flag("master", Kind.STRING, "", "Address of the API server; wins over the one in the kubeconfig.")
-    yield flag(
-        "kube-api-content-type",
-        Kind.STRING,
-        "content_type",
-        "Content type of requests; Pointsman always speaks JSON and only keeps the value.",
-        "application/vnd.kubernetes.protobuf",
-    )
-    yield flag("kube-api-qps", Kind.FLOAT32, "qps", "Requests per second to the API server.", "5")
-    yield flag(
-        "kube-api-burst",
-        Kind.INT32,
-        "burst",
-        "Requests to the API server that may exceed the rate for a moment.",
-        "10",
+    yield Flag(
+        f"log-{form}-info-buffer-size",
+        Kind.QUANTITY,
+        default="0",
+        fields=(f"logging.options.{form}.info_buffer_size",),
+        help=f"[Alpha] In {form} format with split streams, buffer so many bytes of stdout (512, 1K, 2Ki, ...). {needs}",
     )
 
 
-def _address_flags() -> Iterator[Flag]:
-    def flag(name: str, kind: Kind, field: str, text: str, default: str = "", deprecated: str = "") -> Flag:
-        return Flag(
-            name=name,
-            kind=kind,
-            help=text,
-            group=_SERVE,
-            default=default,
-            fields=(field,) if field else (),
-            deprecated=deprecated,
-            works_with_file=name == "hostname-override",
-        )
-
-    yield flag(
-        "hostname-override",
-        Kind.STRING,
-        "hostname_override",
-        "Name of this node's Node object, instead of the host name.",
-    )
-    yield flag(
-        "bind-address",
-        Kind.IP,
-        "bind_address",
-        "The node's primary address, if it is not the one of the Node object. No socket binds to it.",
-        _EVERY_ADDRESS,
-    )
-    yield flag(
-        "healthz-bind-address",
-        Kind.IP_PORT,
-        "healthz_bind_address",
-        "Address of the health server ([::]:10256 when --bind-address is IPv6).",
-        "0.0.0.0:10256",
-    )
-    yield flag(
-        "metrics-bind-address",
-        Kind.IP_PORT,
-        "metrics_bind_address",
-        "Address of the metrics server ([::1]:10249 when --bind-address is IPv6). Empty: do not serve.",
-        "127.0.0.1:10249",
-    )
-    yield flag(
-        "healthz-port",
-        Kind.INT32,
-        "",
-        "Port of the health server, 0 to disable.",
-        "10256",
-        "use --healthz-bind-address instead",
-    )
-    yield flag(
-        "metrics-port",
-        Kind.INT32,
-        "",
-        "Port of the metrics server, 0 to disable.",
-        "10249",
-        "use --metrics-bind-address instead",
-    )
-    yield flag(
-        "bind-address-hard-fail",
-        Kind.BOOL,
-        "bind_address_hard_fail",
-        "Exit when a port cannot be bound, instead of trying again.",
-        "false",
-    )
-    yield flag(
-        "profiling",
-        Kind.BOOL,
-        "enable_profiling",
-        "Serve profiles under /debug on the metrics server.",
-        "false",
-    )
-    yield flag(
-        "show-hidden-metrics-for-version",
-        Kind.STRING,
-        "show_hidden_metrics_for_version",
-        "Show metrics hidden since this version; only the previous minor version, such as 1.36, is accepted.",
-    )
-
-
-def _mode_flags() -> Iterator[Flag]:
-    def flag(name: str, kind: Kind, fields: str, text: str, default: str = "") -> Flag:
-        return Flag(
-            name=name, kind=kind, help=text, group=_MODE, default=default, fields=tuple(fields.split())
-        )
-
-    yield flag(
-        "proxy-mode",
-        Kind.STRING,
-        "mode",
-        "iptables, ipvs or nftables. Unset: iptables as kube-proxy, nftables as `pointsman run` where the kernel can.",
-    )
-    yield flag(
-        "masquerade-all",
-        Kind.BOOL,
-        "iptables.masquerade_all nftables.masquerade_all",
-        "Masquerade all traffic sent to cluster IPs.",
-        "false",
-    )
-    yield flag(
-        "iptables-masquerade-bit",
-        Kind.INT32,
-        "iptables.masquerade_bit",
-        "Bit of the packet mark that asks for masquerading (iptables and ipvs modes), 0 to 31.",
-        "14",
-    )
-    yield flag(
-        "iptables-localhost-nodeports",
-        Kind.BOOL,
-        "iptables.localhost_node_ports",
-        "Answer node ports on 127.0.0.1 (iptables mode, IPv4).",
-        "true",
-    )
-    yield flag(
-        "iptables-sync-period",
-        Kind.DURATION,
-        "iptables.sync_period nftables.sync_period",
-        "Time between periodic checks and clean-ups (iptables and nftables modes); more than 0.",
-        "30s",
-    )
-    yield flag(
-        "iptables-min-sync-period",
-        Kind.DURATION,
-        "iptables.min_sync_period nftables.min_sync_period",
-        "Least time between two syncs (iptables and nftables modes); 0 syncs at once.",
-        "1s",
-    )
-    yield flag(
-        "ipvs-sync-period",
-        Kind.DURATION,
-        "ipvs.sync_period",
-        "Time between periodic checks and clean-ups (ipvs mode); more than 0.",
-        "30s",
-    )
-    yield flag(
-        "ipvs-min-sync-period",
-        Kind.DURATION,
-        "ipvs.min_sync_period",
-        "Least time between two syncs (ipvs mode); 0 syncs at once.",
-        "1s",
-    )
-    yield flag("ipvs-scheduler", Kind.STRING, "ipvs.scheduler", "IPVS scheduler; unset: rr.")
-    yield flag(
-        "ipvs-exclude-cidrs",
-        Kind.LIST,
-        "ipvs.exclude_cidrs",
-        "Ranges of virtual servers that clean-up must not touch.",
-    )
-    yield flag(
-        "ipvs-strict-arp", Kind.BOOL, "ipvs.strict_arp", "Set arp_ignore to 1 and arp_announce to 2.", "false"
-    )
-    yield flag(
-        "ipvs-tcp-timeout",
-        Kind.DURATION,
-        "ipvs.tcp_timeout",
-        "IPVS timeout of idle TCP connections, 0 to leave it.",
-        "0s",
-    )
-    yield flag(
-        "ipvs-tcpfin-timeout",
-        Kind.DURATION,
-        "ipvs.tcp_fin_timeout",
-        "IPVS timeout of TCP connections after a FIN, 0 to leave it.",
-        "0s",
-    )
-    yield flag(
-        "ipvs-udp-timeout", Kind.DURATION, "ipvs.udp_timeout", "IPVS timeout of UDP, 0 to leave it.", "0s"
-    )
-
-
-def _local_flags() -> Iterator[Flag]:
-    def flag(name: str, kind: Kind, field: str, text: str) -> Flag:
-        return Flag(name=name, kind=kind, help=text, group=_LOCAL, fields=(field,))
-
-    yield flag(
-        "detect-local-mode",
-        Kind.STRING,
-        "detect_local_mode",
-        "How local pods are recognised: ClusterCIDR (default), NodeCIDR, BridgeInterface or InterfaceNamePrefix.",
-    )
-    yield flag(
-        "cluster-cidr",
-        Kind.STRING,
-        "cluster_cidr",
-        "Range of the pods, or a dual-stack pair separated by a comma (ClusterCIDR mode).",
-    )
-    yield flag(
-        "pod-bridge-interface",
-        Kind.STRING,
-        "detect_local.bridge_interface",
-        "Bridge that local pods are behind (BridgeInterface mode).",
-    )
-    yield flag(
-        "pod-interface-name-prefix",
-        Kind.STRING,
-        "detect_local.interface_name_prefix",
-        "Start of the names of local pods' interfaces (InterfaceNamePrefix mode).",
-    )
-    yield flag(
-        "nodeport-addresses",
-        Kind.LIST,
-        "node_port_addresses",
-        "Where node ports answer: ranges and the words primary, localhost, all. Unset: all (iptables, ipvs), primary (nftables).",
-    )
-
-
-def _system_flags() -> Iterator[Flag]:
-    def flag(name: str, kind: Kind, field: str, text: str, default: str = "") -> Flag:
-        return Flag(name=name, kind=kind, help=text, group=_SYSTEM, default=default, fields=(field,))
-
-    yield flag(
-        "oom-score-adj", Kind.INT32, "oom_score_adj", "oom-score-adj of this process, -1000 to 1000.", "-999"
-    )
-    yield flag(
-        "conntrack-max-per-core",
-        Kind.INT32,
-        "conntrack.max_per_core",
-        "Connections tracked per CPU core at most; 0 leaves the limit and ignores --conntrack-min.",
-        "32768",
-    )
-    yield flag(
-        "conntrack-min",
-        Kind.INT32,
-        "conntrack.min",
-        "Connections tracked at least, whatever --conntrack-max-per-core gives.",
-        "131072",
-    )
-    yield flag(
-        "conntrack-tcp-timeout-established",
-        Kind.DURATION,
-        "conntrack.tcp_established_timeout",
-        "Timeout of established TCP connections, 0 to leave it.",
-        "24h0m0s",
-    )
-    yield flag(
-        "conntrack-tcp-timeout-close-wait",
-        Kind.DURATION,
-        "conntrack.tcp_close_wait_timeout",
-        "Timeout of TCP connections in CLOSE_WAIT, 0 to leave it.",
-        "1h0m0s",
-    )
-    yield flag(
-        "conntrack-tcp-be-liberal",
-        Kind.BOOL,
-        "conntrack.tcp_be_liberal",
-        "Set nf_conntrack_tcp_be_liberal to 1.",
-        "false",
-    )
-    yield flag(
-        "conntrack-udp-timeout",
-        Kind.DURATION,
-        "conntrack.udp_timeout",
-        "Timeout of unanswered UDP, 0 to leave it.",
-        "0s",
-    )
-    yield flag(
-        "conntrack-udp-timeout-stream",
-        Kind.DURATION,
-        "conntrack.udp_stream_timeout",
-        "Timeout of answered UDP, 0 to leave it.",
-        "0s",
-    )
-    yield flag(
-        "config-sync-period",
-        Kind.DURATION,
-        "config_sync_period",
-        "Time after which all objects from the API server are looked at again; more than 0.",
-        "15m0s",
-    )
-    yield flag(
-        "feature-gates",
-        Kind.SWITCHES,
-        "feature_gates",
-        "Feature gates as Name=true|false pairs. Options are:\n" + gates_help(),
-    )
-
-
-def _log_flags() -> Iterator[Flag]:
-    def flag(name: str, kind: Kind, field: str, text: str, default: str = "", shorthand: str = "") -> Flag:
-        return Flag(
-            name=name,
-            kind=kind,
-            help=text,
-            group=_LOG,
-            default=default,
-            fields=(f"logging.{field}",),
-            shorthand=shorthand,
-            works_with_file=True,
-        )
-
-    yield flag("v", Kind.UINT32, "verbosity", "Verbosity of the log.", "0", "v")
-    yield flag(
-        "vmodule",
-        Kind.VMODULE,
-        "vmodule",
-        "Verbosity of single source files, such as listwatch=6 (text format).",
-    )
-    yield flag("logging-format", Kind.STRING, "format", "Log format: text or json.", "text")
-    yield flag(
-        "log-flush-frequency",
-        Kind.DURATION,
-        "flush_frequency",
-        "Longest time that buffered log lines wait.",
-        "5s",
-    )
-    for form in ("text", "json"):
-        yield flag(
-            f"log-{form}-split-stream",
+FLAGS: tuple[Flag, ...] = (
+    *_group(
+        "Start-up",
+        Flag(
+            "config",
+            Kind.STRING,
+            help="Configuration file. It is watched: a valid change is applied, an invalid one reported.",
+        ),
+        Flag("write-config-to", Kind.STRING, help="Write the effective configuration to this file and exit."),
+        Flag("cleanup", Kind.BOOL, help="Remove everything the proxy put into the kernel, then exit."),
+        Flag(
+            "init-only",
             Kind.BOOL,
-            f"options.{form}.split_stream",
-            f"[Alpha] In {form} format, errors go to stderr and the rest to stdout. Needs the feature gate LoggingAlphaOptions.",
-            "false",
-        )
-        yield flag(
-            f"log-{form}-info-buffer-size",
-            Kind.QUANTITY,
-            f"options.{form}.info_buffer_size",
-            f"[Alpha] In {form} format with split streams, buffer so many bytes of stdout (512, 1K, 2Ki, ...). Needs the feature gate LoggingAlphaOptions.",
-            "0",
-        )
-
-
-def _own_flags() -> Iterator[Flag]:
-    def flag(name: str, kind: Kind, text: str, default: str = "") -> Flag:
-        return Flag(name=name, kind=kind, help=text, group=_OWN, default=default, works_with_file=True)
-
-    yield flag(
-        "manifests",
-        Kind.STRING,
-        "Take Services and EndpointSlices from this file or directory, watched, instead of an API server.",
-    )
-    yield flag("check", Kind.BOOL, "Validate, print the effective configuration and exit.", "false")
-    yield flag("service-metrics", Kind.BOOL, "Serve traffic counters per Service.", "false")
-    yield flag(
-        "service-metrics-limit", Kind.INT32, "Services counted at most with --service-metrics.", "1000"
-    )
-    yield flag(
-        "control-socket",
-        Kind.STRING,
-        "Socket on which status, explain and verify ask the running proxy; follows --state-dir. Empty: none.",
-        str(CONTROL_SOCKET),
-    )
-    yield flag(
-        "state-dir",
-        Kind.STRING,
-        "Directory for what must survive a restart, such as sysctls to restore.",
-        str(RUN_DIRECTORY),
-    )
-    yield flag(
-        "external-ip-allow-cidrs",
-        Kind.LIST,
-        "If set, external and load-balancer IPs outside these ranges are not programmed.",
-    )
-
-
-FLAGS: tuple[Flag, ...] = tuple(_flags())
+            help="Do the steps that need full root privileges, then exit; afterwards CAP_NET_ADMIN is enough.",
+        ),
+        Flag(
+            "version",
+            Kind.VERSION,
+            default="false",
+            help="--version and --version=raw print the version and exit; --version=vX.Y.Z is accepted and ignored.",
+        ),
+        Flag("help", Kind.BOOL, shorthand="h", help="Print this help and exit."),
+        works_with_file=True,
+    ),
+    *_group(
+        "API server",
+        Flag(
+            "kubeconfig",
+            Kind.STRING,
+            fields=("client_connection.kubeconfig",),
+            help="kubeconfig file with the server and credentials; without it and --master, those of the pod.",
+        ),
+        Flag(
+            "master",
+            Kind.STRING,
+            works_with_file=True,
+            help="Address of the API server; wins over the one in the kubeconfig.",
+        ),
+        Flag(
+            "kube-api-content-type",
+            Kind.STRING,
+            default="application/vnd.kubernetes.protobuf",
+            fields=("client_connection.content_type",),
+            help="Content type of requests; Pointsman always speaks JSON and only keeps the value.",
+        ),
+        Flag(
+            "kube-api-qps",
+            Kind.FLOAT32,
+            default="5",
+            fields=("client_connection.qps",),
+            help="Requests per second to the API server.",
+        ),
+        Flag(
+            "kube-api-burst",
+            Kind.INT32,
+            default="10",
+            fields=("client_connection.burst",),
+            help="Requests to the API server that may exceed the rate for a moment.",
+        ),
+    ),
+    *_group(
+        "Node and addresses",
+        Flag(
+            "hostname-override",
+            Kind.STRING,
+            fields=("hostname_override",),
+            works_with_file=True,
+            help="Name of this node's Node object, instead of the host name.",
+        ),
+        Flag(
+            "bind-address",
+            Kind.IP,
+            default=_EVERY_ADDRESS,
+            fields=("bind_address",),
+            help="The node's primary address, if it is not the one of the Node object. No socket binds to it.",
+        ),
+        Flag(
+            "healthz-bind-address",
+            Kind.IP_PORT,
+            default="0.0.0.0:10256",
+            fields=("healthz_bind_address",),
+            help="Address of the health server ([::]:10256 when --bind-address is IPv6).",
+        ),
+        Flag(
+            "metrics-bind-address",
+            Kind.IP_PORT,
+            default="127.0.0.1:10249",
+            fields=("metrics_bind_address",),
+            help="Address of the metrics server ([::1]:10249 when --bind-address is IPv6). Empty: do not serve.",
+        ),
+        Flag(
+            "healthz-port",
+            Kind.INT32,
+            default="10256",
+            deprecated="use --healthz-bind-address instead",
+            help="Port of the health server, 0 to disable.",
+        ),
+        Flag(
+            "metrics-port",
+            Kind.INT32,
+            default="10249",
+            deprecated="use --metrics-bind-address instead",
+            help="Port of the metrics server, 0 to disable.",
+        ),
+        Flag(
+            "bind-address-hard-fail",
+            Kind.BOOL,
+            fields=("bind_address_hard_fail",),
+            help="Exit when a port cannot be bound, instead of trying again.",
+        ),
+        Flag(
+            "profiling",
+            Kind.BOOL,
+            fields=("enable_profiling",),
+            help="Serve profiles under /debug on the metrics server.",
+        ),
+        Flag(
+            "show-hidden-metrics-for-version",
+            Kind.STRING,
+            fields=("show_hidden_metrics_for_version",),
+            help=f"Show metrics hidden since this version; only the previous minor version, 1.{KUBERNETES_MINOR - 1}, is accepted.",
+        ),
+    ),
+    *_group(
+        "Proxy mode",
+        Flag(
+            "proxy-mode",
+            Kind.STRING,
+            fields=("mode",),
+            help="iptables, ipvs or nftables. Unset: iptables as kube-proxy, nftables as `pointsman run` where the kernel can.",
+        ),
+        Flag(
+            "masquerade-all",
+            Kind.BOOL,
+            fields=("iptables.masquerade_all", "nftables.masquerade_all"),
+            help="Masquerade all traffic sent to cluster IPs.",
+        ),
+        Flag(
+            "iptables-masquerade-bit",
+            Kind.INT32,
+            default="14",
+            fields=("iptables.masquerade_bit",),
+            help="Bit of the packet mark that asks for masquerading (iptables and ipvs modes), 0 to 31.",
+        ),
+        Flag(
+            "iptables-localhost-nodeports",
+            Kind.BOOL,
+            default="true",
+            fields=("iptables.localhost_node_ports",),
+            help="Answer node ports on 127.0.0.1 (iptables mode, IPv4).",
+        ),
+        Flag(
+            "iptables-sync-period",
+            Kind.DURATION,
+            default="30s",
+            fields=("iptables.sync_period", "nftables.sync_period"),
+            help="Time between periodic checks and clean-ups (iptables and nftables modes); more than 0.",
+        ),
+        Flag(
+            "iptables-min-sync-period",
+            Kind.DURATION,
+            default="1s",
+            fields=("iptables.min_sync_period", "nftables.min_sync_period"),
+            help="Least time between two syncs (iptables and nftables modes); 0 syncs at once.",
+        ),
+        Flag(
+            "ipvs-sync-period",
+            Kind.DURATION,
+            default="30s",
+            fields=("ipvs.sync_period",),
+            help="Time between periodic checks and clean-ups (ipvs mode); more than 0.",
+        ),
+        Flag(
+            "ipvs-min-sync-period",
+            Kind.DURATION,
+            default="1s",
+            fields=("ipvs.min_sync_period",),
+            help="Least time between two syncs (ipvs mode); 0 syncs at once.",
+        ),
+        Flag("ipvs-scheduler", Kind.STRING, fields=("ipvs.scheduler",), help="IPVS scheduler; unset: rr."),
+        Flag(
+            "ipvs-exclude-cidrs",
+            Kind.LIST,
+            fields=("ipvs.exclude_cidrs",),
+            help="Ranges of virtual servers that clean-up must not touch.",
+        ),
+        Flag(
+            "ipvs-strict-arp",
+            Kind.BOOL,
+            fields=("ipvs.strict_arp",),
+            help="Set arp_ignore to 1 and arp_announce to 2.",
+        ),
+        Flag(
+            "ipvs-tcp-timeout",
+            Kind.DURATION,
+            default="0s",
+            fields=("ipvs.tcp_timeout",),
+            help="IPVS timeout of idle TCP connections, 0 to leave it.",
+        ),
+        Flag(
+            "ipvs-tcpfin-timeout",
+            Kind.DURATION,
+            default="0s",
+            fields=("ipvs.tcp_fin_timeout",),
+            help="IPVS timeout of TCP connections after a FIN, 0 to leave it.",
+        ),
+        Flag(
+            "ipvs-udp-timeout",
+            Kind.DURATION,
+            default="0s",
+            fields=("ipvs.udp_timeout",),
+            help="IPVS timeout of UDP, 0 to leave it.",
+        ),
+    ),
+    *_group(
+        "Local traffic and node ports",
+        Flag(
+            "detect-local-mode",
+            Kind.STRING,
+            fields=("detect_local_mode",),
+            help="How local pods are recognised: ClusterCIDR (default), NodeCIDR, BridgeInterface or InterfaceNamePrefix.",
+        ),
+        Flag(
+            "cluster-cidr",
+            Kind.STRING,
+            fields=("cluster_cidr",),
+            help="Range of the pods, or a dual-stack pair separated by a comma (ClusterCIDR mode).",
+        ),
+        Flag(
+            "pod-bridge-interface",
+            Kind.STRING,
+            fields=("detect_local.bridge_interface",),
+            help="Bridge that local pods are behind (BridgeInterface mode).",
+        ),
+        Flag(
+            "pod-interface-name-prefix",
+            Kind.STRING,
+            fields=("detect_local.interface_name_prefix",),
+            help="Start of the names of local pods' interfaces (InterfaceNamePrefix mode).",
+        ),
+        Flag(
+            "nodeport-addresses",
+            Kind.LIST,
+            fields=("node_port_addresses",),
+            help="Where node ports answer: ranges and the words primary, localhost, all. Unset: all (iptables, ipvs), primary (nftables).",
+        ),
+    ),
+    *_group(
+        "System",
+        Flag(
+            "oom-score-adj",
+            Kind.INT32,
+            default="-999",
+            fields=("oom_score_adj",),
+            help="oom-score-adj of this process, -1000 to 1000.",
+        ),
+        Flag(
+            "conntrack-max-per-core",
+            Kind.INT32,
+            default="32768",
+            fields=("conntrack.max_per_core",),
+            help="Connections tracked per CPU core at most; 0 leaves the limit and ignores --conntrack-min.",
+        ),
+        Flag(
+            "conntrack-min",
+            Kind.INT32,
+            default="131072",
+            fields=("conntrack.min",),
+            help="Connections tracked at least, whatever --conntrack-max-per-core gives.",
+        ),
+        Flag(
+            "conntrack-tcp-timeout-established",
+            Kind.DURATION,
+            default="24h0m0s",
+            fields=("conntrack.tcp_established_timeout",),
+            help="Timeout of established TCP connections, 0 to leave it.",
+        ),
+        Flag(
+            "conntrack-tcp-timeout-close-wait",
+            Kind.DURATION,
+            default="1h0m0s",
+            fields=("conntrack.tcp_close_wait_timeout",),
+            help="Timeout of TCP connections in CLOSE_WAIT, 0 to leave it.",
+        ),
+        Flag(
+            "conntrack-tcp-be-liberal",
+            Kind.BOOL,
+            fields=("conntrack.tcp_be_liberal",),
+            help="Set nf_conntrack_tcp_be_liberal to 1.",
+        ),
+        Flag(
+            "conntrack-udp-timeout",
+            Kind.DURATION,
+            default="0s",
+            fields=("conntrack.udp_timeout",),
+            help="Timeout of unanswered UDP, 0 to leave it.",
+        ),
+        Flag(
+            "conntrack-udp-timeout-stream",
+            Kind.DURATION,
+            default="0s",
+            fields=("conntrack.udp_stream_timeout",),
+            help="Timeout of answered UDP, 0 to leave it.",
+        ),
+        Flag(
+            "config-sync-period",
+            Kind.DURATION,
+            default="15m0s",
+            fields=("config_sync_period",),
+            help="Time after which all objects from the API server are looked at again; more than 0.",
+        ),
+        Flag(
+            "feature-gates",
+            Kind.SWITCHES,
+            fields=("feature_gates",),
+            help="Feature gates as Name=true|false pairs. Options are:\n" + gates_help(),
+        ),
+    ),
+    *_group(
+        "Logging",
+        Flag(
+            "v",
+            Kind.UINT32,
+            shorthand="v",
+            default="0",
+            fields=("logging.verbosity",),
+            help="Verbosity of the log.",
+        ),
+        Flag(
+            "vmodule",
+            Kind.VMODULE,
+            fields=("logging.vmodule",),
+            help="Verbosity of single source files, such as listwatch=6 (text format).",
+        ),
+        Flag(
+            "logging-format",
+            Kind.STRING,
+            default="text",
+            fields=("logging.format",),
+            help="Log format: text or json.",
+        ),
+        Flag(
+            "log-flush-frequency",
+            Kind.DURATION,
+            default="5s",
+            fields=("logging.flush_frequency",),
+            help="Longest time that buffered log lines wait.",
+        ),
+        *_log_options("text"),
+        *_log_options("json"),
+        works_with_file=True,
+    ),
+    *_group(
+        "Pointsman",
+        Flag(
+            "manifests",
+            Kind.STRING,
+            help="Take Services and EndpointSlices from this file or directory, watched, instead of an API server.",
+        ),
+        Flag("check", Kind.BOOL, help="Validate, print the effective configuration and exit."),
+        Flag("service-metrics", Kind.BOOL, help="Serve traffic counters per Service."),
+        Flag(
+            "service-metrics-limit",
+            Kind.INT32,
+            default="1000",
+            help="Services counted at most with --service-metrics.",
+        ),
+        Flag(
+            "control-socket",
+            Kind.STRING,
+            default=str(CONTROL_SOCKET),
+            help="Socket on which status, explain and verify ask the running proxy; follows --state-dir. Empty: none.",
+        ),
+        Flag(
+            "state-dir",
+            Kind.STRING,
+            default=str(RUN_DIRECTORY),
+            help="Directory for what must survive a restart, such as sysctls to restore.",
+        ),
+        Flag(
+            "external-ip-allow-cidrs",
+            Kind.LIST,
+            help="If set, external and load-balancer IPs outside these ranges are not programmed.",
+        ),
+        works_with_file=True,
+    ),
+)
 BY_NAME: Mapping[str, Flag] = {flag.name: flag for flag in FLAGS}

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pointsman.config.document import nearest
 from pointsman.config.gates_elsewhere import LOCKED_OFF, LOCKED_ON, SETTABLE
+from pointsman.suggestions import did_you_mean
 
 ALL_ALPHA, ALL_BETA = "AllAlpha", "AllBeta"
 
@@ -27,7 +27,7 @@ class Stage(enum.Enum):
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """A gate that touches the proxy, as of Kubernetes 1.37."""
+    """A gate that touches the proxy, as of the Kubernetes version we follow."""
 
     name: str
     stage: Stage
@@ -112,7 +112,7 @@ def gate_problems(settings: Mapping[str, bool]) -> list[str]:
     for name, on in sorted(settings.items()):
         locked = _locked_state(name)
         if not is_known(name):
-            problems.append(f"unrecognized feature gate: {name}{nearest(name, GATES)}")
+            problems.append(f"unrecognized feature gate: {name}{did_you_mean(name, GATES)}")
         elif locked is not None and on is not locked:
             state = str(locked).lower()
             problems.append(

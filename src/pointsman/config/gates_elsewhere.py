@@ -1,4 +1,4 @@
-"""Feature gates of Kubernetes 1.37 that mean nothing to a service proxy.
+"""Feature gates of the Kubernetes version we follow that mean nothing to a service proxy.
 
 kube-proxy accepts them because it shares the gate registry with every other component; so do we, with a warning.
 """

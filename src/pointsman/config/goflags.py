@@ -17,11 +17,12 @@ from typing import Any
 
 import msgspec
 
-from pointsman.config.document import nearest
+from pointsman import KUBERNETES_VERSION
 from pointsman.config.durations import bytes_from_quantity, duration_from_text
 from pointsman.config.types import VModuleItem
 from pointsman.errors import ConfigError
 from pointsman.model.addresses import address_from_text, port_from_text, split_host_port
+from pointsman.suggestions import did_you_mean
 
 _INTEGER = re.compile(
     r"([+-]?)(0[xX](?:_?[0-9a-fA-F])+|0[bB](?:_?[01])+|0[oO]?(?:_?[0-7])+|[1-9](?:_?[0-9])*|0)"
@@ -49,13 +50,13 @@ class Kind(enum.Enum):
     VERSION = "version"
 
 
-class Flag(msgspec.Struct, frozen=True, kw_only=True):
+class Flag(msgspec.Struct, frozen=True):
     """One flag of a command."""
 
     name: str
     kind: Kind
     help: str
-    group: str
+    group: str = ""
     default: str = ""
     fields: tuple[str, ...] = ()
     """Dotted attributes of KubeProxyConfiguration that it sets."""
@@ -112,7 +113,7 @@ class _Parser:
         name, equals, text = argument[2:].partition("=")
         flag = self._flags.get(name.replace("_", "-"))
         if flag is None:
-            close = nearest(name, self._flags).replace("did you mean ", "did you mean --")
+            close = did_you_mean(name, self._flags, prefix="--")
             self._unknown(f"unknown flag: --{name}{close}", equals, pending)
         elif equals:
             self._set(flag, f"--{flag.name}", text)
@@ -126,7 +127,7 @@ class _Parser:
             flag = self._shorthands.get(letter)
             if flag is None:
                 name = argument[1:].partition("=")[0].replace("_", "-")
-                close = f", did you mean --{name}?" if name in self._flags else ""
+                close = did_you_mean(name, self._flags, prefix="--")
                 self._unknown(
                     f"unknown shorthand flag: {letter!r} in {argument}{close}", "=" in argument, pending
                 )
@@ -270,7 +271,7 @@ def _version(text: str) -> str:
     try:
         return "true" if _boolean(text) else ""
     except ValueError:
-        raise ValueError("must be true, raw or a version such as v1.37.0") from None
+        raise ValueError(f"must be true, raw or a version such as {KUBERNETES_VERSION}.0") from None
 
 
 _DECODERS: Mapping[Kind, Callable[[str], Any]] = {

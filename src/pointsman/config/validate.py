@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
+from pointsman import KUBERNETES_MINOR
 from pointsman.config.document import Findings
 from pointsman.config.gates import effective_gates, gate_problems
 from pointsman.config.types import (
@@ -28,8 +29,8 @@ from pointsman.model.addresses import address_from_text, cidr_from_text, port_fr
 ROOT = "KubeProxyConfiguration"
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 NODE_PORT_KEYWORDS = ("primary", "localhost", "all")
-PREVIOUS_MINOR = "1.36"
-"""The minor version before the one whose surface we offer; the only one hidden metrics can be shown for."""
+PREVIOUS_MINOR = f"1.{KUBERNETES_MINOR - 1}"
+"""The minor version before the one we follow; the only one hidden metrics can be shown for."""
 _LARGEST_VERBOSITY = (1 << 31) - 1
 _CIDR_EXAMPLE = "(e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)"
 _PAIR_EXAMPLE = "(e.g. 10.100.0.0/16,fde4:8dba:82e1::/48)"

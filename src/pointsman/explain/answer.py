@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pointsman.backends.contract import Difference
@@ -27,6 +26,7 @@ from pointsman.model.addresses import address_text, family_of, host_port_text
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan, TopologyMode
 from pointsman.model.service import ServicePortName
 from pointsman.model.topology import endpoint_reason
+from pointsman.suggestions import similar
 
 _LABEL_LENGTH = 117
 """Backends may cut the service's name in their labels beyond this."""
@@ -92,8 +92,9 @@ def _not_found(view: View, target: Target) -> Cause:
     known = sorted({name.key for family in view.families for name in family.states} | view.remarks.keys())
     asked = f"{target.namespace or 'default'}/{target.service}"
     names = {key.partition("/")[2] for key in known}
-    similar = difflib.get_close_matches(target.service, names, n=3, cutoff=0.6)
-    close = [key for name in similar for key in known if key.partition("/")[2] == name]
+    close = [
+        key for name in similar(target.service, names, 3) for key in known if key.partition("/")[2] == name
+    ]
     advice = f"did you mean {listed(close)}?" if close else "does it exist, and in this namespace?"
     where = "the API server's list" if view.live else "the manifests"
     return Cause("NoSuchService", f"no Service {asked} in {where} ({len(known)} Services known)", advice)

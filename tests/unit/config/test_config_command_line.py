@@ -248,7 +248,6 @@ def test_own_flags_work_under_both_names() -> None:
         assert options.cleanup
         assert options.init_only
         assert options.write_config_to == Path("/w")
-        assert options.reported_version == "v1.2.3"
         assert options.show_version == ""
 
 
