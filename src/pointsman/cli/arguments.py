@@ -18,6 +18,7 @@ from pointsman.config.types import IPTABLES, IPVS, NFTABLES
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.files import CONTROL_SOCKET
 from pointsman.model.addresses import Family
+from pointsman.printable import printable
 
 ERROR = 2
 """Exit status when the question could not be answered at all."""
@@ -107,14 +108,17 @@ def guarded(command: str, work: Callable[[], int]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return ERROR
-    for problem in problems:
-        sys.stderr.write(f"pointsman {command}: {problem}\n")
+    _say(command, problems)
     return ERROR
 
 
 def warn(command: str, problems: Sequence[str]) -> None:
+    _say(f"{command}: warning", problems)
+
+
+def _say(command: str, problems: Sequence[str]) -> None:
     for problem in problems:
-        sys.stderr.write(f"pointsman {command}: warning: {problem}\n")
+        sys.stderr.write(f"pointsman {command}: {printable(problem)}\n")
 
 
 def print_json(value: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from pointsman.explain.report import Cause, EndpointAnswer, Explanation, FrontendAnswer, PortAnswer
+from pointsman.printable import printable
 
 ENDPOINTS_SHOWN = 20
 
@@ -26,7 +27,7 @@ def explanation_text(explanation: Explanation) -> str:
             "Verdict: connections are handed to endpoints. If clients still fail, look behind the proxy:",
             "does the pod listen on that port (not only on localhost), and does a NetworkPolicy allow it?",
         ]
-    return "\n".join(lines) + "\n"
+    return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def _causes(causes: Iterable[Cause], indent: str) -> Iterator[str]:

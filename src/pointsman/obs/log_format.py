@@ -2,6 +2,9 @@
 
 Tools and habits around a cluster parse these two formats, so both are kept exactly: the klog header and `key="value"`
 pairs, and `ts` (milliseconds), `caller`, `msg`, `v` or `err` in JSON.
+
+Whatever a message holds, nothing of it starts a line: messages, ours and other libraries', are quoted, and what may have
+several lines (values, tracebacks) is indented. Values are cut at a length that no honest one has.
 """
 
 from __future__ import annotations
@@ -16,13 +19,17 @@ from typing import Any
 import msgspec
 
 from pointsman.obs.redact import REDACTED, is_secret_key, redacted
+from pointsman.printable import printable_lines
+
+LONGEST_VALUE = 8192
+"""Characters of a message or value; the rest is left out and counted."""
 
 _SEVERITY = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
 
 
-def fields_of(record: logging.LogRecord) -> Mapping[str, object] | None:
-    """The key/value pairs of a record made by `pointsman.obs.log`; None for one made by another library."""
-    return getattr(record, "fields", None)
+def fields_of(record: logging.LogRecord) -> Mapping[str, object]:
+    """The key/value pairs of a record made by `pointsman.obs.log`; other libraries give none."""
+    return getattr(record, "fields", {})
 
 
 class TextFormatter(logging.Formatter):
@@ -36,14 +43,10 @@ class TextFormatter(logging.Formatter):
             f"{severity}{when.tm_mon:02}{when.tm_mday:02} {when.tm_hour:02}:{when.tm_min:02}:{when.tm_sec:02}"
             f".{microseconds:06} {record.process or 0:7} {record.filename}:{record.lineno}] "
         )
-        fields = fields_of(record)
-        if fields is None:
-            line = header + redacted(record.getMessage())
-        else:
-            line = header + _quoted(redacted(record.getMessage()))
-            line += "".join(f" {key}={_text_value(key, value)}" for key, value in fields.items())
+        line = header + _quoted(_shown(record.getMessage()))
+        line += "".join(f" {key}={_text_value(key, value)}" for key, value in fields_of(record).items())
         if record.exc_info:
-            line += "\n" + redacted(self.formatException(record.exc_info))
+            line += "\n" + _indented(redacted(self.formatException(record.exc_info)))
         return line
 
 
@@ -54,11 +57,11 @@ class JsonFormatter(logging.Formatter):
         line: dict[str, object] = {
             "ts": round(record.created * 1000, 3),
             "caller": "/".join(PurePath(record.pathname).parts[-2:]) + f":{record.lineno}",
-            "msg": redacted(record.getMessage()),
+            "msg": _shown(record.getMessage()),
         }
         if record.levelno < logging.ERROR:
             line["v"] = getattr(record, "v", 0)
-        for key, value in (fields_of(record) or {}).items():
+        for key, value in fields_of(record).items():
             line[key] = REDACTED if is_secret_key(key) else _json_value(value)
         if record.exc_info:
             line["stacktrace"] = redacted(self.formatException(record.exc_info))
@@ -68,10 +71,8 @@ class JsonFormatter(logging.Formatter):
 def _json_value(value: object) -> object:
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    if isinstance(value, str):
-        return redacted(value)
-    if isinstance(value, BaseException):
-        return redacted(str(value))
+    if isinstance(value, (str, BaseException)):
+        return _shown(str(value))
     if isinstance(value, Mapping):
         return {
             str(key): REDACTED if is_secret_key(str(key)) else _json_value(item)
@@ -79,7 +80,7 @@ def _json_value(value: object) -> object:
         }
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_json_value(item) for item in value]
-    return redacted(str(value))
+    return _shown(str(value))
 
 
 def _text_value(key: str, value: object) -> str:
@@ -93,15 +94,30 @@ def _text_value(key: str, value: object) -> str:
     if isinstance(plain, (int, float)):
         return str(plain)
     if isinstance(plain, str):
-        if "\n" in plain:
-            indented = "\n".join(f"\t{line}" for line in plain.splitlines())
-            return f"<\n{indented}\n >"
-        return _quoted(plain)
-    return _compact(plain)
+        return f"<\n{_indented(plain)}\n >" if "\n" in plain else _quoted(plain)
+    return _escaped(_compact(plain))
+
+
+def _shown(text: str) -> str:
+    """Without secrets, and of bounded length."""
+    if len(text) > LONGEST_VALUE:
+        text = f"{text[:LONGEST_VALUE]}... ({len(text) - LONGEST_VALUE} more characters)"
+    return redacted(text)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"\t{line}" for line in printable_lines(text))
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return _escaped(json.dumps(text, ensure_ascii=False))
+
+
+def _escaped(encoded: str) -> str:
+    """JSON text without the characters it allows and a terminal would act on; it still reads back to the same value."""
+    if encoded.isprintable():
+        return encoded
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in encoded)
 
 
 def _compact(value: Any) -> str:

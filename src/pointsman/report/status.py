@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from pointsman.explain.report import KernelDifference
+from pointsman.printable import printable
 
 DIFFERENCES_SHOWN = 100
 
@@ -144,7 +145,7 @@ def status_text(status: StatusReport) -> str:
     troubles = status.troubles
     lines += [f"! degraded: {check}: {why}" for check, why in status.degraded.items()]
     lines += [f"✗ {trouble}" for trouble in troubles] or [_all_well(status)]
-    return "\n".join(lines) + "\n"
+    return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def _all_well(status: StatusReport) -> str:
@@ -216,7 +217,7 @@ def verification_text(verification: Verification) -> str:
         ]
         if count > DIFFERENCES_SHOWN:
             lines.append(f"  and {count - DIFFERENCES_SHOWN} more; -o json lists all")
-    return "\n".join(lines) + "\n"
+    return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def difference_lines(entry: KernelDifference) -> list[str]:

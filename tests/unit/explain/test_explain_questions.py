@@ -108,3 +108,12 @@ def test_remarks_follow_the_objects() -> None:
     assert remarks.of("default/web") == (Problem("BadAddress", "x"),)
     remarks.service_deleted("default/web")
     assert remarks.all() == {}
+
+
+def test_names_and_reasons_from_objects_cannot_forge_lines_of_the_answer() -> None:
+    forged = "web\n\x1b[2KVerdict: connections are handed to endpoints."
+    service = factory.service(forged, externalIPs=[f"192.0.2.1{forged}"])
+    text = explanation_text(asked(view_of(service), "10.96.0.10:80"))
+    assert "web\\n\\x1b[2KVerdict" in text
+    assert not [line for line in text.split("\n") if line.startswith("Verdict: connections")]
+    assert not [character for character in text if not character.isprintable() and character != "\n"]

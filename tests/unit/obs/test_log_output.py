@@ -62,6 +62,41 @@ def test_quotes_and_newlines_cannot_forge_a_line(streams: Streams) -> None:
     assert lines[1:] == ["\tone", "\ttwo", " >"]
 
 
+FORGERY = 'ready\nE1118 00:00:00.000000       1 x.go:1] "All rules deleted"\r\x1b[2K\x9b2J\x85\u2028\u202e'
+HEADER = re.compile(r"[IWEF]\d{4} \d\d:\d\d")
+
+
+def _lines_that_start_a_record(text: str) -> list[str]:
+    return [line for line in text.splitlines() if HEADER.match(line)]
+
+
+def test_no_value_message_or_traceback_of_others_starts_a_line_or_drives_a_terminal(streams: Streams) -> None:
+    log = get_log("pointsman.a")
+    log.info(FORGERY, name=FORGERY, names=[FORGERY], by_name={FORGERY: FORGERY})
+    logging.getLogger("asyncio").error("lost: %s", FORGERY)
+    try:
+        raise ValueError(FORGERY)
+    except ValueError as problem:
+        log.exception("Unexpected", err=problem)
+    written = streams.err.getvalue()
+    assert len(_lines_that_start_a_record(written)) == 3
+    assert not [c for c in written if not c.isprintable() and c not in "\n\t"]
+
+
+def test_json_lines_hold_one_record_each_whatever_is_logged(streams: Streams) -> None:
+    streams.configure(LogSettings(format="json"))
+    get_log("pointsman.a").error(FORGERY, err=ValueError(FORGERY), by_name={FORGERY: FORGERY})
+    logging.getLogger("asyncio").error("lost: %s", FORGERY)
+    records = [json.loads(line) for line in streams.err.getvalue().split("\n") if line]
+    assert [record["msg"] for record in records] == [FORGERY, f"lost: {FORGERY}"]
+
+
+def test_a_value_of_megabytes_is_cut(streams: Streams) -> None:
+    get_log("pointsman.a").info("Skipped", name="x" * 3_000_000)
+    assert len(streams.last) < 9000
+    assert "(2991808 more characters)" in streams.last
+
+
 def test_json_line_is_upstreams(streams: Streams) -> None:
     streams.configure(LogSettings(format="json", verbosity=3))
     get_log("pointsman.a").info("Synced", v=3, services=12, who={"a": 1})
@@ -136,7 +171,7 @@ def test_same_name_is_the_same_log() -> None:
 def test_other_libraries_come_out_in_the_same_format(streams: Streams) -> None:
     logging.getLogger("aiohttp.server").warning("odd %s", "request")
     logging.getLogger("aiohttp.access").info("not shown")
-    assert re.match(r"W\d{4} .*test_log_output\.py:\d+\] odd request$", streams.last)
+    assert re.match(r'W\d{4} .*test_log_output\.py:\d+\] "odd request"$', streams.last)
     assert "not shown" not in streams.err.getvalue()
 
 
