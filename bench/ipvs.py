@@ -29,7 +29,6 @@ from pointsman.backends.ipvs import render
 from pointsman.backends.ipvs.apply import IpvsBackend
 from pointsman.backends.ipvs.preflight import prepare
 from pointsman.kernel.iptables import Iptables
-from pointsman.kernel.ipvs import IpvsSocket
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, cidr_from_text
@@ -124,9 +123,7 @@ def measure(services: int, endpoints: int) -> dict[str, object]:
 def _ipvsadm_seconds(proxy: Proxy) -> float:
     """How long ipvsadm takes for the servers alone, which our cold sync makes besides sets, addresses and rules."""
     text = render.servers_text(proxy.reconciler.backend._desired)
-    sock = IpvsSocket()
-    sock.flush()
-    sock.close()
+    subprocess.run(("ipvsadm", "-C"), check=True)
     started = time.perf_counter()
     subprocess.run(("ipvsadm", "-R"), input=text, text=True, check=True)
     return time.perf_counter() - started

@@ -21,7 +21,7 @@ from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUN
 from pointsman.errors import Busy, KernelError
 from pointsman.kernel import nfacct
 from pointsman.kernel.command import CommandResult, SystemCommands
-from pointsman.kernel.iptables import MANGLE, NAT, Iptables, Position
+from pointsman.kernel.iptables import MANGLE, NAT, Iptables
 from pointsman.kernel.iptables_programs import choose_variant
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family, cidr_from_text
@@ -63,6 +63,10 @@ class Host:
 
     def differences(self) -> list[object]:
         return list(self.backend.verify(SyncRequest(context(), self.plans, {}, True)))
+
+    def iptables(self, *arguments: str) -> None:
+        """What somebody else on the host does."""
+        subprocess.run([f"iptables-{self.variant}", "-w", "5", *arguments], check=True)
 
     def saved(self) -> str:
         return subprocess.run(
@@ -180,7 +184,7 @@ def test_a_flush_by_others_is_noticed_and_repaired(
     before = host.saved()
     for operation in operations:
         for table in tables:
-            subprocess.run([f"iptables-{host.variant}", "-w", "5", "-t", table, operation], check=True)
+            host.iptables("-t", table, operation)
     assert host.differences()
     report = host.backend.drift()
     assert report is not None
@@ -192,9 +196,9 @@ def test_a_flush_by_others_is_noticed_and_repaired(
 
 
 def test_rules_of_others_survive_every_sync(host: Host) -> None:
-    host.runner.ensure_chain(NAT, "MINE")
-    host.runner.ensure_rule(Position.APPEND, NAT, "PREROUTING", ["-p", "tcp", "--dport", "22", "-j", "MINE"])
-    host.runner.ensure_rule(Position.PREPEND, "filter", "INPUT", ["-s", "192.0.2.7", "-j", "DROP"])
+    host.iptables("-t", "nat", "-N", "MINE")
+    host.iptables("-t", "nat", "-A", "PREROUTING", "-p", "tcp", "--dport", "22", "-j", "MINE")
+    host.iptables("-I", "INPUT", "-s", "192.0.2.7", "-j", "DROP")
     host.sync(web("10.244.1.1"))
     host.sync(db("10.244.1.9"))
     host.sync(full=True)
@@ -206,7 +210,7 @@ def test_rules_of_others_survive_every_sync(host: Host) -> None:
 
 
 def test_cleanup_restores_what_was_there_before(host: Host) -> None:
-    host.runner.ensure_rule(Position.PREPEND, "filter", "INPUT", ["-s", "192.0.2.7", "-j", "DROP"])
+    host.iptables("-I", "INPUT", "-s", "192.0.2.7", "-j", "DROP")
     before = host.saved()
     host.sync(
         web("10.244.1.1", node_port=30080, load_balancer_ips=["203.0.113.1"], external_local=True),

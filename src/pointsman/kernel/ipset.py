@@ -20,16 +20,7 @@ from pointsman.model.addresses import Family
 NEEDS = "CONFIG_IP_SET and the set types (modules ip_set, ip_set_hash_*, ip_set_bitmap_port)"
 
 SUBSYSTEM = 6
-CMD_PROTOCOL, CMD_CREATE, CMD_DESTROY, CMD_FLUSH, CMD_LIST, CMD_ADD, CMD_DELETE, CMD_TYPE = (
-    1,
-    2,
-    3,
-    4,
-    7,
-    9,
-    10,
-    13,
-)
+CMD_CREATE, CMD_DESTROY, CMD_LIST, CMD_ADD, CMD_DELETE, CMD_TYPE = 2, 3, 7, 9, 10, 13
 
 ATTR_PROTOCOL, ATTR_NAME, ATTR_TYPE, ATTR_REVISION, ATTR_FAMILY = 1, 2, 3, 4, 5
 ATTR_FLAGS, ATTR_DATA, ATTR_ENTRIES, ATTR_LINE = 6, 7, 8, 9
@@ -217,9 +208,6 @@ class IpsetSocket:
     def delete(self, name: str, entries: Iterable[SetEntry]) -> dict[SetEntry, KernelError]:
         """Delete entries; returns those that were refused, with the reason."""
         return self._change(CMD_DELETE, name, list(entries))
-
-    def flush(self, name: str) -> None:
-        self._netlink.request_one(_message(CMD_FLUSH, nla.text(ATTR_NAME, name)), f"flush ipset {name}")
 
     def destroy(self, name: str) -> None:
         """Remove a set; raises Busy while a rule still matches on it."""

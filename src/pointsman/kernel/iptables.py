@@ -7,7 +7,6 @@ refused and shows it; a taken lock says who holds it; neither is mistaken for "d
 from __future__ import annotations
 
 import contextlib
-import enum
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -33,13 +32,6 @@ _MOMENTARY = re.compile("Cannot allocate memory|Resource temporarily unavailable
 """Complaints that say nothing about the line they name: the same may be accepted a second later."""
 _LINE = re.compile(r"line:? (\d+)")
 _NOISE = re.compile(r"^(Ignoring deprecated --wait-interval.*|Try `.*|# Warning: .*|)$")
-
-
-class Position(enum.Enum):
-    """Where a new rule goes."""
-
-    PREPEND = "-I"
-    APPEND = "-A"
 
 
 class RestoreRejected(Rejected):
@@ -98,24 +90,6 @@ class Iptables:
             line for line in result.stdout.decode(errors="replace").splitlines() if line.startswith("-A ")
         ]
 
-    def ensure_chain(self, table: str, chain: str) -> bool:
-        """Create the chain unless it exists; True when it did."""
-        return self._edit(table, "-N", chain, missing_is_fine=True).status != 0
-
-    def flush_chain(self, table: str, chain: str) -> None:
-        self._edit(table, "-F", chain)
-
-    def delete_chain(self, table: str, chain: str) -> None:
-        """Delete an empty, unused chain."""
-        self._edit(table, "-X", chain)
-
-    def ensure_rule(self, position: Position, table: str, chain: str, rule: Sequence[str]) -> bool:
-        """Insert or append the rule unless the chain has it; True when it did."""
-        if self.check_rule(table, chain, rule):
-            return True
-        self._edit(table, position.value, chain, *rule)
-        return False
-
     def check_rule(self, table: str, chain: str, rule: Sequence[str]) -> bool:
         """Whether the chain holds this rule."""
         if not self.features.check:
@@ -123,13 +97,6 @@ class Iptables:
             return any(sorted(shlex.split(line)[2:]) == wanted for line in self._saved_rules(table, chain))
         result = self._edit(table, "-C", chain, *rule, missing_is_fine=True)
         return result.status == 0
-
-    def delete_rule(self, table: str, chain: str, rule: Sequence[str]) -> bool:
-        """Delete the rule; False when there was none."""
-        if not self.check_rule(table, chain, rule):
-            return False
-        self._edit(table, "-D", chain, *rule)
-        return True
 
     def save(self, table: str) -> bytes:
         """The table as text, without counters."""
@@ -139,14 +106,10 @@ class Iptables:
             raise self._error(arguments, result)
         return result.stdout
 
-    def restore(self, text: bytes, *, flush: bool = False, counters: bool = True) -> None:
-        """Load rules; raises RestoreRejected naming the line, Busy, or another KernelError."""
+    def restore(self, text: bytes) -> None:
+        """Load rules, other chains kept; raises RestoreRejected naming the line, Busy, or another KernelError."""
         features = self.features
-        arguments = (self.programs.restore, *features.restore_wait)
-        if not flush:
-            arguments += ("--noflush",)
-        if counters:
-            arguments += ("--counters",)
+        arguments = (self.programs.restore, *features.restore_wait, "--noflush", "--counters")
         lock = contextlib.nullcontext() if features.restore_wait else self._take_lock(self._lock_file)
         with lock:
             result = self._commands.run(arguments, stdin=text, timeout=self._restore_seconds)

@@ -30,7 +30,7 @@ NEEDS = "CONFIG_IP_VS (module ip_vs); try: modprobe ip_vs"
 
 CMD_NEW_SERVICE, CMD_SET_SERVICE, CMD_DEL_SERVICE, CMD_GET_SERVICE = 1, 2, 3, 4
 CMD_NEW_DEST, CMD_SET_DEST, CMD_DEL_DEST, CMD_GET_DEST = 5, 6, 7, 8
-CMD_SET_CONFIG, CMD_GET_CONFIG, CMD_GET_INFO, CMD_FLUSH = 12, 13, 15, 17
+CMD_SET_CONFIG = 12
 
 ATTR_SERVICE, ATTR_DEST = 1, 2
 ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP = 4, 5, 6
@@ -206,21 +206,6 @@ class IpvsSocket:
         if added.errno not in (0, errno.ENOENT):
             raise netlink.kernel_error(added.errno, f"try IPVS scheduler {name}", added.text, needs=NEEDS)
         return added.ok and removed.ok
-
-    def flush(self) -> None:
-        """Remove every virtual server."""
-        self._netlink.request_one(Message(self._family, 0, genl.header(CMD_FLUSH)), "flush virtual servers")
-
-    def timeouts(self) -> tuple[int, int, int]:
-        """Idle seconds of TCP sessions, TCP sessions after a FIN, and UDP packets."""
-        request = Message(self._family, 0, genl.header(CMD_GET_CONFIG))
-        for answer in self._netlink.request_one(request, "read the IPVS timeouts"):
-            fields = nla.attributes(answer.payload, genl.HEADER_LENGTH)
-            tcp, fin, udp = (
-                _native(fields[n]) for n in (ATTR_TIMEOUT_TCP, ATTR_TIMEOUT_TCP_FIN, ATTR_TIMEOUT_UDP)
-            )
-            return tcp, fin, udp
-        return 0, 0, 0
 
     def set_timeouts(self, tcp: int = 0, tcp_fin: int = 0, udp: int = 0) -> None:
         """Set the timeouts that are not 0."""

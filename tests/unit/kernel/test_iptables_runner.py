@@ -10,7 +10,7 @@ import pytest
 
 from pointsman.errors import Busy, KernelError, NotSupported, Rejected
 from pointsman.kernel.command import CommandResult
-from pointsman.kernel.iptables import NAT, Iptables, Position, RestoreRejected
+from pointsman.kernel.iptables import NAT, Iptables, RestoreRejected
 from pointsman.kernel.iptables_programs import (
     LEGACY,
     NFT,
@@ -140,7 +140,7 @@ def test_a_taken_lock_is_busy_for_every_operation(tmp_path: Path) -> None:
     runner = Iptables(Family.IPV4, Scripted(_says(4, text)), lock_file=tmp_path / "lock")
     for operation in (
         lambda: runner.chain_exists(NAT, "X"),
-        lambda: runner.ensure_chain(NAT, "X"),
+        lambda: runner.list_chain(NAT, "X"),
         lambda: runner.check_rule(NAT, "X", ["-j", "Y"]),
         lambda: runner.restore(b""),
     ):
@@ -174,38 +174,11 @@ def test_native_rules_in_a_table_of_iptables_are_explained() -> None:
         Iptables(Family.IPV4, Scripted(_says(1, text))).save(NAT)
 
 
-def test_ensure_rule_inserts_only_what_is_missing() -> None:
-    present: list[bool] = [False]
-    commands = Scripted(lambda a, _: CommandResult(1 if "-C" in a and not present[0] else 0))
-    runner = Iptables(Family.IPV6, commands)
-    assert not runner.ensure_rule(Position.PREPEND, NAT, "OUTPUT", ["-j", "X"])
-    assert commands.calls[-1] == ["ip6tables", "-w", "5", "-t", "nat", "-I", "OUTPUT", "-j", "X"]
-    present[0] = True
-    assert runner.ensure_rule(Position.APPEND, NAT, "OUTPUT", ["-j", "X"])
-    assert "-C" in commands.calls[-1]
-
-
-def test_delete_rule_tells_whether_there_was_one() -> None:
-    absent = Iptables(Family.IPV4, Scripted(_says(1, "iptables: Bad rule")))
-    assert not absent.delete_rule(NAT, "OUTPUT", ["-j", "X"])
-    commands = Scripted(_says(0))
-    assert Iptables(Family.IPV4, commands).delete_rule(NAT, "OUTPUT", ["-j", "X"])
-    assert "-D" in commands.calls[-1]
-
-
 def test_without_check_rules_are_looked_up_in_the_saved_text() -> None:
     saved = '*nat\n-A OUTPUT -m comment --comment "a b" -j X\nCOMMIT\n'
     runner = Iptables(Family.IPV4, Scripted(_says(0, output=saved), "v1.4.7"))
     assert runner.check_rule(NAT, "OUTPUT", ["-j", "X", "-m", "comment", "--comment", "a b"])
     assert not runner.check_rule(NAT, "OUTPUT", ["-j", "Y"])
-
-
-def test_flush_and_delete_name_their_chain() -> None:
-    commands = Scripted(_says(0))
-    runner = Iptables(Family.IPV4, commands)
-    runner.flush_chain(NAT, "X")
-    runner.delete_chain(NAT, "X")
-    assert [call[-2:] for call in commands.calls] == [["-F", "X"], ["-X", "X"]]
 
 
 def _host(nft: str, legacy: str) -> Scripted:
