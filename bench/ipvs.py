@@ -25,8 +25,10 @@ from bench.iptables import TimedCommands
 from bench.objects import service_json, slice_json
 from tests.uml import boot
 
+from pointsman.backends.contract import SyncRequest
 from pointsman.backends.ipvs import render
 from pointsman.backends.ipvs.apply import IpvsBackend
+from pointsman.backends.ipvs.desired import Desired
 from pointsman.backends.ipvs.preflight import prepare
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
@@ -71,6 +73,9 @@ class Proxy:
         before, started = self.commands.count, time.perf_counter()
         self.reconciler.sync(self.tracker.take(), CONTEXT, full=full)
         return time.perf_counter() - started, self.commands.count - before
+
+    def desired(self) -> Desired:
+        return render.desired_of(SyncRequest(CONTEXT, self.reconciler.plans, {}), "rr")
 
     def restart(self) -> None:
         """A new process would know nothing and find everything in the kernel."""
@@ -122,7 +127,7 @@ def measure(services: int, endpoints: int) -> dict[str, object]:
 
 def _ipvsadm_seconds(proxy: Proxy) -> float:
     """How long ipvsadm takes for the servers alone, which our cold sync makes besides sets, addresses and rules."""
-    text = render.servers_text(proxy.reconciler.backend._desired)
+    text = render.servers_text(proxy.desired())
     subprocess.run(("ipvsadm", "-C"), check=True)
     started = time.perf_counter()
     subprocess.run(("ipvsadm", "-R"), input=text, text=True, check=True)

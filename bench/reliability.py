@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -157,13 +158,17 @@ def stops(
     return work
 
 
+def _in_mode(made: World, mode: str) -> bool:
+    return made.node.get("/proxyMode").body == mode
+
+
 def mode_switches(count: int) -> Callable[[World], tuple[int, str, str]]:
     def work(made: World) -> tuple[int, str, str]:
         before = 0
         for turn in range(1, count + 1):
             mode = MODES[turn % 2] if made.mode == MODES[0] else MODES[1 - turn % 2]
             made.configure(mode)
-            eventually(lambda mode=mode: made.node.get("/proxyMode").body == mode)
+            eventually(partial(_in_mode, made, mode))
             made.process.wait_synced()
             time.sleep(0.5)
             if turn == 2:

@@ -28,7 +28,7 @@ class Expect(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         if self.kind is not Kind.ANSWERED:
-            return self.kind.value
+            return str(self.kind.value)
         source = "the node's address towards them" if self.masqueraded else "the client's own address"
         return f"answered by exactly {', '.join(sorted(self.by))}, who see {source}"
 

@@ -6,6 +6,8 @@ expectation is a mapping says nothing about modes it leaves out.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from tests.e2e.behaviour import FORBIDDEN, REFUSED, SILENT, Case, Expectation, kept, masqueraded
 
@@ -24,7 +26,7 @@ class Setting(msgspec.Struct, frozen=True):
     name: str
     cases: tuple[Case, ...]
     modes: tuple[str, ...] = ("nftables", "iptables")
-    configuration: dict[str, object] = {}
+    configuration: dict[str, Any] = {}
 
 
 def _balancer(name: str, number: int, *hosts: str, **more: object) -> LabService:

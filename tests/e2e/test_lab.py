@@ -13,6 +13,7 @@ from tests.e2e import harness
 from pointsman.lab import HOSTS, Cluster, Probe, run_probes
 from pointsman.lab.hosts import BRIDGE, NODES
 from pointsman.lab.netns import Namespace
+from pointsman.lab.objects import TARGET_PORT
 from pointsman.lab.probe import PATIENT_DEADLINE, Flow, Kind, connect
 
 pytestmark = [
@@ -24,7 +25,7 @@ pytestmark = [
 def test_every_host_reaches_every_other_with_its_own_address() -> None:
     with harness.lab() as cluster:
         probes = [
-            Probe(host, HOSTS[server].address(family), harness.TARGET_PORT, protocol)
+            Probe(host, HOSTS[server].address(family), TARGET_PORT, protocol)
             for host in HOSTS
             for server in HOSTS
             if HOSTS[server].node

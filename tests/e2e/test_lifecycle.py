@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -40,7 +41,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield made
 
 
-def _patient(mode: str) -> dict[str, object]:
+def _patient(mode: str) -> dict[str, Any]:
     return {mode: {"syncPeriod": "2s"}}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from operator import methodcaller
 
 from tests.process.api_thread import ApiThread
 from tests.process.node_space import web_slices
@@ -44,7 +45,7 @@ def flood(
             of_service = templates[version % len(templates)]
             lines.append(of_service[(version // len(templates)) % len(of_service)] % version)
         data = "".join(lines).encode()
-        api.call(lambda server, data=data: server.send_raw("EndpointSlice", data))
+        api.call(methodcaller("send_raw", "EndpointSlice", data))
         sent += batch
         yield sent
         time.sleep(max(0.0, BATCH_SECONDS - (time.monotonic() - began)))

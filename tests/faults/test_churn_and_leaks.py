@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 from tests import factory
 from tests.faults.churn import flood, slice_line
 from tests.process.api_thread import ApiThread
-from tests.process.assembled import assembled, until
+from tests.process.assembled import Assembly, assembled, until
 from tests.process.node_space import (
     HEALTH_PORT,
     NODE_IP,
@@ -109,6 +110,14 @@ def _at_rest(process: NodeProcess) -> tuple[int, int, int]:
             return *counts, process.resident_kilobytes()
 
 
+def _serves(world: Assembly, number: int) -> bool:
+    return any(
+        endpoint.address[-1] == number
+        for plan in world.backends[Family.IPV4].programmed.values()
+        for endpoint in plan.cluster_endpoints
+    )
+
+
 async def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time
     offset = [0.0]
@@ -126,13 +135,7 @@ async def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.Monke
                 "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-01T00:00:00Z"}
             }
             world.source.put(factory.endpoint_slice(f"10.244.1.{number}", metadata=trigger))
-            await until(
-                lambda n=number: any(
-                    endpoint.address[-1] == n
-                    for plan in world.backends[Family.IPV4].programmed.values()
-                    for endpoint in plan.cluster_endpoints
-                )
-            )
+            await until(partial(_serves, world, number))
             assert world.proxy.health.livez().status == 200
             assert world.proxy.health.healthz().status == 200
         for line in world.metrics.exposition().decode().splitlines():

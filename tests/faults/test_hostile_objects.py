@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -314,15 +315,14 @@ def test_a_kernel_gets_no_say_in_what_a_name_or_annotation_means(
             one["ports"][0]["name"] = text
         slices[0]["endpoints"][0]["addresses"] = ["172.30.0.10", text[:60]]
         hostile += slices
-    for number, spec in enumerate(
-        (
-            {"clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10"]},
-            {"clusterIP": "127.0.0.1", "clusterIPs": ["127.0.0.1"]},
-            {"externalIPs": ["127.0.0.1", "0.0.0.0", "::1", "224.0.0.1", "x"]},
-            {"loadBalancerSourceRanges": ["0.0.0.0/99", "\n", "::/0"]},
-            {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": -5}}},
-        )
-    ):
+    odd: tuple[dict[str, Any], ...] = (
+        {"clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10"]},
+        {"clusterIP": "127.0.0.1", "clusterIPs": ["127.0.0.1"]},
+        {"externalIPs": ["127.0.0.1", "0.0.0.0", "::1", "224.0.0.1", "x"]},
+        {"loadBalancerSourceRanges": ["0.0.0.0/99", "\n", "::/0"]},
+        {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": -5}}},
+    )
+    for number, spec in enumerate(odd):
         hostile.append(web_service(f"zz-odd-{number}", 120 + number, **spec))
         hostile += web_slices(f"zz-odd-{number}")
     api.load(node_object(), web_service("web", 10), *web_slices("web"), *hostile)
@@ -335,7 +335,7 @@ def test_a_kernel_gets_no_say_in_what_a_name_or_annotation_means(
         api.load(web_service("later", 20), *web_slices("later"))
         eventually(lambda: node.connects("10.96.0.20"))
         for number in (0, 1, 3):
-            eventually(lambda n=number: node.connects(f"fd00:10:96::{100 + n}"))
+            eventually(partial(node.connects, f"fd00:10:96::{100 + number}"))
     assert process.alive
     assert node.get("/metrics").status == 200
     rules = node.run("iptables-save") if mode == "iptables" else node.run("nft", "list", "ruleset")

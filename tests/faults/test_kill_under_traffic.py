@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from functools import partial
 
 import pytest
 from tests.process.node_space import (
@@ -36,7 +37,7 @@ def test_killed_at_random_moments_no_connection_is_lost_and_the_last_state_arriv
     with node.backend():
         process.start()
         for address, port in FRONTENDS:
-            eventually(lambda a=address, p=port: node.connects(a, p))
+            eventually(partial(node.connects, address, port))
         with Traffic(node, *FRONTENDS) as traffic:
             for number in range(KILLS):
                 others = chance.sample(range(100, 250), chance.randrange(1, 40))

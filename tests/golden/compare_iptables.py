@@ -124,6 +124,6 @@ def differences(expected: str, actual: str) -> list[str]:
             found.append(f"{key}: chain should not be there")
         elif want[key].policy != have[key].policy:
             found.append(f"{key}: policy {want[key].policy} expected, found {have[key].policy}")
-        lines = (compared_form(key, side[key]) if key in side else [] for side in (want, have))
-        found += [f"{key}: {line}" for line in difflib.ndiff(*lines) if line[:2] in ("- ", "+ ")]
+        before, after = (compared_form(key, side[key]) if key in side else [] for side in (want, have))
+        found += [f"{key}: {line}" for line in difflib.ndiff(before, after) if line[:2] in ("- ", "+ ")]
     return found

@@ -79,8 +79,10 @@ def _packets(ours: Table, theirs: Table, family: Family) -> Iterator[Packet]:
     endpoints = {(_plain(e)["concat"][0], "cni0") for e in theirs.sets["hairpin-connections"]}  # type: ignore[index]
     restricted = {(_plain(key)["concat"][0], "eth0") for key, _ in theirs.sets["firewall-ips"]}  # type: ignore[index]
     sources = {*SOURCES[family], *endpoints, *restricted}
-    for (source, interface), where in product(sorted(sources), sorted(frontends | wrong | nowhere)):
-        yield Packet(source, *where, interface=interface, from_node=not interface)
+    for (source, interface), (address, protocol, port) in product(
+        sorted(sources), sorted(frontends | wrong | nowhere)
+    ):
+        yield Packet(source, address, protocol, port, interface=interface, from_node=not interface)
 
 
 @pytest.mark.parametrize("name", scenarios.scenario_names("nftables"))

@@ -123,7 +123,8 @@ async def test_objects_come_change_and_go(which: str) -> None:
         await target.create(SLICE_PATH, endpoint_slice(f"{name}-1", "10.1.0.1", service_name=name))
         source = ApiSource(target.transport, node_name=f"{target.prefix}-node")
         async with aclosing(source.events()) as stream:
-            objects, synced = set(), set()
+            objects: set[tuple[type, str]] = set()
+            synced: set[type] = set()
             async with asyncio.timeout(60):
                 while len(synced) < 4:
                     event = await anext(stream)

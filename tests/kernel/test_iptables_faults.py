@@ -6,6 +6,7 @@ import fcntl
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -82,11 +83,11 @@ def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         yield Host(request.param, lock_file, tmp_path / "journal.json")
 
 
-def web(*addresses: str, **fields: object) -> ServicePlan:
+def web(*addresses: str, **fields: Any) -> ServicePlan:
     return plan(service_port("web", **fields), *(endpoint(address) for address in addresses))
 
 
-def db(*addresses: str, **fields: object) -> ServicePlan:
+def db(*addresses: str, **fields: Any) -> ServicePlan:
     port = service_port("db", cluster_ip="10.96.0.20", port=5432, **fields)
     return plan(port, *(endpoint(address, 5432) for address in addresses))
 

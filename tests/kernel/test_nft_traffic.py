@@ -8,6 +8,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.factory import context, endpoint, packed, plan, service_port
@@ -111,7 +112,7 @@ def node(family: Family) -> NodeContext:
     )
 
 
-def web(family: Family, *servers: str, **fields: object) -> ServicePlan:
+def web(family: Family, *servers: str, **fields: Any) -> ServicePlan:
     port = service_port(cluster_ip=VIP[family], node_port=30080, **fields)
     return plan(port, *(endpoint(text) for text in servers), node_context=node(family))
 

@@ -67,7 +67,8 @@ class ScriptedMachine:
 
     async def address_changes(self) -> AsyncIterator[None]:
         while True:
-            yield await self.changes.get()
+            await self.changes.get()
+            yield
 
 
 class Assembly:

@@ -80,7 +80,7 @@ def test_where_node_ports_answer_everywhere_flows_to_any_own_address_are_checked
 ) -> None:
     seen: list[tuple[bytes, ...]] = []
     monkeypatch.setattr(
-        StaleFlowCleaner, "add", lambda self, changes, context: bool(seen.append(context.local_addresses))
+        StaleFlowCleaner, "add", lambda self, changes, context: seen.append(context.local_addresses)
     )
 
     async def scenario() -> None:
@@ -108,7 +108,11 @@ async def test_what_came_while_flows_were_checked_is_checked_at_once_afterwards(
         del notes[: len(taken)]
         return CleanReport()
 
-    monkeypatch.setattr(StaleFlowCleaner, "add", lambda self, changes, context: not notes.append("flow"))
+    def add(self: StaleFlowCleaner, changes: object, context: object) -> bool:
+        notes.append("flow")
+        return True
+
+    monkeypatch.setattr(StaleFlowCleaner, "add", add)
     monkeypatch.setattr(StaleFlowCleaner, "waiting", property(lambda self: len(notes)))
     monkeypatch.setattr(StaleFlowCleaner, "run", run)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -107,8 +108,8 @@ def test_a_swapped_configmap_switches_the_mode_back_and_forth_without_a_gap(
         with Traffic(node, *FRONTENDS) as traffic:
             for step, mode in enumerate(("iptables", "nftables", "iptables"), start=1):
                 _publish(mounted, step, configuration(mode=mode))
-                eventually(lambda mode=mode: node.get("/proxyMode").body == mode)
-                eventually(lambda mode=mode: leftovers(node, mode), lambda found: not found)
+                eventually(lambda: node.get("/proxyMode").body, mode.__eq__)
+                eventually(partial(leftovers, node, mode), lambda found: not found)
                 traffic.more(60)
             assert node.metric("pointsman_config_reloads_total", result="restarted") == 3
         assert traffic.failures == []
@@ -161,7 +162,7 @@ def test_a_change_made_during_a_restart_is_not_missed(node: NodeSpace, serving: 
     for mode in ("iptables", "nftables"):
         serving.configure(mode=mode)
         restarts = serving.log_text.count("Restarting the proxy")
-        eventually(lambda n=restarts: serving.log_text.count("Restarting the proxy") > n)
+        eventually(lambda: serving.log_text.count("Restarting the proxy"), restarts.__lt__)
         serving.configure(mode=mode, nodePortAddresses=[f"{SECOND_IP}/32"])
         eventually(lambda: _configured(node).get("nodePortAddresses") == [f"{SECOND_IP}/32"], seconds=8)
         serving.configure(mode=mode)

@@ -96,13 +96,12 @@ def test_a_bug_met_in_a_reload_does_not_make_the_proxy_deaf_to_the_next_one(
     text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
     config.write_text(text)
     failed: list[int] = []
-    parse = supervisor.parse_run
 
     def failing(*given: Any, **options: Any) -> RunOptions:
         if "bug" in config.read_text() and not failed:
             failed.append(1)
             raise ZeroDivisionError("a bug")
-        return parse(*given, **options)
+        return parse_run(*given, **options)
 
     async def scenario() -> int:
         flags = [f"--config={config}", *arguments]

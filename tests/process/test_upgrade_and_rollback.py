@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_upgrade_and_rollback_lose_no_connection(
         stack.enter_context(node.backend())
         with kube_proxy(node, process):
             for address, port in FRONTENDS:
-                eventually(lambda a=address, p=port: node.connects(a, p))
+                eventually(partial(node.connects, address, port))
             traffic = stack.enter_context(Traffic(node, *FRONTENDS))
             traffic.more(30)
 
@@ -109,7 +110,7 @@ def test_kube_proxys_own_cleanup_removes_what_pointsman_made(
         process.objects(WEB, *web_slices(), node_object())
         process.start()
         process.wait_synced()
-        eventually(lambda m=mode: _traces(node, m))
+        eventually(partial(_traces, node, mode))
         process.stop()
         with node.namespace.entered():
             subprocess.run((REFERENCE, "--cleanup"), capture_output=True, check=True)

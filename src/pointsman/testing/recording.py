@@ -20,7 +20,7 @@ class RecordingBackend:
         self.requests: list[tuple[bool, dict[ServicePortName, ServicePlan | None]]] = []
         self.programmed: dict[ServicePortName, ServicePlan] = {}
         self.failures: list[Exception] = []
-        self.drifts: list[Drift] = []
+        self.drifts: list[Drift | Exception] = []
         self.refuse: Mapping[ServicePortName, str] = {}
         self.closed = False
 
@@ -41,7 +41,10 @@ class RecordingBackend:
         return SyncReport(full=request.full, rejected=self.refuse)
 
     def drift(self) -> Drift | None:
-        return self.drifts.pop(0) if self.drifts else None
+        found = self.drifts.pop(0) if self.drifts else None
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def verify(self, request: SyncRequest) -> list[Difference]:
         return [

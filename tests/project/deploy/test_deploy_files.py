@@ -23,7 +23,8 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 def daemonset() -> dict[str, Any]:
     (found,) = documents(DEPLOY / "kustomize/daemonset.yaml")
-    return found["spec"]["template"]["spec"]
+    spec: dict[str, Any] = found["spec"]["template"]["spec"]
+    return spec
 
 
 @pytest.mark.parametrize("which", ["initContainers", "containers"])

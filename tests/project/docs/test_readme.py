@@ -17,7 +17,8 @@ README = (ROOT / "README.md").read_text()
 def _console() -> list[tuple[str, str]]:
     """Commands and the output shown for each."""
     blocks = re.findall(r"^```console\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-    return [tuple(block.removeprefix("$ ").split("\n", 1)) for block in blocks]  # type: ignore[misc]
+    parts = (block.removeprefix("$ ").partition("\n") for block in blocks)
+    return [(command, shown) for command, _, shown in parts]
 
 
 @pytest.mark.parametrize(("command", "shown"), _console())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from tests.uml.inside.tools import Dump, MakeBackend
 
 from pointsman.backends.ipvs.apply import IpvsBackend, IpvsSettings
 from pointsman.kernel.command import SystemCommands
@@ -25,8 +24,6 @@ address add fd00:30::10/64 dev eth0 nodad
 route add default via 172.30.0.1
 route add default via fd00:30::1
 """
-
-MakeBackend = Callable[..., IpvsBackend]
 
 
 @pytest.fixture(scope="session")
@@ -61,28 +58,6 @@ def make_backend(iptables: dict[Family, Iptables]) -> Iterator[MakeBackend]:
             return backend
 
         yield make
-
-
-class Dump:
-    """What the usual tools, which know nothing of our code, print about the current namespace."""
-
-    def __call__(self, *command: str) -> str:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    def servers(self) -> str:
-        return self("ipvsadm", "-Sn")
-
-    def sets(self) -> str:
-        return self("ipset", "save")
-
-    def rules(self, family: Family) -> str:
-        return self("iptables-legacy-save" if family is Family.IPV4 else "ip6tables-legacy-save")
-
-    def addresses(self) -> str:
-        return self("ip", "-j", "addr", "show", "dev", "kube-ipvs0")
-
-    def address_list(self) -> list[str]:
-        return sorted(info["local"] for link in json.loads(self.addresses()) for info in link["addr_info"])
 
 
 @pytest.fixture(scope="session")

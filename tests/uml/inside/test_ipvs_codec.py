@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 
 import pytest
 from pyroute2 import IPRoute
+from tests.uml.inside.tools import Dump
 
 from pointsman.errors import Busy, KernelError
 from pointsman.kernel import ipvs
@@ -14,6 +16,7 @@ from pointsman.kernel.ipset_objects import SetEntry, SetHeader, SetType
 from pointsman.kernel.ipvs import IpvsSocket
 from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey, VirtualServer
 from pointsman.kernel.rtnl import RouteSocket, local_addresses
+from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, address_from_text
 
 
@@ -29,20 +32,20 @@ SCTP = VirtualServer(VirtualKey(132, packed("10.0.0.2"), 3868), "sh")
 
 
 @pytest.fixture
-def sock(node):
+def sock(node: Namespace) -> Iterator[IpvsSocket]:
     opened = IpvsSocket()
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def sets(node):
+def sets(node: Namespace) -> Iterator[IpsetSocket]:
     opened = IpsetSocket()
     yield opened
     opened.close()
 
 
-def test_servers_are_added_altered_and_removed_as_ipvsadm_shows(sock: IpvsSocket, dump) -> None:
+def test_servers_are_added_altered_and_removed_as_ipvsadm_shows(sock: IpvsSocket, dump: Dump) -> None:
     real, other = RealKey(packed("10.1.0.1"), 8080), RealKey(packed("10.1.0.2"), 8080)
     service = ipvs.service_id(FOUR.key)
     replies = sock.apply(
@@ -87,7 +90,7 @@ def test_servers_are_added_altered_and_removed_as_ipvsadm_shows(sock: IpvsSocket
     assert sock.services() == {}
 
 
-def test_what_ipvsadm_made_is_read(sock: IpvsSocket, dump) -> None:
+def test_what_ipvsadm_made_is_read(sock: IpvsSocket, dump: Dump) -> None:
     dump("ipvsadm", "-A", "-t", "10.9.9.9:443", "-s", "lc", "-p", "77")
     dump("ipvsadm", "-a", "-t", "10.9.9.9:443", "-r", "10.1.1.1:8443", "-m", "-w", "3")
     dump("ipvsadm", "-A", "-f", "7", "-s", "rr")
@@ -114,13 +117,13 @@ def test_thousands_of_requests_go_through(sock: IpvsSocket) -> None:
     assert {server.key for server in sock.services()} == set(keys)
 
 
-def test_schedulers_are_probed_without_a_trace(sock: IpvsSocket, dump) -> None:
+def test_schedulers_are_probed_without_a_trace(sock: IpvsSocket, dump: Dump) -> None:
     assert sock.has_scheduler("wrr")
     assert not sock.has_scheduler("nope")
     assert dump.servers() == ""
 
 
-def test_timeouts_are_set_one_by_one(sock: IpvsSocket, dump) -> None:
+def test_timeouts_are_set_one_by_one(sock: IpvsSocket, dump: Dump) -> None:
     def shown() -> list[str]:
         return dump("ipvsadm", "-L", "--timeout").split()[-3:]
 
@@ -155,7 +158,9 @@ def test_timeouts_are_set_one_by_one(sock: IpvsSocket, dump) -> None:
     ],
     ids=lambda value: value.type.value if isinstance(value, SetHeader) else "",
 )
-def test_entries_go_in_and_out_as_ipset_shows(sets: IpsetSocket, dump, header, entries, shown) -> None:
+def test_entries_go_in_and_out_as_ipset_shows(
+    sets: IpsetSocket, dump: Dump, header: SetHeader, entries: list[SetEntry], shown: str
+) -> None:
     sets.create(header)
     sets.create(header)
     assert sets.add("T", entries) == {}
@@ -189,7 +194,7 @@ def test_a_bad_entry_is_named_and_the_others_are_added(sets: IpsetSocket) -> Non
     assert sets.entries()["T"] == {good}
 
 
-def test_a_set_in_use_is_busy_and_counts_its_rules(sets: IpsetSocket, dump) -> None:
+def test_a_set_in_use_is_busy_and_counts_its_rules(sets: IpsetSocket, dump: Dump) -> None:
     sets.create(SetHeader("T", SetType.HASH_IP, Family.IPV4))
     dump("iptables-legacy", "-A", "INPUT", "-m", "set", "--match-set", "T", "src", "-j", "DROP")
     assert sets.headers()["T"].references == 1
@@ -203,7 +208,7 @@ def test_a_set_of_another_type_is_not_taken_over(sets: IpsetSocket) -> None:
         sets.create(SetHeader("T", SetType.HASH_IP_PORT, Family.IPV4))
 
 
-def test_addresses_of_the_dummy_device_as_pyroute2_sees_them(node) -> None:
+def test_addresses_of_the_dummy_device_as_pyroute2_sees_them(node: Namespace) -> None:
     route = RouteSocket()
     index = route.ensure_dummy("kube-ipvs0")
     assert route.ensure_dummy("kube-ipvs0") == index

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 from tests.golden import compare_ipvs
 from tests.golden import scenario as scenarios
+from tests.uml.inside.tools import Dump, MakeBackend
 
 from pointsman.backends.ipvs.apply import IpvsBackend, IpvsSettings
 from pointsman.backends.ipvs.preflight import prepare
 from pointsman.kernel.sysctl import Sysctls
+from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, cidr_from_text
 
 SAVES = {Family.IPV4: "iptables-save.txt", Family.IPV6: "ip6tables-save.txt"}
@@ -54,7 +56,7 @@ def _run_before(scenario: scenarios.Scenario) -> None:
             subprocess.run(line[3:].rstrip("`").split(), check=True, capture_output=True)
 
 
-def _assert_recorded(step: scenarios.Step, families: list[Family], dump) -> None:
+def _assert_recorded(step: scenarios.Step, families: list[Family], dump: Dump) -> None:
     recorded, only = step.directory / "ipvs", len(families) == 1
     compared = [
         ("ipvs", compare_ipvs.virtual_servers, "ipvsadm-save.txt", dump.servers()),
@@ -71,7 +73,7 @@ def _assert_recorded(step: scenarios.Step, families: list[Family], dump) -> None
     assert found == [], step.name
 
 
-def _assert_settings(step: scenarios.Step, dump) -> None:
+def _assert_settings(step: scenarios.Step, dump: Dump | None) -> None:
     recorded = dict(
         line.split(" = ") for line in (step.directory / "ipvs" / "sysctls.txt").read_text().splitlines()
     )
@@ -96,13 +98,17 @@ def _prepare(scenario: scenarios.Scenario, families: list[Family]) -> None:
     assert [found for found in degraded if found.check.startswith("sysctl")] == []
 
 
-def _replay(scenario: scenarios.Scenario, families: list[Family], make_backend) -> scenarios.Replay:
+def _replay(
+    scenario: scenarios.Scenario, families: list[Family], make_backend: MakeBackend
+) -> scenarios.Replay:
     backends: list[IpvsBackend] = [make_backend(family, _settings(scenario)) for family in families]
     return scenarios.Replay(scenario, "ipvs", backends)
 
 
 @pytest.mark.parametrize("name", scenarios.scenario_names("ipvs"))
-def test_kernel_holds_what_was_recorded(node, make_backend, dump, name: str) -> None:
+def test_kernel_holds_what_was_recorded(
+    node: Namespace, make_backend: MakeBackend, dump: Dump, name: str
+) -> None:
     scenario = scenarios.load(name)
     families = _families(scenario)
     _run_before(scenario)
@@ -118,7 +124,9 @@ def test_kernel_holds_what_was_recorded(node, make_backend, dump, name: str) -> 
 
 
 @pytest.mark.parametrize("name", INCREMENTAL)
-def test_small_steps_lead_to_the_recorded_state(node, make_backend, dump, name: str) -> None:
+def test_small_steps_lead_to_the_recorded_state(
+    node: Namespace, make_backend: MakeBackend, dump: Dump, name: str
+) -> None:
     """From no services at all, and then on, by changes alone; verifying finds nothing on the way."""
     scenario = scenarios.load(name)
     families = _families(scenario)

@@ -17,8 +17,10 @@ from pointsman.backends.iptables import cleanup as iptables_cleanup
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.ipvs.apply import DRAIN_SECONDS
 from pointsman.backends.ipvs.cleanup import cleanup
+from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.ipvs_objects import Traffic
 from pointsman.kernel.sysctl import Sysctls
+from pointsman.lab.cluster import Cluster
 from pointsman.lab.objects import Backend, LabService, backends
 from pointsman.lab.probe import Kind
 from pointsman.model.addresses import Family
@@ -30,13 +32,13 @@ DNS = LabService("dns", 3, backends("pod1", "pod4"), protocols=("UDP",))
 
 
 @pytest.fixture(scope="module")
-def shared_cluster() -> Iterator:
+def shared_cluster() -> Iterator[Cluster]:
     with lab() as cluster:
         yield cluster
 
 
 @pytest.fixture
-def world(shared_cluster, iptables) -> Iterator[World]:
+def world(shared_cluster: Cluster, iptables: dict[Family, Iptables]) -> Iterator[World]:
     world = World(shared_cluster, iptables)
     yield world
     world.close()
@@ -203,7 +205,7 @@ def test_damage_is_noticed_and_repaired(world: World, damage: tuple[str, ...], n
     assert world.answerers("client", WEB, "lb") == {"pod1", "pod2", "pod4"}
 
 
-def test_cleanup_leaves_nothing_but_what_others_made(world: World, iptables) -> None:
+def test_cleanup_leaves_nothing_but_what_others_made(world: World, iptables: dict[Family, Iptables]) -> None:
     world.in_node("iptables-legacy", "-A", "INPUT", "-s", "192.0.2.1", "-j", "DROP")
     before = world.in_node("iptables-legacy-save")
     world.apply([WEB, STICKY, DNS])
@@ -273,7 +275,9 @@ def test_terminating_endpoints_serve_when_no_other_is_left(world: World) -> None
     assert world.ask("client", WEB, "lb")[0].kind is Kind.REFUSED
 
 
-def test_a_switch_from_iptables_mode_and_back_loses_nobody(world: World, iptables) -> None:
+def test_a_switch_from_iptables_mode_and_back_loses_nobody(
+    world: World, iptables: dict[Family, Iptables]
+) -> None:
     def iptables_mode() -> None:
         with world.cluster["n1"].entered():
             for family, reconciler in world._reconcilers.items():

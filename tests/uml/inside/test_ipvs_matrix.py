@@ -11,7 +11,9 @@ from tests.e2e.behaviour import Case, disagreement, kept
 from tests.e2e.matrix import SERVICES, SETTINGS
 from tests.uml.inside.world import DEADLINE, World, lab
 
+from pointsman.kernel.iptables import Iptables
 from pointsman.lab.probe import Outcome, run_probes
+from pointsman.model.addresses import Family
 
 SETTING = SETTINGS[0]
 BACK_THROUGH_THE_NODE = {
@@ -37,7 +39,7 @@ ROUND_ROBIN_TRIES = 2
 
 
 @pytest.fixture(scope="module")
-def outcomes(iptables) -> Iterator[dict[tuple[str, int], list[Outcome]]]:
+def outcomes(iptables: dict[Family, Iptables]) -> Iterator[dict[tuple[str, int], list[Outcome]]]:
     """Of all cases at once, from one lab and one proxy."""
     with pytest.MonkeyPatch.context() as patch, lab() as cluster:
         patch.setattr(behaviour, "TRIES_PER_BACKEND", ROUND_ROBIN_TRIES)

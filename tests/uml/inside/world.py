@@ -50,6 +50,7 @@ class World:
         self.clock = 0.0
         self._iptables = iptables
         self._settings = settings or IpvsSettings()
+        self.backends: dict[Family, IpvsBackend] = {}
         self._config = KubeProxyConfiguration(mode="ipvs", cluster_cidr=",".join(CLUSTER_RANGES))
         self._objects: dict[Family, dict[str, Service | EndpointSlice]] = {family: {} for family in Family}
         with cluster["n1"].entered():
@@ -58,8 +59,7 @@ class World:
 
     def restart(self) -> None:
         """A new process: nothing is remembered but what the kernel holds."""
-        for family in getattr(self, "backends", {}):
-            self.backends[family].close()
+        self.close()
         with self.cluster["n1"].entered():
             self.backends = {
                 family: IpvsBackend(family, self._iptables[family], self._settings, clock=lambda: self.clock)
@@ -82,7 +82,7 @@ class World:
         tracker, before = self._trackers[family], self._objects[family]
         now: dict[str, Service | EndpointSlice] = {}
         for manifest in manifests:
-            kind = Service if manifest["kind"] == "Service" else EndpointSlice
+            kind: type[Service | EndpointSlice] = Service if manifest["kind"] == "Service" else EndpointSlice
             found = msgspec.convert(manifest, kind)
             now[f"{manifest['kind']} {found.metadata.key}"] = found
             if isinstance(found, Service):

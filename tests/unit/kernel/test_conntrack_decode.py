@@ -84,7 +84,12 @@ def test_what_was_not_asked_for_is_left_out(table: ConntrackTable) -> None:
         assert table._decoded(message(flow), query, everything) is None
     assert table._decoded(message(flow), FlowQuery(17), lambda *_: False) is None
     asked: list[tuple[object, ...]] = []
-    table._decoded(message(flow), FlowQuery(17), lambda *parts: bool(asked.append(parts)))
+
+    def noted(*parts: object) -> bool:
+        asked.append(parts)
+        return False
+
+    table._decoded(message(flow), FlowQuery(17), noted)
     assert asked == [(flow.destination, 53, flow.reply_source, 5353)]
 
 

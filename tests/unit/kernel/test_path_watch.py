@@ -157,5 +157,5 @@ def test_link_loop_and_relative_links_end(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     entries = path_watch.entries_resolving(tmp_path / "a")
-    assert entries[str(tmp_path)] == {"a", "b"}
+    assert entries[str(tmp_path)] == frozenset({"a", "b"})
     assert path_watch.fingerprint(tmp_path / "a") is None

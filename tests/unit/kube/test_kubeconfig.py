@@ -18,7 +18,13 @@ from pointsman.kube.kubeconfig import access_from_kubeconfig, access_in_cluster,
 FILE = Path("/etc/proxy/kubeconfig.conf")
 
 
-def config(cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None, **top: Any) -> bytes:
+def config(
+    cluster: dict[str, Any] | None = None,
+    user: dict[str, Any] | None = None,
+    *,
+    current_context: str = "x",
+    **top: Any,
+) -> bytes:
     return msgspec.json.encode(
         {
             "apiVersion": "v1",
@@ -26,7 +32,7 @@ def config(cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = 
             "clusters": [{"name": "c", "cluster": {"server": "https://api.example:6443"} | (cluster or {})}],
             "users": [{"name": "u", "user": user or {}}],
             "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
+            "current-context": current_context,
         }
         | top
     )
@@ -156,8 +162,8 @@ preferences: {}
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (config(**{"current-context": ""}), "current-context is not set; contexts in the file: x"),
-        (config(**{"current-context": "z"}), "context 'z' does not exist; the file has: x"),
+        (config(current_context=""), "current-context is not set; contexts in the file: x"),
+        (config(current_context="z"), "context 'z' does not exist; the file has: x"),
         (config(clusters=[]), "context 'x': cluster 'c' does not exist; the file has: none"),
         (config(users=[]), "context 'x': user 'u' does not exist"),
         (config({"server": ""}), "user 'u': the cluster has no server"),

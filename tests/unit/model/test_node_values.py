@@ -4,14 +4,14 @@ from tests.factory import node, packed
 from pointsman.model.addresses import Family
 from pointsman.model.local_traffic import local_detector
 from pointsman.model.node import host_ips, node_facts
-from pointsman.model.node_context import LocalDetector, LocalMode
+from pointsman.model.node_context import LocalDetector, LocalMode, NodePortAddresses
 from pointsman.model.node_ports import node_port_addresses
 
 ADDRESSES = [packed(a) for a in ("127.0.0.1", "172.30.0.10", "10.244.1.1")]
 ADDRESSES6 = [packed(a) for a in ("::1", "fd00:30::10")]
 
 
-def resolved(*configured: str, family: Family = Family.IPV4, nftables: bool = False):
+def resolved(*configured: str, family: Family = Family.IPV4, nftables: bool = False) -> NodePortAddresses:
     v4 = family is Family.IPV4
     return node_port_addresses(
         configured,

@@ -1,12 +1,15 @@
+from typing import Any
+
 import pytest
 from tests.factory import context, endpoint, packed, plan, service_port
 
-from pointsman.model.addresses import cidr_from_text
+from pointsman.model.addresses import Cidr, cidr_from_text
+from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import FrontendKind, Outcome
 from pointsman.model.planning import plan_service_port
 
 
-def cidr(text: str):
+def cidr(text: str) -> Cidr:
     found = cidr_from_text(text)
     assert found is not None
     return found
@@ -42,7 +45,9 @@ def test_every_address_of_a_service_is_a_frontend() -> None:
         ({"internal_local": True, "external_local": True}, [], Outcome.REJECT, Outcome.REJECT),
     ],
 )
-def test_outcomes(fields: dict[str, bool], endpoints: list, internal: Outcome, external: Outcome) -> None:
+def test_outcomes(
+    fields: dict[str, Any], endpoints: list[Endpoint], internal: Outcome, external: Outcome
+) -> None:
     made = plan(service_port(node_port=30080, **fields), *endpoints)
     assert (made.internal_outcome, made.external_outcome) == (internal, external)
     assert [f.outcome for f in made.frontends] == [internal, external]

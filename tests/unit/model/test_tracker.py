@@ -132,7 +132,7 @@ def test_trigger_times_are_kept_for_changes_after_the_start() -> None:
         stamped = {"annotations": {TRIGGER_TIME_ANNOTATION: text}}
         tracker.slice_upserted(endpoint_slice(f"10.244.1.{number + 1}", metadata=stamped))
     times = tracker.take().trigger_times["default/web"]
-    assert times == (pytest.approx(1767225601.123456),)
+    assert list(times) == pytest.approx([1767225601.123456])
 
 
 def test_changes_of_services_that_are_not_served_leave_no_trigger_time() -> None:

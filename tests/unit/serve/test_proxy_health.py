@@ -8,7 +8,7 @@ import pytest
 
 from pointsman.model.addresses import Family
 from pointsman.model.objects import AUTOSCALER_TAINT, Meta, Node, NodeSpec, Taint
-from pointsman.serve.health import ProxyHealth, node_eligible, rfc3339_nano
+from pointsman.serve.health import Answer, ProxyHealth, node_eligible, rfc3339_nano
 
 SECOND = 1_000_000_000
 NODE = Node(metadata=Meta(name="n"))
@@ -36,8 +36,9 @@ def health(clock: Time) -> ProxyHealth:
     return state
 
 
-def body(answer: object) -> dict[str, object]:
-    return json.loads(answer.body)  # type: ignore[attr-defined]
+def body(answer: Answer) -> dict[str, object]:
+    found: dict[str, object] = json.loads(answer.body)
+    return found
 
 
 def test_a_starting_proxy_is_healthy_and_names_no_family(health: ProxyHealth, clock: Time) -> None:

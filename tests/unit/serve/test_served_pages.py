@@ -49,7 +49,7 @@ def asked(
         listener = Listener("test", routed(routes))
         await listener.start(bind)
         host, port = listener.addresses[0]
-        answers = []
+        answers: list[tuple[int, Mapping[str, str], str]] = []
         async with aiohttp.ClientSession(auto_decompress=False) as session:
             for path in paths:
                 async with session.request(method, f"http://{host}:{port}{path}", data=data) as answer:
@@ -167,7 +167,7 @@ def test_profiles_are_refused_where_the_connection_is_not_loopback() -> None:
         path = "/debug/pprof/heap"
 
     guarded = metrics_routes(Metrics("nftables"), pages(profiling=True))["/debug/pprof/heap"]
-    answer = asyncio.run(guarded(Request()))  # type: ignore[arg-type]
+    answer: web.Response = asyncio.run(guarded(Request()))  # type: ignore[arg-type]
     assert answer.status == 403
 
 

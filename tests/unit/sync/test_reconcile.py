@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -7,8 +9,9 @@ from tests.factory import context, endpoint, endpoint_slice, service, service_po
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
+from pointsman.model.planning import plan_service_port
 from pointsman.model.problem import Problem
-from pointsman.model.service import ServicePortName
+from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.tracker import Changes, PortState, Tracker
 from pointsman.sync import reconcile
 from pointsman.sync.reconcile import Reconciler
@@ -18,7 +21,7 @@ WEB = service_port()
 API = service_port("api", cluster_ip="10.96.0.11")
 
 
-def changes(*ports, **gone) -> Changes:
+def changes(*ports: ServicePort) -> Changes:
     return Changes({port.name: PortState(port, (endpoint(),)) for port in ports})
 
 
@@ -110,9 +113,9 @@ def test_an_object_that_cannot_be_planned_harms_only_itself(
     backend: RecordingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[str] = []
-    real = reconcile.plan_service_port
+    real = plan_service_port
 
-    def breaks_on_api(port, *rest) -> ServicePlan | None:
+    def breaks_on_api(port: ServicePort, *rest: Any) -> ServicePlan | None:
         if port.name == API.name:
             raise ZeroDivisionError
         return real(port, *rest)

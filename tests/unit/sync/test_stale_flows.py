@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -36,7 +36,7 @@ CONTEXT = NodeContext(Family.IPV4, "n", node_ips=(NODE,), local_addresses=(NODE,
 NAME = ServicePortName("kube-system", "dns", "dns", Protocol.UDP)
 
 
-def pod(backend: tuple[bytes, int], **state: bool) -> Endpoint:
+def pod(backend: tuple[bytes, int], **state: Any) -> Endpoint:
     return Endpoint(*backend, **state)
 
 
@@ -213,7 +213,7 @@ class FakeTable:
         self.entries = list(flows)
         self.queries: list[FlowQuery] = []
         self.failure: Exception | None = None
-        self.after_dump: Callable[[], None] = lambda: None
+        self.after_dump: Callable[[], object] = lambda: None
 
     def open(self, _family: Family) -> FakeTable:
         return self
@@ -347,7 +347,7 @@ def test_an_endpoint_that_came_back_while_flows_were_listed_keeps_them() -> None
     driver = cleaner(table)
     driver.add({NAME: PlanChange(plan(pod(POD_A), pod(POD_B)), plan(pod(POD_B)))}, CONTEXT)
     back = PlanChange(plan(pod(POD_B)), plan(pod(POD_A), pod(POD_B)))
-    table.after_dump = lambda: driver.add({NAME: back}, CONTEXT) and None
+    table.after_dump = lambda: driver.add({NAME: back}, CONTEXT)
     assert driver.run().deleted == 0
     assert driver.waiting == 1
     assert driver.run().deleted == 0

@@ -186,7 +186,7 @@ async def test_stop_and_start_keep_the_address_and_the_objects() -> None:
 def test_runs_as_a_process(tmp_path: Path) -> None:
     objects = tmp_path / "objects.json"
     objects.write_text(json.dumps({"kind": "List", "items": [service("a"), node("n1")]}), encoding="utf-8")
-    command = [sys.executable, "-m", "pointsman.testing", "--objects", objects]
+    command = [sys.executable, "-m", "pointsman.testing", "--objects", str(objects)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         try:
             assert process.stdout is not None

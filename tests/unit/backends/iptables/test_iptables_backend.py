@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from pointsman.backends.contract import SyncReport, SyncRequest
 from pointsman.backends.iptables import memory
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
+from pointsman.backends.iptables.compile import compile_plan
 from pointsman.errors import Busy, KernelError, NotSupported
 from pointsman.kernel.command import CommandResult
 from pointsman.kernel.iptables import Iptables
@@ -76,11 +78,11 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def web(*addresses: str, **fields: object) -> ServicePlan:
+def web(*addresses: str, **fields: Any) -> ServicePlan:
     return plan(service_port("web", **fields), *(endpoint(address) for address in addresses))
 
 
-def db(*addresses: str, **fields: object) -> ServicePlan:
+def db(*addresses: str, **fields: Any) -> ServicePlan:
     port = service_port("db", cluster_ip="10.96.0.20", port=5432, **fields)
     return plan(port, *(endpoint(address, 5432) for address in addresses))
 
@@ -441,7 +443,7 @@ def test_a_plan_that_cannot_be_compiled_harms_only_itself(
     bench: Bench, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.sync()
-    real = memory.compile_plan
+    real = compile_plan
 
     def fails_for_db(one: ServicePlan, *rest: object, **options: object) -> object:
         if one.name == db().name:

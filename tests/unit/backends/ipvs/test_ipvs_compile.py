@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.factory import context, endpoint, packed, plan, service_port
 
@@ -9,6 +11,7 @@ from pointsman.backends.ipvs.compile import Compiler, Fragment, node_addresses, 
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey
 from pointsman.model.addresses import Family, cidr_from_text
+from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext, NodePortAddresses
 from pointsman.model.service import Protocol, ServicePort
 
@@ -18,7 +21,9 @@ LOCAL = endpoint("10.244.1.1", local=True)
 REMOTE = endpoint("10.244.2.1")
 
 
-def compiled(port: ServicePort, *endpoints, node: NodeContext = HERE, scheduler: str = "") -> Fragment:
+def compiled(
+    port: ServicePort, *endpoints: Endpoint, node: NodeContext = HERE, scheduler: str = ""
+) -> Fragment:
     return Compiler(node, "rr").fragment(plan(port, *endpoints, node_context=node), scheduler)
 
 
@@ -73,7 +78,8 @@ def test_without_any_node_port_address_there_is_no_trace_of_the_node_port() -> N
 
 @pytest.mark.parametrize("field", ["external_ips", "load_balancer_ips"])
 def test_an_address_of_the_node_itself_is_served_and_never_bound(field: str) -> None:
-    fragment = compiled(service_port(**{field: ("172.30.0.10", "203.0.113.1")}), REMOTE)
+    addresses: dict[str, Any] = {field: ("172.30.0.10", "203.0.113.1")}
+    fragment = compiled(service_port(**addresses), REMOTE)
     assert {"tcp 172.30.0.10:80", "tcp 203.0.113.1:80"} <= reals(fragment).keys()
     assert fragment.addresses == (packed("10.96.0.10"), packed("203.0.113.1"))
     assert "KUBE-IPVS-IPS 172.30.0.10" not in entries(fragment)
@@ -122,7 +128,9 @@ def test_an_internal_local_policy_without_local_endpoints_is_empty_inside_the_cl
 
 
 @pytest.mark.parametrize(("ranges", "allowed"), [(("172.30.0.0/24",), True), (("10.0.0.0/8",), False)])
-def test_the_node_may_use_a_restricted_address_only_from_within_its_ranges(ranges, allowed: bool) -> None:
+def test_the_node_may_use_a_restricted_address_only_from_within_its_ranges(
+    ranges: tuple[str, ...], allowed: bool
+) -> None:
     port = service_port(
         load_balancer_ips=("203.0.113.1",), source_ranges=tuple(cidr_from_text(r) for r in ranges)
     )

@@ -16,6 +16,7 @@ A, B, C = (ServicePortName("default", name, "http", Protocol.TCP) for name in "a
 ONE = packed("10.96.0.1")
 REAL = RealKey(packed("10.244.0.1"), 8080)
 OTHER = RealKey(packed("10.244.0.2"), 8080)
+History = list[tuple[ServicePortName, Fragment | None]]
 
 
 def fragment(port: int, *reals: RealKey, address: bytes = ONE) -> Fragment:
@@ -85,7 +86,7 @@ fragments = st.one_of(
 
 
 @given(st.lists(st.tuples(st.sampled_from((A, B, C)), fragments), max_size=30))
-def test_any_history_ends_like_a_fresh_start(history) -> None:
+def test_any_history_ends_like_a_fresh_start(history: History) -> None:
     desired = Desired()
     for name, wanted in history:
         desired.replace(name, wanted, Touched())
@@ -106,7 +107,9 @@ def test_any_history_ends_like_a_fresh_start(history) -> None:
     st.sampled_from((A, B, C)),
     fragments,
 )
-def test_everything_that_changed_was_touched(history, name, wanted) -> None:
+def test_everything_that_changed_was_touched(
+    history: History, name: ServicePortName, wanted: Fragment | None
+) -> None:
     desired = Desired()
     for earlier, fragment_before in history:
         desired.replace(earlier, fragment_before, Touched())

@@ -50,7 +50,12 @@ def test_an_unknown_scheduler_names_the_known_ones() -> None:
 
 def test_a_service_gets_the_scheduler_it_asks_for_or_the_default_and_a_reason() -> None:
     asked: list[str] = []
-    schedulers = Schedulers("rr", lambda name: asked.append(name) or name != "sed")
+
+    def has(name: str) -> bool:
+        asked.append(name)
+        return name != "sed"
+
+    schedulers = Schedulers("rr", has)
     assert schedulers.choice("") == ("rr", "")
     assert schedulers.choice("rr") == ("rr", "")
     assert schedulers.choice("lc") == ("lc", "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.factory import context, packed
 
 from pointsman.backends.ipvs import sets
@@ -13,7 +15,7 @@ from pointsman.model.node_context import LocalDetector, LocalMode
 ALL_SETS = {spec.base for spec in sets.ALL}
 
 
-def cluster_ip_rule(**fields: object) -> str:
+def cluster_ip_rule(**fields: Any) -> str:
     rules = rule_set(context(**fields), {"KUBE-CLUSTER-IP"}, ())
     (rule,) = [rule for rule in rules.nat if "KUBE-CLUSTER-IP" in rule and rule.endswith("KUBE-MARK-MASQ")]
     return rule

@@ -78,9 +78,9 @@ def test_local_endpoints_may_reach_themselves() -> None:
     assert elements(contents(HERE, THERE))["hairpin-connections"] == ["10.244.1.1 . 10.244.1.1 . tcp . 8080"]
 
 
-@pytest.mark.parametrize("kind", ["external_ips", "load_balancer_ips"])
-def test_external_addresses_are_masqueraded_under_policy_cluster(kind: str) -> None:
-    found = contents(THERE, **{kind: ("192.0.2.1",)})
+@pytest.mark.parametrize("fields", [{"external_ips": ("192.0.2.1",)}, {"load_balancer_ips": ("192.0.2.1",)}])
+def test_external_addresses_are_masqueraded_under_policy_cluster(fields: dict[str, Any]) -> None:
+    found = contents(THERE, **fields)
     assert "192.0.2.1 . tcp . 80 : goto masq-lb-1" in elements(found)["service-ips"]
     assert rules(found, "masq-lb-1") == ["meta mark set meta mark | 0x00004000 goto lb-1"]
 

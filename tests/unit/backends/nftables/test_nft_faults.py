@@ -13,6 +13,7 @@ from tests.factory import context, endpoint, plan, service_port
 from pointsman.backends.contract import SyncRequest
 from pointsman.backends.nftables import apply
 from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import slot_words
 from pointsman.errors import KernelError
 from pointsman.kernel.netlink import Answer, Message
@@ -120,7 +121,7 @@ def test_a_plan_that_cannot_be_compiled_harms_only_itself(
     backend.sync(SyncRequest(context(), {}, {}, full=True))
     wanted = plans(3)
     broken = list(wanted)[1]
-    real = apply.fragment_from_plan
+    real = fragment_from_plan
 
     def fails_for_one(one: ServicePlan, *rest: object, **options: object) -> object:
         if one.name == broken:
