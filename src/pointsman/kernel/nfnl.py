@@ -14,17 +14,12 @@ from typing import NamedTuple
 
 from pointsman.errors import KernelError, Rejected
 from pointsman.kernel import attributes as nla
-from pointsman.kernel import netlink
+from pointsman.kernel import netlink, nf_tables
 from pointsman.kernel.netlink import Answer, Message, NetlinkSocket
-
-NFPROTO_IPV4 = 2
-NFPROTO_IPV6 = 10
 
 SUBSYS_NFTABLES = 10
 _BATCH_BEGIN = 0x10
 _BATCH_END = 0x11
-_ANY_GENERATION = 16
-_GENERATION_ID = 1
 
 NEED_NFTABLES = "CONFIG_NF_TABLES (module nf_tables)"
 
@@ -123,12 +118,14 @@ class NftablesSocket:
     def generation(self) -> int:
         """The ruleset generation: moves by one with every transaction of anybody in this namespace."""
         answers = self._netlink.request_one(
-            nftables_message(_ANY_GENERATION, 0, 0, b""), "read nftables generation", needs=NEED_NFTABLES
+            nftables_message(nf_tables.NFT_MSG_GETGEN, 0, 0, b""),
+            "read nftables generation",
+            needs=NEED_NFTABLES,
         )
         for answer in answers:
             found = nla.attributes(answer.payload, 4)
-            if _GENERATION_ID in found:
-                return int.from_bytes(found[_GENERATION_ID], "big")
+            if nf_tables.NFTA_GEN_ID in found:
+                return int.from_bytes(found[nf_tables.NFTA_GEN_ID], "big")
         raise KernelError("the kernel did not report an nftables generation")
 
     def dump(self, kind: int, family: int, body: bytes, what: str) -> list[Answer]:

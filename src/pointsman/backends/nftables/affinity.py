@@ -18,8 +18,9 @@ from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import schema, userdata
 from pointsman.backends.nftables.balancers import marked_goto, short_circuit
 from pointsman.backends.nftables.clauses import rule
+from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.key_fields import Field
 from pointsman.backends.nftables.schema import Chain, SetSpec
-from pointsman.backends.nftables.terms import Field, terms_of
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
@@ -79,13 +80,13 @@ def affinity_chains(plan: ServicePlan, context: NodeContext, label: str, *, coun
 def _endpoint_chain(
     plan: ServicePlan, endpoint: Endpoint, name: str, comment: str, context: NodeContext, *, counters: bool
 ) -> Chain:
-    terms = terms_of(context.family)
-    redirect = c.dnat_to(endpoint.address, endpoint.port, terms)
+    traits = traits_of(context.family)
+    redirect = c.dnat_to(endpoint.address, endpoint.port, traits)
     count = (c.COUNTER,) if counters else ()
     return Chain(
         f"endpoint-{name}",
         (
-            rule(c.remember_source(_SET_PREFIX + name, plan.port.affinity_seconds, terms)),
+            rule(c.remember_source(_SET_PREFIX + name, plan.port.affinity_seconds, traits)),
             rule(c.protocol_is(plan.port.protocol), *count, redirect),
         ),
         comment,
@@ -93,9 +94,9 @@ def _endpoint_chain(
 
 
 def _view_chain(name: str, endpoints: list[str], label: str, context: NodeContext) -> Chain:
-    terms = terms_of(context.family)
+    traits = traits_of(context.family)
     sticky = [
-        rule(c.in_set((Field.SOURCE,), _SET_PREFIX + endpoint, terms), c.goto(f"endpoint-{endpoint}"))
+        rule(c.in_set((Field.SOURCE,), _SET_PREFIX + endpoint, traits), c.goto(f"endpoint-{endpoint}"))
         for endpoint in endpoints
     ]
     left = len(endpoints)

@@ -15,10 +15,12 @@ from pointsman.backends.nftables.change import Change
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import ConnectionCounts, ConnectionTotals
+from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
 from pointsman.backends.nftables.fragment import Fragment
+from pointsman.backends.nftables.key_fields import SLOT_LENGTH
 from pointsman.backends.nftables.loopback import LoopbackNodePorts
 from pointsman.backends.nftables.reader import KernelTable, Reader
-from pointsman.backends.nftables.terms import TABLE, Terms, terms_of
+from pointsman.backends.nftables.schema import TABLE
 from pointsman.errors import KernelError, Rejected
 from pointsman.kernel.netlink import Message
 from pointsman.kernel.nfnl import BatchRefused, Fault, NftablesSocket, nftables_message
@@ -46,7 +48,7 @@ class NftablesBackend:
         self, family: Family, *, service_metrics: bool = False, localhost_node_ports: bool = False
     ) -> None:
         self.family = family
-        self._terms = terms_of(family)
+        self._traits = traits_of(family)
         self._counters = service_metrics
         self._socket: NftablesSocket | None = None
         self._contents: Contents | None = None
@@ -106,7 +108,7 @@ class NftablesBackend:
         if table is not None and table.comment != contents.comment:
             notes = (
                 *notes,
-                f"replaced table {self._terms.keyword} {TABLE} ({table.comment or 'no comment'})",
+                f"replaced table {self._traits.keyword} {TABLE} ({table.comment or 'no comment'})",
             )
         self._contents = contents
         self._rejected = rejected
@@ -234,10 +236,10 @@ class NftablesBackend:
         return self._socket
 
     def _reader(self) -> Reader:
-        return Reader(self._open(), self._terms)
+        return Reader(self._open(), self._traits)
 
     def _commit(self, batch: Batch, *, one_by_one: bool = False) -> int:
-        return self._open().commit(_messages(batch, self._terms, one_by_one=one_by_one))
+        return self._open().commit(_messages(batch, self._traits, one_by_one=one_by_one))
 
     def _blame(
         self, batch: Batch, fragments: Mapping[ServicePortName, Fragment]
@@ -248,7 +250,7 @@ class NftablesBackend:
         messages of the batch itself hold thousands of elements each, so nobody can be blamed by their faults.
         """
         guilty: dict[ServicePortName, str] = {}
-        for fault in self._open().check(_messages(batch, self._terms, one_by_one=True)):
+        for fault in self._open().check(_messages(batch, self._traits, one_by_one=True)):
             if fault.position < 0 or fault.errno in _MOMENTARY:
                 continue
             culprit = batch.culprit(fault.position)
@@ -258,7 +260,7 @@ class NftablesBackend:
         return guilty
 
     def _explained(self, batch: Batch, refusal: BatchRefused) -> Rejected:
-        faults: list[Fault] = self._open().check(_messages(batch, self._terms, one_by_one=True))
+        faults: list[Fault] = self._open().check(_messages(batch, self._traits, one_by_one=True))
         known = [fault for fault in faults if fault.position >= 0]
         objects = [batch.culprit(fault.position).what for fault in known[:5]]
         reasons = [f"{what}: {fault}" for what, fault in zip(objects, known, strict=False)]
@@ -278,9 +280,9 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _messages(batch: Batch, terms: Terms, *, one_by_one: bool) -> list[Message]:
+def _messages(batch: Batch, traits: FamilyTraits, *, one_by_one: bool) -> list[Message]:
     encoded = batch.messages(one_by_one=one_by_one)
-    return [nftables_message(kind, terms.nfproto, flags, body) for kind, flags, body in encoded]
+    return [nftables_message(kind, traits.nfproto, flags, body) for kind, flags, body in encoded]
 
 
 def _full_batch(contents: Contents, table: KernelTable | None, *, in_place: bool) -> Batch:
@@ -302,7 +304,7 @@ def _owns(fragment: Fragment, culprit: Culprit) -> bool:
     where, key = culprit.where, culprit.key
     if key:
         return any(e.where == where and e.key == key for e in fragment.elements) or any(
-            pool.where == where and pool.prefix == key[:-4] for pool in fragment.pools
+            pool.where == where and pool.prefix == key[:-SLOT_LENGTH] for pool in fragment.pools
         )
     return any(chain.name == where for chain in fragment.chains) or any(
         spec.name == where for spec in fragment.sets
@@ -315,12 +317,12 @@ def cleanup(families: tuple[Family, ...] = (Family.IPV4, Family.IPV6)) -> list[s
     socket = NftablesSocket()
     try:
         for family in families:
-            terms = terms_of(family)
-            if Reader(socket, terms).table_handle() is None:
+            traits = traits_of(family)
+            if Reader(socket, traits).table_handle() is None:
                 continue
-            deletion = Batch(terms, [Steps(terms).delete_table()])
-            socket.commit(_messages(deletion, terms, one_by_one=False))
-            removed.append(f"table {terms.keyword} {TABLE}")
+            deletion = Batch(traits, [Steps(traits).delete_table()])
+            socket.commit(_messages(deletion, traits, one_by_one=False))
+            removed.append(f"table {traits.keyword} {TABLE}")
     finally:
         socket.close()
     return removed

@@ -19,8 +19,9 @@ from typing import NamedTuple
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.clauses import Rule, rule
+from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.key_fields import Field
 from pointsman.backends.nftables.schema import Chain
-from pointsman.backends.nftables.terms import Field, terms_of
 from pointsman.model.node_context import NodeContext
 
 
@@ -99,7 +100,7 @@ def balancer_chain(balancer: Balancer, context: NodeContext) -> Chain:
 def short_circuit(context: NodeContext, target: str) -> tuple[Rule, ...]:
     """Policy Local binds outside clients only: pods and the node itself reach every endpoint."""
     rules = []
-    pods = schema.source_match(context.local, terms_of(context.family))
+    pods = schema.source_match(context.local, traits_of(context.family))
     if pods is not None:
         rules.append(rule(pods, c.goto(target), comment="pods"))
     mark = c.set_mark_bit(context.masquerade_mark)
@@ -119,4 +120,4 @@ def _pick(balancer: Balancer, context: NodeContext, *, local: bool) -> Rule:
     else:
         key = schema.FRONTEND
         where = schema.LOCAL_ENDPOINTS if local else schema.ENDPOINTS
-    return rule(c.dnat_from((*key, Field.SLOT), balancer.size, where, terms_of(context.family)))
+    return rule(c.dnat_from((*key, Field.SLOT), balancer.size, where, traits_of(context.family)))

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from pointsman.backends.nftables import encode, text
 from pointsman.backends.nftables.encode import Encoded
+from pointsman.backends.nftables.family_traits import FamilyTraits
 from pointsman.backends.nftables.fragment import Element
-from pointsman.backends.nftables.schema import Chain, SetSpec
-from pointsman.backends.nftables.terms import TABLE, Terms
+from pointsman.backends.nftables.schema import TABLE, Chain, SetSpec
 
 
 class Culprit(NamedTuple):
@@ -35,8 +35,8 @@ class AddElements(NamedTuple):
     spec: SetSpec
     entries: Sequence[tuple[Element, str]]
 
-    def words(self, terms: Terms) -> list[str]:
-        return [text.element_words(element, label, self.spec, terms) for element, label in self.entries]
+    def words(self, traits: FamilyTraits) -> list[str]:
+        return [text.element_words(element, label, self.spec, traits) for element, label in self.entries]
 
     def items(self) -> list[bytes]:
         return encode.element_items(self.entries)
@@ -51,8 +51,8 @@ class AddSlots(NamedTuple):
     spec: SetSpec
     entries: Sequence[tuple[bytes, bytes]]
 
-    def words(self, terms: Terms) -> list[str]:
-        return [text.slot_words(key, data, self.spec, terms) for key, data in self.entries]
+    def words(self, traits: FamilyTraits) -> list[str]:
+        return [text.slot_words(key, data, self.spec, traits) for key, data in self.entries]
 
     def items(self) -> list[bytes]:
         return encode.slot_items(self.entries)
@@ -67,9 +67,9 @@ class DeleteElements(NamedTuple):
     spec: SetSpec
     keys: Sequence[tuple[bytes, bytes]]
 
-    def words(self, terms: Terms) -> list[str]:
+    def words(self, traits: FamilyTraits) -> list[str]:
         return [
-            text.element_words(Element(self.spec.name, key, None, end), "", self.spec, terms)
+            text.element_words(Element(self.spec.name, key, None, end), "", self.spec, traits)
             for key, end in self.keys
         ]
 
@@ -87,9 +87,9 @@ Operation = Step | ElementOperation
 class Steps:
     """Makes the steps of one table."""
 
-    def __init__(self, terms: Terms) -> None:
-        self._terms = terms
-        self._table = f"{terms.keyword} {TABLE}"
+    def __init__(self, traits: FamilyTraits) -> None:
+        self._traits = traits
+        self._table = f"{traits.keyword} {TABLE}"
 
     def add_table(self, comment: str) -> Step:
         """Create the table unless it is there."""
@@ -107,9 +107,9 @@ class Steps:
 
     def add_set(self, spec: SetSpec) -> Step:
         """Create a set or map unless it is there."""
-        body = " ; ".join(text.set_statements(spec, self._terms))
+        body = " ; ".join(text.set_statements(spec, self._traits))
         command = f"add {text.set_keyword(spec)} {self._table} {spec.name} {{ {body} ; }}"
-        return Step(command, encode.new_set(spec, self._terms), _set_culprit(spec))
+        return Step(command, encode.new_set(spec, self._traits), _set_culprit(spec))
 
     def flush_set(self, spec: SetSpec) -> Step:
         command = f"flush {text.set_keyword(spec)} {self._table} {spec.name}"
@@ -147,8 +147,8 @@ def _set_culprit(spec: SetSpec) -> Culprit:
 class Batch:
     """Operations that become one kernel transaction."""
 
-    def __init__(self, terms: Terms, operations: Sequence[Operation]) -> None:
-        self.terms = terms
+    def __init__(self, traits: FamilyTraits, operations: Sequence[Operation]) -> None:
+        self.traits = traits
         self.operations = tuple(operations)
 
     def __bool__(self) -> bool:
@@ -163,9 +163,9 @@ class Batch:
             yield operation.command
             return
         verb = "delete" if isinstance(operation, DeleteElements) else "add"
-        words = ", ".join(operation.words(self.terms))
+        words = ", ".join(operation.words(self.traits))
         if words:
-            yield f"{verb} element {self.terms.keyword} {TABLE} {operation.spec.name} {{ {words} }}"
+            yield f"{verb} element {self.traits.keyword} {TABLE} {operation.spec.name} {{ {words} }}"
 
     def messages(self, *, one_by_one: bool = False) -> list[Encoded]:
         """The encoded messages; `one_by_one` gives each element its own, so that a refusal names it."""
@@ -194,7 +194,7 @@ class Batch:
 
     def _element_culprit(self, operation: ElementOperation, index: int) -> Culprit:
         spec, key = operation.spec, operation.key(index)
-        words = text.key_words(key, spec, self.terms)
+        words = text.key_words(key, spec, self.traits)
         return Culprit(f"{text.set_keyword(spec)} {spec.name} {words}", spec.name, key)
 
     def element_counts(self) -> dict[str, int]:

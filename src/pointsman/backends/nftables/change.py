@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from pointsman.backends.nftables.balancers import Balancer, with_spares
 from pointsman.backends.nftables.batch import AddElements, AddSlots, Batch, DeleteElements, Operation
-from pointsman.backends.nftables.contents import Contents, balancer_order, slot_words
+from pointsman.backends.nftables.contents import Contents, balancer_order
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool
+from pointsman.backends.nftables.key_fields import packed_slots
 from pointsman.model.service import ServicePortName
 
 _T = TypeVar("_T")
@@ -96,7 +97,7 @@ class Change:
     def _compare_slots(
         self, where: str, prefix: bytes, old: tuple[bytes, ...], new: tuple[bytes, ...]
     ) -> None:
-        numbers = slot_words(max(len(old), len(new)))
+        numbers = packed_slots(max(len(old), len(new)))
         delete = self._delete.setdefault(where, [])
         add = self._add_slots.setdefault(where, [])
         for index, data in enumerate(old):
@@ -162,7 +163,7 @@ class Change:
         names = [b.name for b in sorted(removed, key=balancer_order, reverse=True)]
         operations += [steps.flush_rules(name) for name in names]
         operations += [steps.delete_chain(name) for name in names]
-        return Batch(contents.terms, [*operations, *self._later])
+        return Batch(contents.traits, [*operations, *self._later])
 
 
 def _positive(counts: Counter[_T], difference: Counter[_T]) -> Counter[_T]:

@@ -8,7 +8,7 @@ from pointsman.backends.nftables import schema, userdata
 from pointsman.backends.nftables.affinity import affinity_chains
 from pointsman.backends.nftables.balancers import Balancer, Flavour
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arranged
-from pointsman.backends.nftables.terms import port_word, protocol_word
+from pointsman.backends.nftables.key_fields import packed_port, packed_protocol
 from pointsman.model.addresses import Cidr
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
@@ -30,7 +30,7 @@ class _Compilation:
     ) -> None:
         self._plan = plan
         self._context = context
-        self._protocol = protocol_word(plan.port.protocol.value)
+        self._protocol = packed_protocol(plan.port.protocol.value)
         self._label = userdata.printable(str(plan.name))
         self._before = {(pool.where, pool.prefix): pool.slots for pool in previous.pools} if previous else {}
         self._elements: dict[tuple[str, bytes], Element] = {}
@@ -59,7 +59,7 @@ class _Compilation:
 
     def _add_frontend(self, frontend: Frontend) -> None:
         on_node = frontend.kind is FrontendKind.NODE_PORT
-        key = frontend.address + self._protocol + port_word(frontend.port)
+        key = frontend.address + self._protocol + packed_port(frontend.port)
         if frontend.source_ranges:
             self._restrict(key, frontend.source_ranges)
         verdicts = schema.SERVICE_NODEPORTS if on_node else schema.SERVICE_IPS
@@ -130,7 +130,7 @@ class _Compilation:
         yield Element(schema.CLUSTER_IPS, self._plan.port.cluster_ip)
         for endpoint in self._plan.reachable_endpoints:
             if endpoint.local:
-                key = endpoint.address * 2 + self._protocol + port_word(endpoint.port)
+                key = endpoint.address * 2 + self._protocol + packed_port(endpoint.port)
                 yield Element(schema.HAIRPIN, key)
 
 

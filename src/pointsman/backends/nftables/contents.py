@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -16,21 +14,12 @@ from pointsman.backends.nftables.batch import (
     Operation,
     Steps,
 )
+from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.fragment import Element, Fragment
+from pointsman.backends.nftables.key_fields import SLOT_LENGTH, packed_slots, slot_number
 from pointsman.backends.nftables.schema import Chain, Data, SetSpec
-from pointsman.backends.nftables.terms import terms_of
 from pointsman.model.node_context import NodeContext
 from pointsman.model.service import ServicePortName
-
-
-def slot_words(count: int) -> Sequence[bytes]:
-    """Packed numbers of at least `count` slots, shared by the worker threads of both families: never changed."""
-    return _slot_words(1 << count.bit_length())
-
-
-@functools.lru_cache
-def _slot_words(count: int) -> tuple[bytes, ...]:
-    return tuple(struct.pack("=I", number) for number in range(count))
 
 
 class Contents:
@@ -38,13 +27,13 @@ class Contents:
 
     def __init__(self, context: NodeContext, *, counters: bool = False) -> None:
         self.context = context
-        self.terms = terms_of(context.family)
+        self.traits = traits_of(context.family)
         self.comment = schema.table_comment(counters=counters)
         self.sets = {spec.name: spec for spec in schema.static_sets(counters=counters)}
         self.fragments: dict[ServicePortName, Fragment] = {}
         self.with_chains: set[ServicePortName] = set()
         """Service ports with chains of their own: session affinity only."""
-        self.steps = Steps(self.terms)
+        self.steps = Steps(self.traits)
         self.shared: Counter[Element] = Counter()
         self.balancers: Counter[Balancer] = Counter()
         self.present: set[Balancer] = set()
@@ -114,7 +103,7 @@ class Contents:
         found: dict[str, list[tuple[bytes, bytes]]] = {
             name: [] for name, spec in self.sets.items() if spec.data is Data.ENDPOINT
         }
-        numbers = slot_words(_longest(self.fragments.values()))
+        numbers = packed_slots(_longest(self.fragments.values()))
         for fragment in self.fragments.values():
             for where, prefix, slots in fragment.pools:
                 found[where] += [(prefix + numbers[i], data) for i, data in enumerate(slots)]
@@ -154,23 +143,23 @@ class Contents:
                 operations.append(AddSlots(spec, slots[name]))
             else:
                 operations.append(AddElements(spec, entries))
-        return Batch(self.terms, operations)
+        return Batch(self.traits, operations)
 
     def text(self) -> str:
         """The table in nft syntax, the same for the same contents."""
-        terms = self.terms
+        traits = self.traits
         members: dict[str, list[str]] = {}
         slots = self.slots()
         for name, entries in self.elements().items():
             spec = self.sets[name]
             if spec.data is Data.ENDPOINT:
                 members[name] = [
-                    text.slot_words(k, d, spec, terms) for k, d in sorted(slots[name], key=_slot_order)
+                    text.slot_words(k, d, spec, traits) for k, d in sorted(slots[name], key=_slot_order)
                 ]
             else:
                 ordered = sorted(entries, key=lambda entry: entry[0].key)
-                members[name] = [text.element_words(e, label, spec, terms) for e, label in ordered]
-        return text.table_text(terms, self.comment, self.all_sets(), members, self.all_chains())
+                members[name] = [text.element_words(e, label, spec, traits) for e, label in ordered]
+        return text.table_text(traits, self.comment, self.all_sets(), members, self.all_chains())
 
 
 def _longest(fragments: Iterable[Fragment]) -> int:
@@ -184,4 +173,4 @@ def balancer_order(balancer: Balancer) -> tuple[int, bool, str, int, int]:
 
 def _slot_order(entry: tuple[bytes, bytes]) -> tuple[bytes, int]:
     key = entry[0]
-    return key[:-4], struct.unpack("=I", key[-4:])[0]
+    return key[:-SLOT_LENGTH], slot_number(key[-SLOT_LENGTH:])

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import msgspec
 
 from pointsman.backends.nftables import schema
-from pointsman.backends.nftables.contents import Contents, slot_words
+from pointsman.backends.nftables.contents import Contents
+from pointsman.backends.nftables.key_fields import packed_slots
 from pointsman.backends.nftables.reader import Reader, counted_packets
 from pointsman.model.addresses import host_port_text
 from pointsman.model.service import ServicePortName
@@ -92,7 +93,7 @@ def _counted(contents: Contents) -> Iterator[tuple[ServicePortName, _Key, str]]:
             if element.where in _FRONTENDS:
                 yield name, (element.where, element.key, b""), ""
         for where, prefix, slots in fragment.pools:
-            numbers = slot_words(len(slots))
+            numbers = packed_slots(len(slots))
             for index, data in enumerate(slots):
                 endpoint = host_port_text(data[:-4], int.from_bytes(data[-4:-2], "big"))
                 yield name, (where, prefix + numbers[index], data), endpoint

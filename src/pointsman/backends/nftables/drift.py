@@ -12,7 +12,7 @@ from collections import Counter
 from pointsman.backends.contract import Damage, Drift
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.reader import KernelTable, Reader
-from pointsman.backends.nftables.terms import TABLE
+from pointsman.backends.nftables.schema import TABLE
 from pointsman.kernel.nfnl import NftablesSocket
 
 
@@ -46,7 +46,7 @@ class Watch:
 
     def damage(self, contents: Contents, reader: Reader) -> Drift | None:
         """What is wrong with the table, at the level of an inventory."""
-        name = f"table {contents.terms.keyword} {TABLE}"
+        name = f"table {contents.traits.keyword} {TABLE}"
         table = reader.table()
         if table is None:
             return Drift(name, Damage.DELETED)

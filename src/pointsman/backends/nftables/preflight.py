@@ -7,12 +7,12 @@ import os
 import re
 
 from pointsman.backends.nftables import clauses as c
-from pointsman.backends.nftables import schema
+from pointsman.backends.nftables import encode, schema
 from pointsman.backends.nftables.batch import Batch, Operation, Steps
+from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
+from pointsman.backends.nftables.key_fields import Field
 from pointsman.backends.nftables.schema import Chain, Hook
-from pointsman.backends.nftables.terms import TABLE, Field, Terms, terms_of
 from pointsman.errors import KernelError
-from pointsman.kernel.attributes import text
 from pointsman.kernel.netlink import Message
 from pointsman.kernel.nfnl import NEED_NFTABLES, NftablesSocket, nftables_message
 from pointsman.model.addresses import Family
@@ -32,14 +32,14 @@ def preflight(family: Family) -> list[str]:
     except KernelError as error:
         return [*problems, f"{error}; enable {NEED_NFTABLES}"]
     try:
-        terms = terms_of(family)
-        faults = socket.check(_messages(terms, [Steps(terms).add_table("preflight")]))
+        traits = traits_of(family)
+        faults = socket.check(_messages(traits, [Steps(traits).add_table("preflight")]))
         if faults:
             if faults[0].errno in (errno.EPERM, errno.EACCES):
                 return [*problems, "not allowed to change nftables: CAP_NET_ADMIN is needed"]
             return [*problems, f"nftables is not usable ({faults[0]}): enable {NEED_NFTABLES}"]
-        for option, operations in _probes(terms):
-            faults = socket.check(_messages(terms, operations))
+        for option, operations in _probes(traits):
+            faults = socket.check(_messages(traits, operations))
             if faults:
                 problems.append(f"{option} is missing or too old ({faults[0]})")
     finally:
@@ -54,19 +54,19 @@ def _kernel_version(release: str) -> list[str]:
     return [f"kernel {release} is older than {'.'.join(map(str, OLDEST_KERNEL))}, the oldest supported"]
 
 
-def _messages(terms: Terms, operations: list[Operation]) -> list[Message]:
+def _messages(traits: FamilyTraits, operations: list[Operation]) -> list[Message]:
     """The messages, aimed at a table of another name so that what exists cannot matter."""
-    head = len(text(1, TABLE))
+    ours, scratch = encode.table_name(), encode.table_name(_SCRATCH_TABLE)
     return [
-        nftables_message(kind, terms.nfproto, flags, text(1, _SCRATCH_TABLE) + body[head:])
-        for kind, flags, body in Batch(terms, operations).messages()
+        nftables_message(kind, traits.nfproto, flags, scratch + body.removeprefix(ours))
+        for kind, flags, body in Batch(traits, operations).messages()
     ]
 
 
-def _probes(terms: Terms) -> list[tuple[str, list[Operation]]]:
-    v = "4" if terms.family is Family.IPV4 else "6"
+def _probes(traits: FamilyTraits) -> list[tuple[str, list[Operation]]]:
+    v = "4" if traits.family is Family.IPV4 else "6"
     sets = {spec.name: spec for spec in schema.static_sets()}
-    steps = Steps(terms)
+    steps = Steps(traits)
     destination = (Field.DESTINATION,)
 
     def probe(kind: str, hook: tuple[str, int], rule: c.Rule, *needed: str) -> list[Operation]:
@@ -87,8 +87,8 @@ def _probes(terms: Terms) -> list[tuple[str, list[Operation]]]:
             "CONFIG_NFT_CT (nft_ct) with CONFIG_NF_CONNTRACK",
             probe("filter", entry, c.rule(c.NEW_CONNECTION)),
         ),
-        (f"CONFIG_NFT_REJECT_IPV{v} (nft_reject_ipv{v})", probe("filter", entry, c.rule(c.reject(terms)))),
-        ("CONFIG_NFT_NAT (nft_chain_nat, nft_nat)", probe("nat", prerouting, _nat_rule(terms))),
+        (f"CONFIG_NFT_REJECT_IPV{v} (nft_reject_ipv{v})", probe("filter", entry, c.rule(c.reject(traits)))),
+        ("CONFIG_NFT_NAT (nft_chain_nat, nft_nat)", probe("nat", prerouting, _nat_rule(traits))),
         ("CONFIG_NFT_MASQ (nft_masq)", probe("nat", postrouting, c.rule(c.MASQUERADE))),
         (
             f"CONFIG_NFT_FIB_IPV{v} (nft_fib_ipv{v})",
@@ -98,19 +98,19 @@ def _probes(terms: Terms) -> list[tuple[str, list[Operation]]]:
         (
             "nft sets: CONFIG_NF_TABLES of 5.6 or later",
             probe(
-                "filter", entry, c.rule(c.in_set(destination, schema.CLUSTER_IPS, terms)), schema.CLUSTER_IPS
+                "filter", entry, c.rule(c.in_set(destination, schema.CLUSTER_IPS, traits)), schema.CLUSTER_IPS
             ),
         ),
         (
             "maps of concatenations for NAT (kernel 5.13)",
             probe(
-                "nat", prerouting, c.rule(c.dnat_from(fields, 2, schema.ENDPOINTS, terms)), schema.ENDPOINTS
+                "nat", prerouting, c.rule(c.dnat_from(fields, 2, schema.ENDPOINTS, traits)), schema.ENDPOINTS
             ),
         ),
         (
             "interval concatenations (kernel 5.6)",
             probe(
-                "filter", entry, c.rule(c.in_set(allow, schema.FIREWALL_ALLOW, terms)), schema.FIREWALL_ALLOW
+                "filter", entry, c.rule(c.in_set(allow, schema.FIREWALL_ALLOW, traits)), schema.FIREWALL_ALLOW
             ),
         ),
         (
@@ -118,14 +118,14 @@ def _probes(terms: Terms) -> list[tuple[str, list[Operation]]]:
             probe(
                 "filter",
                 entry,
-                c.rule(c.remember_source("affinity-preflight", 60, terms)),
+                c.rule(c.remember_source("affinity-preflight", 60, traits)),
                 "affinity-preflight",
             ),
         ),
     ]
 
 
-def _nat_rule(terms: Terms) -> c.Rule:
+def _nat_rule(traits: FamilyTraits) -> c.Rule:
     return c.rule(
-        c.protocol_is(Protocol.TCP), c.dnat_to(bytes(terms.address_length - 1) + b"\x01", 80, terms)
+        c.protocol_is(Protocol.TCP), c.dnat_to(bytes(traits.address_length - 1) + b"\x01", 80, traits)
     )

@@ -7,12 +7,13 @@ from typing import NamedTuple
 import msgspec
 
 from pointsman.backends.nftables import encode
-from pointsman.backends.nftables.schema import Data, SetSpec
-from pointsman.backends.nftables.terms import TABLE, Terms
+from pointsman.backends.nftables.family_traits import FamilyTraits
+from pointsman.backends.nftables.schema import TABLE, Data, SetSpec
 from pointsman.kernel import attributes as nla
+from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.nfnl import NftablesSocket
 
-_TABLE_ATTRIBUTE = nla.text(1, TABLE)
+_TABLE_NAME = encode.table_name()
 
 
 class KernelElement(NamedTuple):
@@ -29,7 +30,6 @@ class KernelElement(NamedTuple):
 class KernelSet(NamedTuple):
     """A set or map, without its elements."""
 
-    handle: int
     elements: int | None
     """How many; None where the kernel does not say (before 6.16)."""
 
@@ -37,10 +37,8 @@ class KernelSet(NamedTuple):
 class KernelChain(NamedTuple):
     """A chain, without its rules."""
 
-    handle: int
     uses: int
     """Rules inside plus references from rules and verdict maps."""
-    hooked: bool
 
 
 class KernelTable(msgspec.Struct, frozen=True):
@@ -63,19 +61,19 @@ def _comment(data: bytes) -> str:
 class Reader:
     """Reads one family's table."""
 
-    def __init__(self, socket: NftablesSocket, terms: Terms) -> None:
+    def __init__(self, socket: NftablesSocket, traits: FamilyTraits) -> None:
         self._socket = socket
-        self._terms = terms
+        self._traits = traits
 
     def table_handle(self) -> tuple[int, str] | None:
         """Handle and comment of the table, None when there is none."""
         answer = self._socket.get(
-            encode.GET_TABLE, self._terms.nfproto, _TABLE_ATTRIBUTE, f"read table {TABLE}"
+            nf.NFT_MSG_GETTABLE, self._traits.nfproto, _TABLE_NAME, f"read table {TABLE}"
         )
         if answer is None:
             return None
         found = nla.attributes(answer.payload, 4)
-        return _number(found.get(4)), _comment(found.get(6, b""))
+        return _number(found.get(nf.NFTA_TABLE_HANDLE)), _comment(found.get(nf.NFTA_TABLE_USERDATA, b""))
 
     def table(self) -> KernelTable | None:
         """The inventory, or None when there is no such table."""
@@ -85,68 +83,72 @@ class Reader:
         return KernelTable(head[0], head[1], self._chains(), self._sets())
 
     def _dump(self, kind: int, body: bytes, what: str) -> list[dict[int, bytes]]:
-        answers = self._socket.dump(kind, self._terms.nfproto, body, what)
+        answers = self._socket.dump(kind, self._traits.nfproto, body, what)
         found = (nla.attributes(answer.payload, 4) for answer in answers)
-        return [entry for entry in found if nla.text_of(entry.get(1, b"")) == TABLE]
+        return [entry for entry in found if nla.text_of(entry.get(nf.NFTA_TABLE_NAME, b"")) == TABLE]
 
     def _chains(self) -> dict[str, KernelChain]:
         return {
-            nla.text_of(found[3]): KernelChain(_number(found.get(2)), _number(found.get(6)), 4 in found)
-            for found in self._dump(encode.GET_CHAIN, _TABLE_ATTRIBUTE, "list chains")
+            nla.text_of(found[nf.NFTA_CHAIN_NAME]): KernelChain(_number(found.get(nf.NFTA_CHAIN_USE)))
+            for found in self._dump(nf.NFT_MSG_GETCHAIN, _TABLE_NAME, "list chains")
         }
 
     def _sets(self) -> dict[str, KernelSet]:
         return {
-            nla.text_of(found[2]): KernelSet(
-                _number(found.get(16)), _number(found[20]) if 20 in found else None
+            nla.text_of(found[nf.NFTA_SET_NAME]): KernelSet(
+                _number(found[nf.NFTA_SET_COUNT]) if nf.NFTA_SET_COUNT in found else None
             )
-            for found in self._dump(encode.GET_SET, _TABLE_ATTRIBUTE, "list sets")
+            for found in self._dump(nf.NFT_MSG_GETSET, _TABLE_NAME, "list sets")
         }
 
     def rules(self) -> dict[str, list[bytes]]:
         """The encoded expressions of every rule, per chain, in order."""
         rules: dict[str, list[bytes]] = {}
-        for found in self._dump(encode.GET_RULE, _TABLE_ATTRIBUTE, "list rules"):
-            rules.setdefault(nla.text_of(found[2]), []).append(found.get(4, b""))
+        for found in self._dump(nf.NFT_MSG_GETRULE, _TABLE_NAME, "list rules"):
+            name = nla.text_of(found[nf.NFTA_RULE_CHAIN])
+            rules.setdefault(name, []).append(found.get(nf.NFTA_RULE_EXPRESSIONS, b""))
         return rules
 
     def elements(self, spec: SetSpec) -> dict[bytes, KernelElement]:
         """Every element by key."""
-        body = _TABLE_ATTRIBUTE + nla.text(2, spec.name)
+        body = encode.element_list(spec.name)
         elements: dict[bytes, KernelElement] = {}
-        for found in self._dump(encode.GET_ELEMENT, body, f"list elements of {spec.name}"):
-            for _, item in nla.iter_attributes(found.get(3, b"")):
+        for found in self._dump(nf.NFT_MSG_GETSETELEM, body, f"list elements of {spec.name}"):
+            for _, item in nla.iter_attributes(found.get(nf.NFTA_SET_ELEM_LIST_ELEMENTS, b"")):
                 parts = nla.attributes(item)
-                key = _value(parts[1])
+                key = _value(parts[nf.NFTA_SET_ELEM_KEY])
                 elements[key] = _element(parts, spec)
         return elements
 
 
 def _value(data: bytes) -> bytes:
-    return nla.attributes(data).get(1, b"")
+    return nla.attributes(data).get(nf.NFTA_DATA_VALUE, b"")
 
 
 def _element(parts: dict[int, bytes], spec: SetSpec) -> KernelElement:
     data, chain = b"", None
-    if spec.data is Data.VERDICT and 2 in parts:
-        verdict = nla.attributes(nla.attributes(parts[2]).get(2, b""))
-        chain = nla.text_of(verdict.get(2, b""))
-    elif spec.data is Data.ENDPOINT and 2 in parts:
-        data = _value(parts[2])
-    return KernelElement(_value(parts[10]) if 10 in parts else b"", data, chain, _packets(parts.get(7)))
+    held = parts.get(nf.NFTA_SET_ELEM_DATA)
+    if held is not None and spec.data is Data.VERDICT:
+        verdict = nla.attributes(nla.attributes(held).get(nf.NFTA_DATA_VERDICT, b""))
+        chain = nla.text_of(verdict.get(nf.NFTA_VERDICT_CHAIN, b""))
+    elif held is not None and spec.data is Data.ENDPOINT:
+        data = _value(held)
+    end = parts.get(nf.NFTA_SET_ELEM_KEY_END)
+    packets = _packets(parts.get(nf.NFTA_SET_ELEM_EXPR))
+    return KernelElement(_value(end) if end is not None else b"", data, chain, packets)
 
 
 def _packets(expression: bytes | None) -> int:
     if expression is None:
         return 0
-    counter = nla.attributes(nla.attributes(expression).get(2, b""))
-    return _number(counter.get(2))
+    counter = nla.attributes(nla.attributes(expression).get(nf.NFTA_EXPR_DATA, b""))
+    return _number(counter.get(nf.NFTA_COUNTER_PACKETS))
 
 
 def counted_packets(expressions: bytes) -> int:
     """What the counter of a rule says, 0 without one."""
     for _, item in nla.iter_attributes(expressions):
-        if nla.text_of(nla.attributes(item).get(1, b"")) == "counter":
+        if nla.text_of(nla.attributes(item).get(nf.NFTA_EXPR_NAME, b"")) == "counter":
             return _packets(item)
     return 0
 
@@ -156,7 +158,8 @@ def same_expressions(ours: bytes, kernels: bytes) -> bool:
     left = [nla.attributes(item) for _, item in nla.iter_attributes(ours)]
     right = [nla.attributes(item) for _, item in nla.iter_attributes(kernels)]
     return len(left) == len(right) and all(
-        a.get(1) == b.get(1) and _same_attributes(a.get(2, b""), b.get(2, b""))
+        a.get(nf.NFTA_EXPR_NAME) == b.get(nf.NFTA_EXPR_NAME)
+        and _same_attributes(a.get(nf.NFTA_EXPR_DATA, b""), b.get(nf.NFTA_EXPR_DATA, b""))
         for a, b in zip(left, right, strict=True)
     )
 
@@ -173,6 +176,7 @@ def _same_value(ours: bytes, kernels: bytes | None) -> bool:
         return True
     if len(ours) == len(kernels) == 4:
         number = int.from_bytes(ours, "big")
-        return number >= 8 and number % 4 == 0 and number // 4 - 1 == int.from_bytes(kernels, "big")
+        first = nf.NFT_REG32_00
+        return number >= first and number % 4 == 0 and number // 4 - 1 == int.from_bytes(kernels, "big")
     # Nested values differ in the flag of their inner headers, which the kernel does not set.
     return len(ours) == len(kernels) and bool(nla.attributes(ours)) and _same_attributes(ours, kernels)

@@ -12,9 +12,13 @@ import msgspec
 
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables.clauses import Rule, rule
-from pointsman.backends.nftables.terms import Field, Terms, terms_of
+from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
+from pointsman.backends.nftables.key_fields import Field
 from pointsman.model.addresses import cidr_from_text, is_loopback
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
+
+TABLE = "kube-proxy"
+"""kube-proxy's own table name: each takes over from the other and either can clean up."""
 
 LAYOUT = 2
 """Raise when sets or base chains change shape: a table of another layout is replaced, not updated."""
@@ -149,22 +153,22 @@ def _base(name: str, kind: str, where: tuple[str, int], priority: int, *rules: R
 
 def static_chains(context: NodeContext) -> tuple[Chain, ...]:
     """The chains that always exist; helpers before the chains that use them."""
-    terms = terms_of(context.family)
+    traits = traits_of(context.family)
     new = c.NEW_CONNECTION
     firewall = rule(new, c.jump("firewall-check"))
     no_endpoints = rule(new, c.jump("service-endpoints-check"))
     cluster_ips = rule(new, c.jump("cluster-ips-check"))
     return (
-        Chain(REJECT_CHAIN, (rule(c.reject(terms)),), "target of frontends without endpoints"),
-        Chain("services", _service_rules(context, terms)),
-        Chain("firewall-check", (_firewall_rule(terms),)),
-        Chain("service-endpoints-check", (rule(c.verdict_from(FRONTEND, NO_ENDPOINT_SERVICES, terms)),)),
+        Chain(REJECT_CHAIN, (rule(c.reject(traits)),), "target of frontends without endpoints"),
+        Chain("services", _service_rules(context, traits)),
+        Chain("firewall-check", (_firewall_rule(traits),)),
+        Chain("service-endpoints-check", (rule(c.verdict_from(FRONTEND, NO_ENDPOINT_SERVICES, traits)),)),
         Chain(
             "nodeport-endpoints-check",
-            _nodeport_rules(context, terms, NO_ENDPOINT_NODEPORTS, input_hook=True),
+            _nodeport_rules(context, traits, NO_ENDPOINT_NODEPORTS, input_hook=True),
         ),
-        Chain("cluster-ips-check", _cluster_ip_rules(context, terms)),
-        Chain("masquerading", _masquerade_rules(context, terms)),
+        Chain("cluster-ips-check", _cluster_ip_rules(context, traits)),
+        Chain("masquerading", _masquerade_rules(context, traits)),
         _base("filter-prerouting-pre-dnat", "filter", _PREROUTING, -110, firewall),
         _base("filter-output-pre-dnat", "filter", _OUTPUT, -110, firewall),
         _base(
@@ -178,69 +182,69 @@ def static_chains(context: NodeContext) -> tuple[Chain, ...]:
     )
 
 
-def _service_rules(context: NodeContext, terms: Terms) -> tuple[Rule, ...]:
+def _service_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule, ...]:
     rules = []
-    to_cluster_ip = c.in_set((Field.DESTINATION,), CLUSTER_IPS, terms)
+    to_cluster_ip = c.in_set((Field.DESTINATION,), CLUSTER_IPS, traits)
     mark = c.set_mark_bit(context.masquerade_mark)
     if context.masquerade_all:
         rules.append(rule(to_cluster_ip, mark, comment="masquerade all ClusterIP traffic"))
-    elif (outside := source_match(context.local, terms, inverted=True)) is not None:
+    elif (outside := source_match(context.local, traits, inverted=True)) is not None:
         rules.append(rule(to_cluster_ip, outside, mark, comment="masquerade ClusterIP traffic from outside"))
-    rules.append(rule(c.verdict_from(FRONTEND, SERVICE_IPS, terms)))
-    rules.extend(_nodeport_rules(context, terms, SERVICE_NODEPORTS))
+    rules.append(rule(c.verdict_from(FRONTEND, SERVICE_IPS, traits)))
+    rules.extend(_nodeport_rules(context, traits, SERVICE_NODEPORTS))
     return tuple(rules)
 
 
 def _nodeport_rules(
-    context: NodeContext, terms: Terms, verdicts: str, *, input_hook: bool = False
+    context: NodeContext, traits: FamilyTraits, verdicts: str, *, input_hook: bool = False
 ) -> tuple[Rule, ...]:
     """Node ports answer at every local address but loopback, or at the resolved ones."""
-    lookup = c.verdict_from(NODE_PORT, verdicts, terms)
+    lookup = c.verdict_from(NODE_PORT, verdicts, traits)
     if not context.node_port_addresses.match_all:
-        return (rule(c.in_set((Field.DESTINATION,), NODEPORT_IPS, terms), lookup),)
-    loopback = cidr_from_text(terms.loopback)
+        return (rule(c.in_set((Field.DESTINATION,), NODEPORT_IPS, traits), lookup),)
+    loopback = cidr_from_text(traits.loopback)
     assert loopback is not None
-    elsewhere = c.destination_in(loopback, terms, inverted=True)
+    elsewhere = c.destination_in(loopback, traits, inverted=True)
     return (rule(elsewhere, lookup) if input_hook else rule(c.DESTINATION_IS_NODE, elsewhere, lookup),)
 
 
-def _firewall_rule(terms: Terms) -> Rule:
+def _firewall_rule(traits: FamilyTraits) -> Rule:
     return rule(
-        c.in_set(FRONTEND, FIREWALL_IPS, terms),
-        c.in_set((*FRONTEND, Field.SOURCE), FIREWALL_ALLOW, terms, inverted=True),
+        c.in_set(FRONTEND, FIREWALL_IPS, traits),
+        c.in_set((*FRONTEND, Field.SOURCE), FIREWALL_ALLOW, traits, inverted=True),
         c.DROP_PACKET,
     )
 
 
-def _cluster_ip_rules(context: NodeContext, terms: Terms) -> tuple[Rule, ...]:
+def _cluster_ip_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule, ...]:
     unknown_port = rule(
-        c.in_set((Field.DESTINATION,), CLUSTER_IPS, terms),
-        c.reject(terms),
+        c.in_set((Field.DESTINATION,), CLUSTER_IPS, traits),
+        c.reject(traits),
         comment="no such port at this ClusterIP",
     )
     unallocated = (
-        rule(c.destination_in(cidr, terms), c.DROP_PACKET, comment="no Service has this address")
+        rule(c.destination_in(cidr, traits), c.DROP_PACKET, comment="no Service has this address")
         for cidr in context.service_cidrs
         if cidr.family is context.family and not cidr.is_everything
     )
     return (unknown_port, *unallocated)
 
 
-def _masquerade_rules(context: NodeContext, terms: Terms) -> tuple[Rule, ...]:
+def _masquerade_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule, ...]:
     mark = context.masquerade_mark
     hairpin_key = (Field.SOURCE, Field.DESTINATION, Field.PROTOCOL, Field.PORT)
     return (
         rule(c.mark_bit_is_set(mark), c.flip_mark_bit(mark), c.MASQUERADE),
-        rule(c.REDIRECTED, c.in_set(hairpin_key, HAIRPIN, terms), c.MASQUERADE),
+        rule(c.REDIRECTED, c.in_set(hairpin_key, HAIRPIN, traits), c.MASQUERADE),
     )
 
 
-def source_match(local: LocalDetector, terms: Terms, *, inverted: bool = False) -> c.Clause | None:
+def source_match(local: LocalDetector, traits: FamilyTraits, *, inverted: bool = False) -> c.Clause | None:
     """Traffic of local pods (or, inverted, of everybody else); None when that cannot be told or never matches."""
     if local.mode is LocalMode.CIDR and local.cidr is not None:
         if local.cidr.is_everything:
             return None if inverted else c.ALWAYS
-        return c.source_in(local.cidr, terms, inverted=inverted)
+        return c.source_in(local.cidr, traits, inverted=inverted)
     if local.mode is LocalMode.INTERFACE and local.interface:
         return c.arrived_on(local.interface, prefix=False, inverted=inverted)
     if local.mode is LocalMode.INTERFACE_PREFIX and local.interface:

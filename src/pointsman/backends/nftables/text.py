@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pointsman.backends.nftables.clauses import Rule, key_text
+from pointsman.backends.nftables.family_traits import FamilyTraits
 from pointsman.backends.nftables.fragment import Element
-from pointsman.backends.nftables.schema import AFFINITY_SIZE, Chain, Data, SetSpec
-from pointsman.backends.nftables.terms import TABLE, Field, Terms, field_length
+from pointsman.backends.nftables.key_fields import Field, field_length, slot_number
+from pointsman.backends.nftables.schema import AFFINITY_SIZE, TABLE, Chain, Data, SetSpec
+from pointsman.backends.nftables.set_shape import ENDPOINT_FIELDS
 from pointsman.model.addresses import Cidr, address_text
 
 _PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
-_ENDPOINT_FIELDS = (Field.DESTINATION, Field.PORT)
 
 
-def key_words(key: bytes, spec: SetSpec, terms: Terms) -> str:
+def key_words(key: bytes, spec: SetSpec, traits: FamilyTraits) -> str:
     """`10.96.0.1 . tcp . 443`."""
-    return " . ".join(_fields(key, spec.key, terms))
+    return " . ".join(_fields(key, spec.key, traits))
 
 
-def _fields(key: bytes, fields: Sequence[Field], terms: Terms) -> Iterator[str]:
+def _fields(key: bytes, fields: Sequence[Field], traits: FamilyTraits) -> Iterator[str]:
     offset = 0
     for field in fields:
-        length = field_length(field, terms)
+        length = field_length(field, traits)
         value = key[offset : offset + length]
         offset += (length + 3) & ~3
         if field is Field.PROTOCOL:
@@ -31,20 +31,20 @@ def _fields(key: bytes, fields: Sequence[Field], terms: Terms) -> Iterator[str]:
         elif field is Field.PORT:
             yield str(int.from_bytes(value, "big"))
         elif field is Field.SLOT:
-            yield str(struct.unpack("=I", value)[0])
+            yield str(slot_number(value))
         else:
             yield address_text(value)
 
 
-def endpoint_words(data: bytes, terms: Terms) -> str:
+def endpoint_words(data: bytes, traits: FamilyTraits) -> str:
     """`10.244.1.2 . 8080`."""
-    return " . ".join(_fields(data, _ENDPOINT_FIELDS, terms))
+    return " . ".join(_fields(data, ENDPOINT_FIELDS, traits))
 
 
-def range_words(element: Element, spec: SetSpec, terms: Terms) -> str:
+def range_words(element: Element, spec: SetSpec, traits: FamilyTraits) -> str:
     """The key of an interval element: its last field is a range or prefix."""
-    *exact, first = _fields(element.key, spec.key, terms)
-    length = terms.address_length
+    *exact, first = _fields(element.key, spec.key, traits)
+    length = traits.address_length
     start, end = element.key[-length:], element.key_end[-length:]
     prefix = _as_prefix(start, end)
     if prefix is None:
@@ -65,9 +65,9 @@ def _as_prefix(start: bytes, end: bytes) -> Cidr | None:
     return Cidr(start, bits - size.bit_length() + 1)
 
 
-def element_words(element: Element, label: str, spec: SetSpec, terms: Terms) -> str:
+def element_words(element: Element, label: str, spec: SetSpec, traits: FamilyTraits) -> str:
     """One element as it stands between braces."""
-    words = range_words(element, spec, terms) if element.key_end else key_words(element.key, spec, terms)
+    words = range_words(element, spec, traits) if element.key_end else key_words(element.key, spec, traits)
     if label:
         words += f' comment "{label}"'
     return words if element.chain is None else f"{words} : {verdict_words(element.chain)}"
@@ -77,23 +77,23 @@ def verdict_words(chain: str) -> str:
     return f"goto {chain}" if chain else "drop"
 
 
-def slot_words(key: bytes, data: bytes, spec: SetSpec, terms: Terms) -> str:
-    return f"{key_words(key, spec, terms)} : {endpoint_words(data, terms)}"
+def slot_words(key: bytes, data: bytes, spec: SetSpec, traits: FamilyTraits) -> str:
+    return f"{key_words(key, spec, traits)} : {endpoint_words(data, traits)}"
 
 
 def set_keyword(spec: SetSpec) -> str:
     return "set" if spec.data is Data.NOTHING else "map"
 
 
-def set_statements(spec: SetSpec, terms: Terms) -> list[str]:
+def set_statements(spec: SetSpec, traits: FamilyTraits) -> list[str]:
     """The lines of a set definition."""
     if spec.typeof:
-        data = f" : {key_text(_ENDPOINT_FIELDS, terms)}"
-        lines = [f"typeof {key_text(spec.key, terms)}{data}"]
+        data = f" : {key_text(ENDPOINT_FIELDS, traits)}"
+        lines = [f"typeof {key_text(spec.key, traits)}{data}"]
     else:
         types = {
-            Field.SOURCE: terms.address_type,
-            Field.DESTINATION: terms.address_type,
+            Field.SOURCE: traits.address_type,
+            Field.DESTINATION: traits.address_type,
             Field.PROTOCOL: "inet_proto",
             Field.PORT: "inet_service",
         }
@@ -124,17 +124,17 @@ def rule_words(rule: Rule) -> str:
 
 
 def table_text(
-    terms: Terms,
+    traits: FamilyTraits,
     comment: str,
     sets: Iterable[SetSpec],
     elements: Mapping[str, Sequence[str]],
     chains: Sequence[Chain],
 ) -> str:
     """A whole table; the elements of each set are printed in sorted order, so equal tables print equally."""
-    lines = [f"table {terms.keyword} {TABLE} {{", f'\tcomment "{comment}"']
+    lines = [f"table {traits.keyword} {TABLE} {{", f'\tcomment "{comment}"']
     for spec in sets:
         lines += ["", f"\t{set_keyword(spec)} {spec.name} {{"]
-        lines += [f"\t\t{line}" for line in set_statements(spec, terms)]
+        lines += [f"\t\t{line}" for line in set_statements(spec, traits)]
         members = elements.get(spec.name)
         if members:
             lines.append("\t\telements = {")

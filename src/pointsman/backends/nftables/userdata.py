@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import struct
 
-from pointsman.backends.nftables.terms import Field, Terms
+from pointsman.backends.nftables.family_traits import FamilyTraits
+from pointsman.backends.nftables.key_fields import Field
 
 _SET_KEY_BYTEORDER = 0
 _SET_DATA_BYTEORDER = 1
@@ -59,7 +60,13 @@ def comment(text: str) -> bytes:
 
 
 def set_description(
-    key: tuple[Field, ...], data: tuple[Field, ...], *, is_map: bool, typeof: bool, text: str, terms: Terms
+    key: tuple[Field, ...],
+    data: tuple[Field, ...],
+    *,
+    is_map: bool,
+    typeof: bool,
+    text: str,
+    traits: FamilyTraits,
 ) -> bytes:
     """User data of a set or map, byte for byte what nft writes for the same definition."""
     order = _BIG_ENDIAN if len(key) == 1 else 0
@@ -67,22 +74,22 @@ def set_description(
     if is_map:
         parts.append(_number(_SET_DATA_BYTEORDER, 0))
     if len(key) > 1:
-        parts.append(_tlv(_SET_KEY_TYPEOF, _concatenation(key if typeof else (), terms)))
+        parts.append(_tlv(_SET_KEY_TYPEOF, _concatenation(key if typeof else (), traits)))
     if data:
-        parts.append(_tlv(_SET_DATA_TYPEOF, _concatenation(data, terms)))
+        parts.append(_tlv(_SET_DATA_TYPEOF, _concatenation(data, traits)))
     if text:
         parts.append(_tlv(_SET_COMMENT, text.encode() + b"\0"))
     return b"".join(parts)
 
 
-def _concatenation(fields: tuple[Field, ...], terms: Terms) -> bytes:
-    members = b"".join(_tlv(index, _field(field, terms)) for index, field in enumerate(fields))
+def _concatenation(fields: tuple[Field, ...], traits: FamilyTraits) -> bytes:
+    members = b"".join(_tlv(index, _field(field, traits)) for index, field in enumerate(fields))
     return _number(0, _EXPRESSION_CONCAT) + _tlv(1, members)
 
 
-def _field(field: Field, terms: Terms) -> bytes:
+def _field(field: Field, traits: FamilyTraits) -> bytes:
     if field is Field.DESTINATION:
-        return _expression(_EXPRESSION_PAYLOAD, terms.network_id, terms.destination_id)
+        return _expression(_EXPRESSION_PAYLOAD, traits.network_id, traits.destination_id)
     if field is Field.PROTOCOL:
         return _expression(_EXPRESSION_META, _META_L4PROTO)
     if field is Field.PORT:

@@ -10,15 +10,15 @@ from pointsman.backends.nftables.affinity import is_affinity_set
 from pointsman.backends.nftables.balancers import is_balancer_name
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.fragment import Element
+from pointsman.backends.nftables.key_fields import SLOT_LENGTH
 from pointsman.backends.nftables.reader import KernelElement, KernelTable, Reader, same_expressions
-from pointsman.backends.nftables.schema import Data, SetSpec
-from pointsman.backends.nftables.terms import TABLE
+from pointsman.backends.nftables.schema import TABLE, Data, SetSpec
 
 
 def differences(contents: Contents, reader: Reader) -> list[Difference]:
     """Everything that is missing, superfluous or different in the kernel."""
-    terms = contents.terms
-    name = f"table {terms.keyword} {TABLE}"
+    traits = contents.traits
+    name = f"table {traits.keyword} {TABLE}"
     table = reader.table()
     if table is None:
         return [Difference(name, contents.comment, "")]
@@ -86,7 +86,7 @@ def _plain(
     owners: _Owners,
 ) -> Iterator[Difference]:
     def what(element: Element) -> str:
-        return f"{text.set_keyword(spec)} {spec.name} {text.element_words(element._replace(chain=None), '', spec, contents.terms)}"
+        return f"{text.set_keyword(spec)} {spec.name} {text.element_words(element._replace(chain=None), '', spec, contents.traits)}"
 
     for key, element in wanted.items():
         found = have.get(key)
@@ -125,11 +125,11 @@ def _slots(
         service = owners.of(spec.name, prefix)
         for slot in sorted(want.keys() | held.keys()):
             if want.get(slot) != held.get(slot):
-                words = text.key_words(prefix + slot, spec, contents.terms)
+                words = text.key_words(prefix + slot, spec, contents.traits)
                 yield Difference(
                     f"map {spec.name} {words}",
-                    text.endpoint_words(want[slot], contents.terms) if slot in want else "",
-                    text.endpoint_words(held[slot], contents.terms) if slot in held else "",
+                    text.endpoint_words(want[slot], contents.traits) if slot in want else "",
+                    text.endpoint_words(held[slot], contents.traits) if slot in held else "",
                     service,
                 )
 
@@ -137,7 +137,7 @@ def _slots(
 def _by_frontend(slots: Mapping[bytes, bytes]) -> dict[bytes, dict[bytes, bytes]]:
     grouped: dict[bytes, dict[bytes, bytes]] = {}
     for key, data in slots.items():
-        grouped.setdefault(key[:-4], {})[key[-4:]] = data
+        grouped.setdefault(key[:-SLOT_LENGTH], {})[key[-SLOT_LENGTH:]] = data
     return grouped
 
 

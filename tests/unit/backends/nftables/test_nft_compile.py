@@ -10,8 +10,8 @@ from tests.factory import context, endpoint, packed, plan, service_port
 from pointsman.backends.nftables import text
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
+from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.schema import static_sets
-from pointsman.backends.nftables.terms import terms_of
 from pointsman.model.addresses import Cidr, cidr_from_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
@@ -38,13 +38,13 @@ def contents(*endpoints: Endpoint, node: NodeContext | None = None, **fields: An
 
 def elements(found: Contents) -> dict[str, list[str]]:
     """Every filled set and map, without comments."""
-    specs, terms = {s.name: s for s in static_sets()}, terms_of(found.context.family)
+    specs, traits = {s.name: s for s in static_sets()}, traits_of(found.context.family)
     words = {
-        name: [text.element_words(element, "", specs[name], terms) for element, _ in entries]
+        name: [text.element_words(element, "", specs[name], traits) for element, _ in entries]
         for name, entries in found.elements().items()
     }
     for name, slots in found.slots().items():
-        words[name] = [text.slot_words(key, data, specs[name], terms) for key, data in slots]
+        words[name] = [text.slot_words(key, data, specs[name], traits) for key, data in slots]
     return {name: sorted(members) for name, members in words.items() if members}
 
 

@@ -14,7 +14,7 @@ from pointsman.backends.contract import SyncRequest
 from pointsman.backends.nftables import apply
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.compile import fragment_from_plan
-from pointsman.backends.nftables.contents import slot_words
+from pointsman.backends.nftables.key_fields import packed_slots
 from pointsman.errors import KernelError
 from pointsman.kernel.netlink import Answer, Message
 from pointsman.kernel.nfnl import BatchRefused, Fault
@@ -98,8 +98,8 @@ def test_slot_numbers_are_right_for_two_threads_at_once() -> None:
 
     def look(start: int) -> None:
         for count in range(start, 6000, 500):
-            words = slot_words(count)
-            wrong.extend(n for n in range(count) if int.from_bytes(words[n], sys.byteorder) != n)
+            numbers = packed_slots(count)
+            wrong.extend(n for n in range(count) if int.from_bytes(numbers[n], sys.byteorder) != n)
 
     threads = [threading.Thread(target=look, args=(start,)) for start in (100, 200, 300, 400)]
     try:
