@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.backends.contract import Backend, Difference, Drift, SyncReport, SyncRequest
+from pointsman.backends.contract import Backend, Difference, Drift, SyncReport, SyncRequest, Traffic
+from pointsman.config.defaults import with_mode
 from pointsman.config.load import config_from_bytes
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Family, address_from_text
@@ -102,7 +103,7 @@ class Replay:
     """Brings the backends of one scenario from step to step the way the running proxy would."""
 
     def __init__(self, scenario: Scenario, mode: str, backends: Iterable[Backend]) -> None:
-        self.config = msgspec.structs.replace(scenario.config, mode=mode)
+        self.config = with_mode(scenario.config, mode)
         self.reconcilers = {backend.family: Reconciler(backend) for backend in backends}
         allow = dict(scenario.config.feature_gates).get("AllowServiceExternalIPs", True)
         self.trackers = {
@@ -141,7 +142,7 @@ class Replay:
 
 def requests(scenario: Scenario, mode: str, family: Family) -> Iterator[tuple[Step, SyncRequest]]:
     """Every step with the request a backend of this mode and family gets for it."""
-    recorder = _Recorder(mode, family)
+    recorder = _Recorder(family)
     replay = Replay(scenario, mode, [recorder])
     for step in scenario.steps:
         replay.advance(step)
@@ -151,8 +152,7 @@ def requests(scenario: Scenario, mode: str, family: Family) -> Iterator[tuple[St
 class _Recorder:
     """A backend that keeps what it is asked for; plans are copied because the caller goes on changing them."""
 
-    def __init__(self, mode: str, family: Family) -> None:
-        self.mode = mode
+    def __init__(self, family: Family) -> None:
         self.family = family
         self.requests: list[SyncRequest] = []
 
@@ -165,6 +165,9 @@ class _Recorder:
 
     def verify(self, request: SyncRequest) -> list[Difference]:
         return []
+
+    def traffic(self) -> Traffic:
+        return Traffic()
 
     def close(self) -> None:
         pass

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.golden import scenario as scenarios
 
-from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.backends.nftables.render import render
 from pointsman.model.addresses import Family
 
 EXPECTED = Path(__file__).parent / "nftables"
@@ -24,7 +24,7 @@ KEYWORD = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 @pytest.mark.parametrize("name", ["everything", "detect-local-bridge", "empty"])
 def test_rendered_table_reads_as_recorded(name: str, family: Family) -> None:
     ((_, request),) = scenarios.requests(scenarios.load(name), "nftables", family)
-    rendered = NftablesBackend(family).render(request)
+    rendered = render(request)
     path = EXPECTED / f"{name}.{KEYWORD[family]}.nft"
     if os.environ.get("POINTSMAN_ACCEPT"):
         path.write_text(rendered)
@@ -34,9 +34,9 @@ def test_rendered_table_reads_as_recorded(name: str, family: Family) -> None:
 @pytest.mark.parametrize("family", list(Family), ids=lambda family: family.value)
 def test_the_order_in_which_services_came_does_not_show(family: Family) -> None:
     ((_, request),) = scenarios.requests(scenarios.load("everything"), "nftables", family)
-    rendered = NftablesBackend(family).render(request)
+    rendered = render(request)
     names = list(request.plans)
     for seed in range(5):
         random.Random(seed).shuffle(names)
         shuffled = msgspec.structs.replace(request, plans={name: request.plans[name] for name in names})
-        assert NftablesBackend(family).render(shuffled) == rendered
+        assert render(shuffled) == rendered

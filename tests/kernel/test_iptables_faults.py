@@ -15,7 +15,7 @@ from tests.golden import compare_iptables
 from tests.golden import scenario as scenarios
 from tests.golden.recorded_node import recorded_node
 
-from pointsman.backends.contract import SyncReport, SyncRequest
+from pointsman.backends.contract import Cleaning, SyncReport, SyncRequest
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET, IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
 from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
@@ -218,13 +218,14 @@ def test_cleanup_restores_what_was_there_before(host: Host) -> None:
         db("10.244.1.9", affinity_seconds=60),
     )
     assert host.sysctls.read(ROUTE_LOCALNET) == "1"
-    done = cleanup([host.runner], host.sysctls)
+    cleaning = Cleaning(host.sysctls, (Family.IPV4,))
+    assert [one.name for one in host.sysctls.undo()] == [ROUTE_LOCALNET]
+    assert list(cleanup([host.runner], cleaning))
     assert compare_iptables.differences(before, host.saved()) == []
     assert "KUBE-" not in host.saved()
     assert host.sysctls.read(ROUTE_LOCALNET) == "0"
     assert nfacct.read(INVALID_COUNTER) is None
-    assert any(ROUTE_LOCALNET in line for line in done)
-    assert cleanup([host.runner], host.sysctls) == []
+    assert list(cleanup([host.runner], cleaning)) == []
 
 
 @pytest.mark.parametrize("hostile", ['a"b', "a'b", "a\\", "a\n-j ACCEPT", "ä" * 200, "$(reboot)", "a b\t*"])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pointsman.backends.iptables import packet_counters
+from pointsman.backends import mode_named
 from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
 from pointsman.errors import NotSupported
 from pointsman.kernel import nfacct
@@ -64,7 +64,8 @@ def test_rules_count_into_it_and_keep_it(variant: str) -> None:
 
 def test_the_two_counters_of_the_rules_are_served_as_metrics_once_they_exist() -> None:
     metrics = Metrics("iptables")
-    packet_counters.register(metrics)
+    for counter in mode_named("iptables").counters:
+        metrics.add_kernel_counter(counter.metric, counter.help, counter.read)
 
     def samples() -> list[str]:
         text = metrics.exposition().decode()

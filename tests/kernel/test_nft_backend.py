@@ -9,11 +9,14 @@ import pytest
 from tests.factory import context, endpoint, packed, plan, service_port
 from tests.kernel.nft_kernel import everything, listing, needs_nft, new_namespace, part, table
 
-from pointsman.backends.nftables.apply import NftablesBackend, cleanup
+from pointsman.backends.contract import Cleaning, Removed
+from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.encode import delete_chain
 from pointsman.backends.nftables.preflight import preflight
 from pointsman.errors import KernelError
 from pointsman.kernel.nfnl import NftablesSocket, nftables_message
+from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodePortAddresses
@@ -298,9 +301,11 @@ def test_cleanup_removes_both_tables_and_is_content_with_none(namespace: Namespa
         backend.sync(everything(context(family), {}))
         backend.close()
     namespace.run(["nft", "add", "table", "ip", "other"])
-    assert cleanup() == ["table ip kube-proxy", "table ip6 kube-proxy"]
+    cleaning = Cleaning(Sysctls(), tuple(Family))
+    both = [Removed("table", "ip kube-proxy"), Removed("table", "ip6 kube-proxy")]
+    assert list(cleanup(cleaning)) == both
     assert listing(namespace).split() == ["table", "ip", "other", "{", "}"]
-    assert cleanup() == []
+    assert list(cleanup(cleaning)) == []
 
 
 @pytest.mark.parametrize("family", list(Family), ids=lambda family: family.value)

@@ -123,11 +123,11 @@ def test_connections_are_spread_and_counted(backend: NftablesBackend, family: Fa
     answers = Counter(ask(VIP[family], 80) for _ in range(60))
     answers.update(ask(NODE_IP[family], 30080) for _ in range(30))
     assert set(answers) == set(SERVERS[family])
-    counts = backend.read_counters()
-    assert counts.services == {made.name: 90}
-    assert sum(counts.endpoints.values()) == 90
+    counts = backend.traffic()
+    assert counts.connections == {made.name: 90}
+    assert sum(counts.endpoint_connections.values()) == 90
     ports = {str(e): address_text(e.address) for e in made.cluster_endpoints}
-    assert Counter({ports[name]: n for (_, name), n in counts.endpoints.items()}) == answers
+    assert Counter({ports[name]: n for (_, name), n in counts.endpoint_connections.items()}) == answers
 
 
 def test_counts_survive_reloads_and_moved_slots(backend: NftablesBackend, family: Family) -> None:
@@ -135,7 +135,7 @@ def test_counts_survive_reloads_and_moved_slots(backend: NftablesBackend, family
     backend.sync(everything(node(family), {full.name: full}))
     for _ in range(10):
         ask(VIP[family], 80)
-    assert backend.read_counters().services[full.name] == 10
+    assert backend.traffic().connections[full.name] == 10
     fewer = web(family, *SERVERS[family][1:])
     backend.sync(part(node(family), {fewer.name: fewer}, fewer.name))
     for _ in range(3):
@@ -143,12 +143,12 @@ def test_counts_survive_reloads_and_moved_slots(backend: NftablesBackend, family
     backend.sync(everything(node(family), {fewer.name: fewer}))
     for _ in range(20):
         ask(VIP[family], 80)
-    assert backend.read_counters().services[full.name] == 33
-    left = backend.read_counters().endpoints
+    assert backend.traffic().connections[full.name] == 33
+    left = backend.traffic().endpoint_connections
     assert {name for _, name in left} == {str(e) for e in fewer.cluster_endpoints}
     assert 23 <= sum(left.values()) <= 33
     backend.sync(part(node(family), {}, full.name))
-    assert backend.read_counters().services == {}
+    assert backend.traffic().connections == {}
 
 
 def test_a_client_keeps_its_endpoint_at_every_address_and_through_changes(
@@ -159,11 +159,11 @@ def test_a_client_keeps_its_endpoint_at_every_address_and_through_changes(
     first = ask(VIP[family], 80)
     assert {ask(VIP[family], 80) for _ in range(15)} == {first}
     assert {ask(NODE_IP[family], 30080) for _ in range(5)} == {first}
-    counts = backend.read_counters()
-    assert counts.services == {sticky.name: 21}
-    assert {name.rpartition(":")[0].strip("[]"): n for (_, name), n in counts.endpoints.items() if n} == {
-        first: 21
-    }
+    counts = backend.traffic()
+    assert counts.connections == {sticky.name: 21}
+    assert {
+        name.rpartition(":")[0].strip("[]"): n for (_, name), n in counts.endpoint_connections.items() if n
+    } == {first: 21}
     other = next(server for server in SERVERS[family] if server != first)
     fewer = web(family, *(s for s in SERVERS[family] if s != other), affinity_seconds=600)
     backend.sync(part(node(family), {fewer.name: fewer}, fewer.name))

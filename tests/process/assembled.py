@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from pointsman.config.defaults import with_file_defaults, with_mode
-from pointsman.config.types import NFTABLES, KubeProxyConfiguration
+from pointsman.config.mode_table import NFTABLES
+from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import KernelError
 from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family

@@ -9,7 +9,7 @@ import pytest
 from tests import factory
 from tests.process.assembled import until
 
-from pointsman.backends.contract import SyncReport
+from pointsman.backends.contract import Fate, Removed, SyncReport
 from pointsman.errors import Busy
 from pointsman.model.addresses import Family
 from pointsman.node import aftercare
@@ -29,11 +29,11 @@ async def test_leftovers_go_only_after_every_family_and_are_tried_again(
     monkeypatch.setattr(aftercare, "RETRY_SECONDS", 0.01)
     attempts: list[int] = []
 
-    def remove() -> list[str]:
+    def remove() -> list[Removed]:
         attempts.append(1)
-        if len(attempts) < 3:
+        if len(attempts) == 1:
             raise Busy("somebody holds the xtables lock")
-        return ["a chain"]
+        return [Removed("chain", "A", fate=Fate.FAILED if len(attempts) == 2 else Fate.REMOVED)]
 
     care = Aftercare([Family.IPV4, Family.IPV6], Metrics("nftables"), remove)
     care.synced(Family.IPV4, _outcome(Family.IPV4))
@@ -52,7 +52,7 @@ def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked(monkeypatch: p
     complaints: list[object] = []
     let_go, begun = threading.Event(), threading.Event()
 
-    def remove() -> list[str]:
+    def remove() -> list[Removed]:
         begun.set()
         let_go.wait(5)
         raise Busy("still held")

@@ -8,7 +8,8 @@ import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.fake.iptables_tables import IptablesTables
 
-from pointsman.backends.contract import SyncRequest
+from pointsman.backends import mode_named
+from pointsman.backends.contract import Cleaning, SyncRequest
 from pointsman.backends.iptables import cleanup as iptables_cleanup
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.ipvs import cleanup as ipvs_cleanup
@@ -42,7 +43,7 @@ def _ipvs_mode(tables: IptablesTables) -> None:
     lines = []
     for table, chains in ipvs_rules.CHAINS.items():
         lines += [f"*{table}", *(f":{chain} - [0:0]" for chain in chains)]
-        lines += [f"-A {jump.rule}" for jump in ipvs_rules.JUMPS if jump.table == table]
+        lines += [f"-A {jump.line}" for jump in ipvs_rules.JUMPS if jump.table == table]
         lines += ["COMMIT"]
     Iptables(Family.IPV4, tables).restore("\n".join(lines).encode() + b"\n")
 
@@ -53,20 +54,16 @@ def test_after_a_switch_to_ipvs_nothing_rejects_for_iptables_mode_any_more(
     _iptables_mode(tables, tmp_path)
     assert "10.96.0.66" in tables.saved("filter")
     _ipvs_mode(tables)
-    iptables_cleanup.cleanup(
-        [Iptables(Family.IPV4, tables)],
-        Sysctls(tmp_path),
-        undo_sysctls=False,
-        keep=ipvs_rules.CHAINS,
-        delete_counter=lambda name: False,
-    )
+    cleaning = Cleaning(Sysctls(tmp_path), (Family.IPV4,), mode_named("ipvs").chains)
+    runner = Iptables(Family.IPV4, tables)
+    assert list(iptables_cleanup.cleanup([runner], cleaning, delete_counter=lambda name: False))
     for table, chains in ipvs_rules.CHAINS.items():
         text = tables.saved(table)
         assert "10.96.0.66" not in text
         assert {chain for chain in tables.tables[table] if chain.startswith("KUBE-")} == set(chains)
         for jump in ipvs_rules.JUMPS:
             if jump.table == table:
-                assert f"-A {jump.rule}" in text
+                assert f"-A {jump.line}" in text
 
 
 def test_after_a_switch_to_iptables_the_chains_of_ipvs_alone_go(
@@ -76,8 +73,8 @@ def test_after_a_switch_to_iptables_the_chains_of_ipvs_alone_go(
     _iptables_mode(tables, tmp_path)
     serving = {table: set(chains) for table, chains in tables.tables.items()}
     monkeypatch.setattr(ipvs_cleanup, "_device_exists", lambda: False)
-    monkeypatch.setattr(ipvs_cleanup, "_remove_sets", list)
-    assert ipvs_cleanup.cleanup([Iptables(Family.IPV4, tables)], keep_shared=True)
+    monkeypatch.setattr(ipvs_cleanup, "_remove_sets", lambda: iter(()))
+    assert list(ipvs_cleanup.cleanup([Iptables(Family.IPV4, tables)], mode_named("iptables").chains))
     for table in ("nat", "filter"):
         gone = serving[table] - set(tables.tables[table])
         assert gone == ipvs_cleanup.OWN_CHAINS & set(ipvs_rules.CHAINS[table])

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fake import toy_mode
 from tests.process.assembled import until
 
 from pointsman.app import modes, supervisor
 from pointsman.app.supervisor import Supervisor
 from pointsman.config.command_line import RunOptions, parse_run
-from pointsman.model.addresses import Family
+from pointsman.config.mode_table import MODES
 from pointsman.node.proxy import Proxy
-from pointsman.testing.recording import RecordingBackend
 
 
 @pytest.fixture
 def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """For a proxy that touches neither kernel nor host."""
-    monkeypatch.setattr(modes, "backends", lambda *_: {Family.IPV4: RecordingBackend(Family.IPV4)})
+    monkeypatch.setitem(MODES, toy_mode.TOY, toy_mode.ROW)
     monkeypatch.setattr(modes, "remove_leftovers", lambda *_: [])
     monkeypatch.setattr(Supervisor, "_prepare_host", lambda *_: None)
     monkeypatch.setattr(supervisor, "_FIRST_PAUSE", 0.01)
@@ -29,7 +29,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [
         f"--manifests={tmp_path / 'manifests'}",
         f"--state-dir={tmp_path / 'state'}",
-        *("--control-socket=", "--proxy-mode=nftables"),
+        *("--control-socket=", f"--proxy-mode={toy_mode.TOY}"),
         f"--healthz-bind-address=127.0.0.1:{_free_port()}",
         f"--metrics-bind-address=127.0.0.1:{_free_port()}",
     ]
@@ -93,7 +93,7 @@ def test_a_bug_met_in_a_reload_does_not_make_the_proxy_deaf_to_the_next_one(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "config.yaml"
-    text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+    text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: toy\n"
     config.write_text(text)
     failed: list[int] = []
 
@@ -111,7 +111,7 @@ def test_a_bug_met_in_a_reload_does_not_make_the_proxy_deaf_to_the_next_one(
         monkeypatch.setattr(supervisor, "parse_run", failing)
         config.write_text(f"{text}# bug\n")
         await until(lambda: bool(failed))
-        config.write_text(f"{text}iptables: {{masqueradeAll: true}}\n")
+        config.write_text(f"{text}nftables: {{masqueradeAll: true}}\n")
         await until(lambda: made.reload.count == 1)
         made._stop.set()
         return await running

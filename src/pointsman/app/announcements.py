@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pointsman.backends.contract import Mode
 from pointsman.config.command_line import KUBE_PROXY, RunOptions
-from pointsman.config.types import IPVS
 from pointsman.node.surroundings import Recorder
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
@@ -13,7 +13,7 @@ from pointsman.obs.registry import Metrics
 _log = get_log(__name__)
 
 
-def announce(options: RunOptions, mode: str, recorder: Recorder) -> None:
+def announce(options: RunOptions, mode: Mode, recorder: Recorder) -> None:
     """The events kube-proxy emits at start."""
     recorder.node_event("Normal", "Starting", "")
     if options.program == KUBE_PROXY and not options.mode_explicit:
@@ -23,12 +23,8 @@ def announce(options: RunOptions, mode: str, recorder: Recorder) -> None:
             "No proxy mode is configured, so iptables is used; a later release will pick nftables. "
             "Set mode in the configuration to keep it.",
         )
-    if mode == IPVS:
-        recorder.node_event(
-            "Warning",
-            "IPVSDeprecation",
-            "kube-proxy has deprecated mode ipvs; Pointsman keeps it. Consider nftables for new nodes.",
-        )
+    for announcement in mode.announcements:
+        recorder.node_event("Warning", announcement.reason, announcement.note)
 
 
 def bad_object_report(metrics: Metrics, recorder: Recorder) -> Callable[[str, str, str], None]:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest
+from pointsman.backends import mode_named
+from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic
 from pointsman.config.gates import effective_gates
-from pointsman.config.types import IPTABLES, IPVS, NFTABLES, KubeProxyConfiguration
+from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import LOCALHOST, Family, address_from_text
@@ -25,7 +26,7 @@ from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Servi
 from pointsman.model.problem import Problem
 from pointsman.model.remarks import Remarks
 from pointsman.model.tracker import Tracker
-from pointsman.node.node_context import localhost_node_ports, node_context, pod_ranges
+from pointsman.node.node_context import node_context, pod_ranges
 from pointsman.source.manifests import load_objects
 from pointsman.sync.reconcile import Reconciler
 
@@ -35,8 +36,7 @@ BOTH_FAMILIES = (Family.IPV4, Family.IPV6)
 class RequestKeeper:
     """A backend without a kernel: it keeps what it was asked to program."""
 
-    def __init__(self, mode: str, family: Family) -> None:
-        self.mode = mode
+    def __init__(self, family: Family) -> None:
         self.family = family
         self.request: SyncRequest | None = None
 
@@ -50,6 +50,9 @@ class RequestKeeper:
     def verify(self, request: SyncRequest) -> list[Difference]:
         del request
         return []
+
+    def traffic(self) -> Traffic:
+        return Traffic()
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -122,7 +125,11 @@ def plan_objects(
         requests[family], family_view = planner.plan(context, own)
         views.append(family_view)
     view = View(
-        node=node_name, mode=config.mode, live=False, families=tuple(views), remarks=planner.remarks.all()
+        node=node_name,
+        mode=mode_named(config.mode),
+        live=False,
+        families=tuple(views),
+        remarks=planner.remarks.all(),
     )
     return Planned(node_name, config, requests, view, tuple(dict.fromkeys(notes)))
 
@@ -184,7 +191,7 @@ class _Planner:
             tracker.service_upserted(service)
         for endpoint_slice in self._slices:
             tracker.slice_upserted(endpoint_slice)
-        keeper = RequestKeeper(self._config.mode, context.family)
+        keeper = RequestKeeper(context.family)
         Reconciler(
             keeper, on_refused=lambda name, problem: self._notes.append(f"Service {name}: {problem.message}")
         ).sync(tracker.take(), context)
@@ -196,7 +203,7 @@ class _Planner:
             states=tracker.states,
             slices={key: tracker.slice_ports(key) for key in keys},
             node_addresses=node_addresses,
-            localhost_node_ports=localhost_node_ports(self._config),
+            localhost_node_ports=mode_named(self._config.mode).localhost_node_ports(self._config),
             pod_ranges=self._pod_ranges,
         )
         return keeper.request, view
@@ -204,23 +211,3 @@ class _Planner:
     def _object_problem(self, kind: str, meta: Meta, problem: Problem) -> None:
         self.remarks.problem(kind, meta, problem)
         self._notes.append(f"{kind} {meta.key}: {problem.message}")
-
-
-def ruleset(request: SyncRequest, config: KubeProxyConfiguration, *, service_metrics: bool = False) -> str:
-    """The exact rules of one family as text, the same for the same request."""
-    if config.mode == NFTABLES:
-        from pointsman.backends.nftables.apply import NftablesBackend
-
-        return NftablesBackend(
-            request.context.family,
-            service_metrics=service_metrics,
-            localhost_node_ports=localhost_node_ports(config),
-        ).render(request)
-    if config.mode == IPVS:
-        from pointsman.backends.ipvs.render import render as ipvs_rules
-
-        return ipvs_rules(request, config.ipvs.scheduler or "rr")
-    assert config.mode == IPTABLES
-    from pointsman.backends.iptables.render import render as iptables_rules
-
-    return iptables_rules(request, localhost_node_ports=config.iptables.localhost_node_ports)

@@ -23,12 +23,11 @@ from pointsman.app import modes
 from pointsman.app.announcements import announce, bad_object_report
 from pointsman.app.servers import Servers
 from pointsman.config.command_line import RunOptions, parse_run
-from pointsman.config.defaults import with_mode
 from pointsman.config.flags import flagz
 from pointsman.config.gates import effective_gates
 from pointsman.config.log_settings import log_settings
 from pointsman.config.reload import reload_plan
-from pointsman.config.types import IPTABLES, KubeProxyConfiguration
+from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.kernel.path_watch import path_changes
 from pointsman.kube.event_recorder import EventRecorder
@@ -74,7 +73,7 @@ class Supervisor:
         self.reload = Reload()
         self.proxy: Proxy | None = None
         self._servers: Servers | None = None
-        self._chosen_mode = ""
+        self._choice: modes.Choice | None = None
         self._fallback: RunOptions | None = None
         """What ran before a restart, until the new proxy stands."""
         self._reload_missed = False
@@ -132,20 +131,17 @@ class Supervisor:
         configure(log_settings(options.config.logging))
         for warning in options.warnings:
             _log.warning(warning)
-        mode, why = modes.choose(options)
-        config = with_mode(options.config, mode)
-        self._chosen_mode = mode
+        self._choice = choice = modes.choose(options)
+        mode, config = choice.mode, choice.setup.config
         node_name = config.hostname_override or socket.gethostname().strip().lower()
-        _log.info("Starting", mode=mode, why=why, node=node_name)
-        metrics = Metrics(mode)
+        _log.info("Starting", mode=mode.name, why=choice.why, node=node_name)
+        metrics = Metrics(mode.name, mode.metrics)
         for result, count in self._reloads.items():
             metrics.config_reloads.labels(result=result).inc(count)
-        if mode == IPTABLES:
-            from pointsman.backends.iptables import packet_counters
-
-            packet_counters.register(metrics)
-        self._prepare_host(options, config, metrics)
-        backends = modes.backends(mode, config, options)
+        for counter in mode.counters:
+            metrics.add_kernel_counter(counter.metric, counter.help, counter.read)
+        self._prepare_host(options, choice, metrics)
+        backends = modes.make_backends(choice, modes.sysctl_journal(options.state_dir))
         async with self._outside(options, config, node_name, metrics) as (source, recorder):
             aftercare = Aftercare(
                 list(backends), metrics, lambda: modes.remove_leftovers(mode, options.state_dir)
@@ -305,13 +301,15 @@ class Supervisor:
             _log.info("Restarting the proxy inside this process", changes=[str(c) for c in plan.restart])
             self._restart.set()
             return
-        config = with_mode(options.config, self._chosen_mode)
+        assert self._choice is not None
+        self._choice = choice = self._choice._replace(setup=modes.setup_of(options, self._choice.mode.name))
+        config = choice.setup.config
         configure(log_settings(config.logging))
         self._count_reload(proxy, "applied")
         _log.info("New configuration applied", changes=[str(change) for change in plan.live])
         proxy.apply_config(config)
         if plan.touches("conntrack", "oomScoreAdj"):
-            self._prepare_host(options, config, proxy.metrics)
+            self._prepare_host(options, choice, proxy.metrics)
         self._rebinding = asyncio.create_task(self._rebind(servers, config, self._rebinding))
 
     def _count_reload(self, proxy: Proxy, result: str) -> None:
@@ -340,30 +338,31 @@ class Supervisor:
         reload = self.reload
         return ReloadReport(reload.count, reload.error, time.time() - reload.at if reload.at else None)
 
-    def _prepare_host(self, options: RunOptions, config: KubeProxyConfiguration, metrics: Metrics) -> None:
-        """Sysctls and OOM score; what cannot be set is reported and never fatal."""
+    def _prepare_host(self, options: RunOptions, choice: modes.Choice, metrics: Metrics) -> None:
+        """Sysctls, the OOM score and what the mode needs; what cannot be had is reported and never fatal."""
         self._degraded = {}
         sysctls = modes.sysctl_journal(options.state_dir)
-        for report in (
-            apply_conntrack(config.conntrack, sysctls, core_count()),
-            apply_oom_score(config.oom_score_adj),
+        for degraded in (
+            *apply_conntrack(choice.setup.config.conntrack, sysctls, core_count()).degraded,
+            *apply_oom_score(choice.setup.config.oom_score_adj).degraded,
+            *choice.mode.prepare(choice.setup, sysctls, choice.families),
         ):
-            for degraded in report.degraded:
-                self._degraded[degraded.check] = degraded.message
-                metrics.degraded.labels(check=degraded.check).set(1)
+            self._degraded[degraded.check] = degraded.message
+            metrics.degraded.labels(check=degraded.check).set(1)
 
 
 def initialise(options: RunOptions) -> int:
     """--init-only: what needs full privileges (sysctls, the OOM score, loading modules), then exit."""
     configure(log_settings(options.config.logging))
-    mode, _ = modes.choose(options)
+    choice = modes.choose(options)
     sysctls = modes.sysctl_journal(options.state_dir)
     report = apply_conntrack(options.config.conntrack, sysctls, core_count())
     for setting in report.applied:
         _log.info("Set", setting=setting)
     for degraded in report.degraded:
         _log.error("Not set", check=degraded.check, err=degraded.message)
-    modes.initialise(mode, options.config, sysctls)
+    for degraded in choice.mode.prepare(choice.setup, sysctls, choice.families):
+        _log.warning("Degraded", check=degraded.check, reason=degraded.message)
     flush()
     return 1 if report.degraded else 0
 

@@ -1,6 +1,7 @@
-"""The contract between the sync loop and a proxy mode.
+"""The contract between the process and a proxy mode.
 
-A backend belongs to one IP family and one worker thread. It owns what it put into the kernel: it remembers the
+A `Mode` is everything the rest of the program knows of a mode: nobody outside its package asks for its name. A
+backend belongs to one IP family and one worker thread. It owns what it put into the kernel: it remembers the
 fragments it committed, sends only what differs, and commits its memory only after the kernel accepted. The
 caller owns the plans. `sync` either succeeds (perhaps leaving out single service ports the kernel refused, named
 in the report) or raises KernelError, in which case the old kernel state stands and the caller comes back with
@@ -10,15 +11,21 @@ the same changes and `full=True`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
+from pointsman.backends.packet_quirks import PacketQuirks
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
+from pointsman.obs.metric_groups import MetricGroup
+
+if TYPE_CHECKING:
+    from pointsman.config.types import KubeProxyConfiguration
+    from pointsman.kernel.sysctl import Degraded, Sysctls
 
 _Fragment = TypeVar("_Fragment")
 
@@ -99,10 +106,20 @@ class Drift(msgspec.Struct, frozen=True):
         return f"{self.what}: {self.damage.value}{f' ({self.detail})' if self.detail else ''}"
 
 
+class Traffic(msgspec.Struct, frozen=True):
+    """What the kernel counted since some beginning; a mode leaves empty what it cannot tell."""
+
+    connections: Mapping[ServicePortName, int] = {}
+    endpoint_connections: Mapping[tuple[ServicePortName, str], int] = {}
+    """By service port and endpoint (`ip:port`)."""
+    packets: Mapping[ServicePortName, int] = {}
+    """Of both directions, as `bytes`."""
+    bytes: Mapping[ServicePortName, int] = {}
+
+
 class Backend(Protocol):
     """One proxy mode for one IP family."""
 
-    mode: str
     family: Family
 
     def sync(self, request: SyncRequest) -> SyncReport:
@@ -114,5 +131,98 @@ class Backend(Protocol):
     def verify(self, request: SyncRequest) -> list[Difference]:
         """Read the kernel and compare it with the desired state, without changing anything."""
 
+    def traffic(self) -> Traffic:
+        """What service ports carried so far."""
+
     def close(self) -> None:
         """Release sockets; kernel state stays."""
+
+
+class Fate(enum.Enum):
+    """What became of a thing that clean-up found."""
+
+    REMOVED = "removed"
+    RESTORED = "restored"
+    """A setting has the value again that it had before us."""
+    LEFT = "left"
+    """Deliberately; somebody else needs it or changed it."""
+    FAILED = "failed"
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """What clean-up did about one thing, or about several of a kind."""
+
+    kind: str
+    """`chain`, `table`, `virtual servers` ..."""
+    name: str = ""
+    """Empty where the kind says it all."""
+    where: str = ""
+    fate: Fate = Fate.REMOVED
+    why: str = ""
+    """Unless it was simply removed."""
+    count: int = 0
+    """How many, where they are not named one by one."""
+
+
+class Cleaning(msgspec.Struct, frozen=True):
+    """What a mode's clean-up has to know."""
+
+    sysctls: Sysctls
+    families: Sequence[Family]
+    keep: Mapping[str, Collection[str]] = {}
+    """Netfilter chains, by table, that the running mode uses."""
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """A warning about the mode itself, made an event of the Node at every start."""
+
+    reason: str
+    note: str
+
+
+class KernelCounter(msgspec.Struct, frozen=True):
+    """A counter that the kernel keeps for this mode, exposed as a metric."""
+
+    metric: str
+    help: str
+    read: Callable[[], int | None]
+    """None where the kernel does not have it; must not block or raise."""
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What a mode is told by the command line and the configuration."""
+
+    config: KubeProxyConfiguration
+    """`mode` is decided."""
+    service_metrics: bool = False
+
+
+def _nothing_to_prepare(_setup: Setup, _sysctls: Sysctls, _families: Sequence[Family]) -> Sequence[Degraded]:
+    return ()
+
+
+class Mode(msgspec.Struct, frozen=True, kw_only=True):
+    """A proxy mode: the value that stands in `mode.py` of its package."""
+
+    name: str
+    preflight: Callable[[Setup, Family], Sequence[str]]
+    """What this machine lacks, each with the remedy; empty when the mode can run. Changes nothing."""
+    prepare: Callable[[Setup, Sysctls, Sequence[Family]], Sequence[Degraded]] = _nothing_to_prepare
+    """The part of the start that needs full privileges; says what works less well than it could."""
+    backend: Callable[[Setup, Family, Sysctls], Backend]
+    render: Callable[[Setup, SyncRequest], str]
+    """The exact rules as text; needs neither kernel nor privileges."""
+    cleanup: Callable[[Cleaning], Iterator[Removed]]
+    """Remove what the mode left, whoever ran it; a kernel that lacks something has nothing of it."""
+    chains: Mapping[str, Collection[str]] = {}
+    """Netfilter chains, by table, that other modes use as well: their clean-up must keep them."""
+    quirks: PacketQuirks = PacketQuirks()
+    localhost_node_ports: Callable[[KubeProxyConfiguration], bool]
+    """Whether node ports may answer on loopback at all, as far as the configuration decides it."""
+    drift_seconds: float | None = None
+    """How often to look for foreign changes; None: once per sync period."""
+    uses_local_addresses: bool = False
+    """Its rules depend on every address of the node."""
+    metrics: frozenset[MetricGroup] = frozenset()
+    counters: tuple[KernelCounter, ...] = ()
+    announcements: tuple[Announcement, ...] = ()

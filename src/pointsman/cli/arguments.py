@@ -14,7 +14,7 @@ from pointsman.config.command_line import RunOptions, parse_run
 from pointsman.config.defaults import with_mode
 from pointsman.config.flag_table import BY_NAME
 from pointsman.config.goflags import Kind
-from pointsman.config.types import IPTABLES, IPVS, NFTABLES
+from pointsman.config.mode_table import BY_PREFERENCE, MODES
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.files import CONTROL_SOCKET
 from pointsman.model.addresses import Family
@@ -44,7 +44,9 @@ def add_offline(to: argparse.ArgumentParser, *, required: bool) -> None:
         "--manifests", type=Path, required=required, help="file or directory with Services and EndpointSlices"
     )
     to.add_argument(
-        "--mode", choices=(NFTABLES, IPTABLES, IPVS), help="default: the configuration's, else nftables"
+        "--mode",
+        choices=tuple(reversed(MODES)),
+        help=f"default: the configuration's, else {BY_PREFERENCE[0]}",
     )
     to.add_argument(
         "--node", default="", help="the node to work for; default: the only Node in the manifests"
@@ -69,7 +71,7 @@ def offline_options(given: argparse.Namespace, flags: Sequence[str]) -> RunOptio
     """The configuration to plan with; the mode is decided. Raises ConfigError."""
     argv = [*flags, *([f"--hostname-override={given.node}"] if given.node else [])]
     options = parse_run(argv, program="pointsman")
-    mode = given.mode or options.config.mode or NFTABLES
+    mode = given.mode or options.config.mode or BY_PREFERENCE[0]
     return msgspec.structs.replace(options, config=with_mode(options.config, mode))
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pointsman.errors import PointsmanError
+from pointsman.backends.contract import Fate, Removed
 from pointsman.files import RUN_DIRECTORY
 
 
@@ -42,19 +42,26 @@ def clean_up(state_dir: Path) -> int:
     if os.geteuid() != 0:
         sys.stderr.write("pointsman: clean-up changes the kernel's rules; run it as root\n")
         return 1
-    try:
-        done = remove_everything(state_dir)
-    except PointsmanError as error:
-        sys.stderr.write(f"pointsman: not everything could be removed: {error}\n")
-        return 1
-    for what in done:
-        sys.stdout.write(f"{_sentence(what)}\n")
+    done = remove_everything(state_dir)
+    for removed in done:
+        out = sys.stderr if removed.fate is Fate.FAILED else sys.stdout
+        out.write(f"{sentence(removed)}\n")
     if not done:
         sys.stdout.write("nothing to remove\n")
-    return 1 if any(what.startswith("not cleaned") for what in done) else 0
+    return 1 if any(removed.fate is Fate.FAILED for removed in done) else 0
 
 
-def _sentence(done: str) -> str:
-    """Most reports are the name of a thing that is gone; some say themselves what was done."""
-    says_itself = done.startswith(("removed ", "not cleaned")) or " restored " in done or "but kept" in done
-    return done if says_itself else f"removed {done}"
+_VERBS = {
+    Fate.REMOVED: "removed",
+    Fate.RESTORED: "restored",
+    Fate.LEFT: "left",
+    Fate.FAILED: "pointsman: could not clean up",
+}
+
+
+def sentence(removed: Removed) -> str:
+    """What was done, for people: `removed chain KUBE-SERVICES in iptables table nat`."""
+    thing = f"{removed.count} {removed.kind}" if removed.count else f"{removed.kind} {removed.name}".rstrip()
+    where = f" in {removed.where}" if removed.where else ""
+    why = f": {removed.why}" if removed.why else ""
+    return f"{_VERBS[removed.fate]} {thing}{where}{why}"

@@ -35,7 +35,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _render(given: argparse.Namespace, flags: Sequence[str]) -> int:
-    from pointsman.app.offline import plan_manifests, ruleset
+    from pointsman.app.modes import setup_of
+    from pointsman.app.offline import plan_manifests
+    from pointsman.backends import mode_named
 
     options = offline_options(given, flags)
     warn("render", options.warnings)
@@ -46,17 +48,19 @@ def _render(given: argparse.Namespace, flags: Sequence[str]) -> int:
         external_allow=options.external_ip_allow_cidrs,
     )
     warn("render", planned.problems)
+    mode, setup = mode_named(options.config.mode), setup_of(options, options.config.mode)
     several = len(planned.requests) > 1
     for family, request in planned.requests.items():
         if several:
             sys.stdout.write(f"# {family.value}\n")
-        sys.stdout.write(ruleset(request, planned.config, service_metrics=options.service_metrics))
+        sys.stdout.write(mode.render(setup, request))
     return 0
 
 
 def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
     from pointsman.app import modes
     from pointsman.app.offline import plan_manifests
+    from pointsman.backends import mode_named
     from pointsman.node.own_addresses import LinuxMachine, kernel_families
 
     options = offline_options(given, flags)
@@ -71,9 +75,11 @@ def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
         local_addresses={family: machine.local_addresses(family) for family in families},
     )
     warn("render", planned.problems)
+    mode, setup = mode_named(options.config.mode), modes.setup_of(options, options.config.mode)
+    sysctls = modes.sysctl_journal(options.state_dir)
     found: list[FamilyVerification] = []
     for family in families:
-        backend = modes.reading_backend(options.config.mode, family, options.config, options)
+        backend = mode.backend(setup, family, sysctls)
         try:
             entries = backend.verify(planned.requests[family])
         finally:

@@ -27,7 +27,8 @@ from pointsman.config.flag_table import BY_NAME, FLAGS
 from pointsman.config.gates import gate_warnings
 from pointsman.config.goflags import parse_flags
 from pointsman.config.load import load
-from pointsman.config.types import IPTABLES, KubeProxyConfiguration
+from pointsman.config.mode_table import IPTABLES
+from pointsman.config.types import KubeProxyConfiguration
 from pointsman.config.validate import ROOT, validation_problems
 from pointsman.errors import ConfigError
 from pointsman.files import CONTROL_SOCKET, RUN_DIRECTORY

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
+from pointsman.config.mode_table import MODES
 from pointsman.config.types import (
-    NFTABLES,
     ClientConnection,
     IPTables,
     IPVirtualServer,
@@ -21,7 +21,6 @@ from pointsman.model.addresses import address_from_text
 HEALTHZ_PORT = 10256
 METRICS_PORT = 10249
 LOCAL_BY_CLUSTER_CIDR = "ClusterCIDR"
-PRIMARY = "primary"
 
 _Block = TypeVar("_Block", bound=msgspec.Struct)
 
@@ -50,13 +49,11 @@ def with_mode(config: KubeProxyConfiguration, mode: str) -> KubeProxyConfigurati
 
     `mode` may be empty: then only what does not depend on it is filled in, and whoever picks the mode calls again.
     """
-    node_ports = config.node_port_addresses
-    if mode == NFTABLES and not node_ports:
-        node_ports = (PRIMARY,)
+    row = MODES.get(mode)
     return msgspec.structs.replace(
         config,
         mode=mode,
-        node_port_addresses=node_ports,
+        node_port_addresses=config.node_port_addresses or (row.node_ports if row else ()),
         detect_local_mode=config.detect_local_mode or LOCAL_BY_CLUSTER_CIDR,
     )
 

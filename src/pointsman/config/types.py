@@ -12,10 +12,10 @@ from typing import Annotated
 
 import msgspec
 
+from pointsman.config.mode_table import IPTABLES, MODES, ModeRow
+
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
-
-IPTABLES, IPVS, NFTABLES = "iptables", "ipvs", "nftables"
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 UInt32 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
@@ -177,22 +177,30 @@ class KubeProxyConfiguration(ConfigBlock, frozen=True, kw_only=True):
 
     @property
     def sync_period(self) -> timedelta:
-        return self._mode_block.sync_period
+        return self._periods.sync_period
 
     @property
     def min_sync_period(self) -> timedelta:
-        return self._mode_block.min_sync_period
+        return self._periods.min_sync_period
 
     @property
     def masquerade_all(self) -> bool:
-        return self.nftables.masquerade_all if self.mode == NFTABLES else self.iptables.masquerade_all
+        return self._masquerade.masquerade_all
 
     @property
     def masquerade_bit(self) -> int:
-        return self.nftables.masquerade_bit if self.mode == NFTABLES else self.iptables.masquerade_bit
+        return self._masquerade.masquerade_bit
 
     @property
-    def _mode_block(self) -> IPTables | IPVirtualServer | NFTables:
-        if self.mode == IPVS:
-            return self.ipvs
-        return self.nftables if self.mode == NFTABLES else self.iptables
+    def _periods(self) -> IPTables | IPVirtualServer | NFTables:
+        block: IPTables | IPVirtualServer | NFTables = getattr(self, self._row.periods)
+        return block
+
+    @property
+    def _masquerade(self) -> IPTables | NFTables:
+        block: IPTables | NFTables = getattr(self, self._row.masquerade)
+        return block
+
+    @property
+    def _row(self) -> ModeRow:
+        return MODES.get(self.mode, MODES[IPTABLES])

@@ -12,18 +12,8 @@ from datetime import timedelta
 from pointsman import KUBERNETES_MINOR
 from pointsman.config.document import Findings
 from pointsman.config.gates import effective_gates, gate_problems
-from pointsman.config.types import (
-    IPTABLES,
-    IPVS,
-    NFTABLES,
-    Conntrack,
-    IPTables,
-    IPVirtualServer,
-    KubeProxyConfiguration,
-    Logging,
-    NFTables,
-    OutputRouting,
-)
+from pointsman.config.mode_table import IPTABLES, IPVS, MODES, mode_rows
+from pointsman.config.types import Conntrack, KubeProxyConfiguration, Logging, OutputRouting
 from pointsman.model.addresses import address_from_text, cidr_from_text, port_from_text, split_host_port
 
 ROOT = "KubeProxyConfiguration"
@@ -52,18 +42,15 @@ def validation_problems(config: KubeProxyConfiguration) -> list[str]:
 
 
 def _check_mode(config: KubeProxyConfiguration, findings: Findings) -> None:
-    modes = [IPTABLES, NFTABLES]
-    if effective_gates(config.feature_gates).enabled("KubeProxyIPVS"):
-        modes.insert(1, IPVS)
+    gates = effective_gates(config.feature_gates)
+    modes = [name for name, row in MODES.items() if not row.gate or gates.enabled(row.gate)]
     if config.mode and config.mode not in modes:
         names = ", ".join(modes)
         findings.invalid(
             f"{ROOT}.mode", config.mode, f"must be {names} or blank (blank means the default mode)"
         )
-    bits = [("iptables", config.iptables.masquerade_bit)]
-    if config.mode in ("", NFTABLES):
-        bits.append(("nftables", config.nftables.masquerade_bit))
-    for block, bit in bits:
+    for block in dict.fromkeys((IPTABLES, *(row.masquerade for row in mode_rows(config.mode)))):
+        bit = getattr(config, block).masquerade_bit
         if not 0 <= bit <= 31:
             findings.invalid(f"{ROOT}.{block}.masqueradeBit", bit, "must be within the range [0, 31]")
     if config.mode == IPVS:
@@ -81,14 +68,8 @@ def _check_mode(config: KubeProxyConfiguration, findings: Findings) -> None:
 def _check_periods(config: KubeProxyConfiguration, findings: Findings) -> None:
     """Only the block of the chosen mode counts; without a mode either of the two defaults may be chosen."""
     _check_positive(f"{ROOT}.configSyncPeriod", config.config_sync_period, findings)
-    blocks: dict[str, IPTables | IPVirtualServer | NFTables] = {
-        IPTABLES: config.iptables,
-        IPVS: config.ipvs,
-        NFTABLES: config.nftables,
-    }
-    for mode in (config.mode,) if config.mode in blocks else (IPTABLES, NFTABLES):
-        block = blocks[mode]
-        path = f"{ROOT}.{mode}"
+    for row in mode_rows(config.mode):
+        block, path = getattr(config, row.periods), f"{ROOT}.{row.periods}"
         _check_positive(f"{path}.syncPeriod", block.sync_period, findings)
         _check_not_negative(f"{path}.minSyncPeriod", block.min_sync_period, findings)
         if block.min_sync_period > block.sync_period:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pointsman.backends.contract import Difference
+from pointsman.backends.contract import Difference, Mode
 from pointsman.explain import unserved
 from pointsman.explain.causes import listed, port_causes, skipped_causes
 from pointsman.explain.packets import Client, clients_of, node_port_denial, path
@@ -52,7 +52,7 @@ def explain(view: View, target: Target, client: str = "") -> Explanation:
     return Explanation(
         question=target.text,
         node=view.node,
-        mode=view.mode,
+        mode=view.mode.name,
         live=view.live,
         ports=tuple(ports),
         causes=tuple(causes),
@@ -183,7 +183,7 @@ def _at_address(view: View, target: Target, client: str) -> Iterator[PortAnswer]
 
 
 def _frontend_matches(
-    plan: ServicePlan, frontend: Frontend, target: Target, family: FamilyView, mode: str
+    plan: ServicePlan, frontend: Frontend, target: Target, family: FamilyView, mode: Mode
 ) -> bool:
     if target.number not in (0, frontend.port):
         return False

@@ -10,7 +10,8 @@ import enum
 
 import msgspec
 
-from pointsman.config.types import IPTABLES, IPVS, NFTABLES
+from pointsman.backends.contract import Mode
+from pointsman.backends.packet_quirks import LoopbackNodePort, PacketQuirks
 from pointsman.explain.report import Path
 from pointsman.explain.target import BadQuestion
 from pointsman.explain.view import FamilyView
@@ -85,17 +86,17 @@ def _kind_of(address: bytes, view: FamilyView) -> ClientKind:
     return ClientKind.POD if here else ClientKind.OUTSIDE
 
 
-def path(plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView, mode: str) -> Path:
+def path(plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView, mode: Mode) -> Path:
     """What a connection of this client to this frontend meets."""
     denied = denied_by_ranges(frontend, client, view)
     if denied:
-        meets = REFUSED if mode == IPTABLES and not plan.has_any else SILENT
+        meets = REFUSED if mode.quirks.refuses_denied_when_empty and not plan.has_any else SILENT
         return Path(client.words, answered=False, result=f"{meets}: {denied}", restricted=True)
     if frontend.kind is FrontendKind.NODE_PORT and serves_node_ports_nowhere(view):
         return Path(
             client.words, answered=False, result="not answered: nodePortAddresses selects no address here"
         )
-    endpoints = _endpoints(plan, frontend, client, view, mode)
+    endpoints = _endpoints(plan, frontend, client, view, mode.quirks)
     if not endpoints:
         return Path(client.words, answered=False, result=_nothing(plan, frontend, client, mode))
     count = "1 endpoint" if len(endpoints) == 1 else f"one of {len(endpoints)} endpoints"
@@ -127,12 +128,12 @@ def denied_by_ranges(frontend: Frontend, client: Client, view: FamilyView) -> st
 
 
 def _endpoints(
-    plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView, mode: str
+    plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView, quirks: PacketQuirks
 ) -> tuple[Endpoint, ...]:
     if not frontend.local_policy:
         return plan.cluster_endpoints
     inside = client.kind is not ClientKind.OUTSIDE
-    if mode == IPVS:
+    if quirks.local_falls_back:
         if plan.local_endpoints:
             return plan.local_endpoints
         return plan.cluster_endpoints if inside else ()
@@ -144,28 +145,28 @@ def _endpoints(
     return plan.cluster_endpoints if short_circuit else plan.local_endpoints
 
 
-def _nothing(plan: ServicePlan, frontend: Frontend, client: Client, mode: str) -> str:
+def _nothing(plan: ServicePlan, frontend: Frontend, client: Client, mode: Mode) -> str:
     internal = frontend.kind is FrontendKind.CLUSTER_IP
-    if mode == IPVS and plan.cluster_endpoints:
+    if mode.quirks.local_falls_back and plan.cluster_endpoints:
         return (
             "not answered: sent to remote endpoints with the client's own address; their answers go to it past this "
             "node, so it usually times out"
         )
-    if plan.has_any and frontend.local_policy and not (mode == IPVS and internal):
+    if plan.has_any and frontend.local_policy and not (mode.quirks.local_falls_back and internal):
         return f"{SILENT}: policy Local and no usable endpoint on this node"
     external = frontend.kind in (FrontendKind.LOAD_BALANCER_IP, FrontendKind.EXTERNAL_IP)
-    if mode == IPTABLES and client.kind is ClientKind.NODE and external:
-        return "not answered: no usable endpoint; iptables mode lets the node's own packet leave, so it times out"
+    if mode.quirks.own_packets_leave and client.kind is ClientKind.NODE and external:
+        return f"not answered: no usable endpoint; {mode.name} mode lets the node's own packet leave, so it times out"
     return f"{REFUSED}: no usable endpoint"
 
 
 def _source(
-    frontend: Frontend, client: Client, view: FamilyView, mode: str, endpoints: tuple[Endpoint, ...]
+    frontend: Frontend, client: Client, view: FamilyView, mode: Mode, endpoints: tuple[Endpoint, ...]
 ) -> str:
     """What the endpoint sees as the source."""
     external = frontend.kind in (FrontendKind.LOAD_BALANCER_IP, FrontendKind.EXTERNAL_IP)
-    if mode == IPVS and client.kind is ClientKind.NODE and external and frontend.local_policy:
-        return f"the endpoint sees {address_text(frontend.address)}, which the node itself holds in ipvs mode"
+    if mode.quirks.holds_addresses and client.kind is ClientKind.NODE and external and frontend.local_policy:
+        return f"the endpoint sees {address_text(frontend.address)}, which the node itself holds in {mode.name} mode"
     if _masqueraded(frontend, client, view):
         itself = [endpoint.address in view.node_addresses for endpoint in endpoints]
         if all(itself):
@@ -193,24 +194,19 @@ def serves_node_ports_nowhere(view: FamilyView) -> bool:
     return not where.match_all and not where.addresses
 
 
-def node_port_denial(address: bytes, protocol: Protocol, view: FamilyView, mode: str) -> str:
+def node_port_denial(address: bytes, protocol: Protocol, view: FamilyView, mode: Mode) -> str:
     """Why node ports do not answer at this address of the node; empty when they do."""
     where = view.context.node_port_addresses
     text = address_text(address)
     if is_loopback(address):
-        asked_for = where.loopback if mode == IPTABLES else where.loopback_asked
-        possible = (mode == IPTABLES and len(address) == 4) or (mode == NFTABLES and protocol is Protocol.TCP)
-        if possible and asked_for and view.localhost_node_ports:
-            return ""
-        if mode == IPTABLES and len(address) == 4:
-            return (
-                "node ports on loopback are switched off (iptables.localhostNodePorts or nodePortAddresses)"
-            )
-        return f"{mode} mode does not serve node ports on loopback"
+        return mode.quirks.loopback_denial(
+            LoopbackNodePort(address, protocol, where, view.localhost_node_ports)
+        )
     if address not in view.node_addresses:
         return f"{text} is not an address of this node"
     if where.match_all or address in where.addresses:
         return ""
     served = ", ".join(address_text(one) for one in where.addresses) or "none"
-    default = "; in nftables mode the default is the node's primary address" if mode == NFTABLES else ""
+    usual = mode.quirks.usual_node_ports
+    default = f"; in {mode.name} mode the default is {usual}" if usual else ""
     return f"nodePortAddresses does not select {text}, only {served}{default}"

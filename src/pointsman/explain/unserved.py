@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pointsman.config.types import IPVS, NFTABLES
 from pointsman.explain.causes import listed
 from pointsman.explain.packets import node_port_denial
 from pointsman.explain.report import Cause
@@ -116,8 +115,7 @@ def _other_port(view: View, family: FamilyView, address: bytes) -> Iterator[Caus
     ports = listed(
         f"{family.plans[name].port.port}/{name.protocol.name} ({name})" for name in sorted(holders)
     )
-    cluster_ip = FrontendKind.CLUSTER_IP in holders.values()
-    if view.mode == IPVS or (view.mode == NFTABLES and cluster_ip):
+    if view.mode.quirks.refuses_other_ports_of.intersection(holders.values()):
         meets = "packets to other ports are refused"
     else:
         meets = "packets to other ports pass untouched, so they usually time out"
@@ -131,7 +129,7 @@ def _unallocated(view: View, family: FamilyView, address: bytes) -> Iterator[Cau
     ranges = [cidr for cidr in family.context.service_cidrs if cidr.contains(address)]
     if held or not ranges:
         return
-    meets = "are dropped" if view.mode == NFTABLES else "pass untouched and time out"
+    meets = "are dropped" if view.mode.quirks.drops_unallocated else "pass untouched and time out"
     yield Cause(
         "NoServiceAtAddress",
         f"{address_text(address)} lies in the service range {ranges[0]}, but no Service has it; packets to it {meets}",

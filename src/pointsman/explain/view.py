@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pointsman.backends.contract import Difference
+from pointsman.backends.contract import Difference, Mode
 from pointsman.model.addresses import Cidr, Family
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
@@ -27,7 +27,7 @@ class FamilyView(msgspec.Struct, frozen=True):
     """By Service key and slice: how many endpoints each of its ports has. May cover only the Services asked about."""
     node_addresses: tuple[bytes, ...] = ()
     localhost_node_ports: bool = False
-    """Node ports may answer on loopback: iptables.localhostNodePorts, or in nftables mode its feature gate."""
+    """The configuration does not rule out node ports on loopback; see `Mode.localhost_node_ports`."""
     pod_ranges: tuple[Cidr, ...] = ()
     """The Node's own podCIDRs."""
     rejected: Mapping[ServicePortName, str] = {}
@@ -47,7 +47,7 @@ class View(msgspec.Struct, frozen=True):
     """The proxy as a whole."""
 
     node: str
-    mode: str
+    mode: Mode
     live: bool
     families: tuple[FamilyView, ...]
     remarks: Mapping[str, tuple[Problem, ...]] = {}

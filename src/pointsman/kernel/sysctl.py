@@ -34,11 +34,19 @@ class Change(msgspec.Struct, frozen=True):
     after: str
 
 
-class Restored(msgspec.Struct, frozen=True):
-    """What undoing did to one setting."""
+class Undone(msgspec.Struct, frozen=True):
+    """What undoing did to one setting that did not have its old value again by itself."""
 
     name: str
-    message: str
+    change: Change
+    found: str | None
+    """What it was set to before undoing; unless that is what we made it, the setting belongs to somebody else now."""
+    error: str = ""
+    """Why the old value could not be written."""
+
+    @property
+    def taken(self) -> bool:
+        return self.found != self.change.after
 
 
 class Sysctls:
@@ -97,26 +105,23 @@ class Sysctls:
         _log.info("Changed a sysctl", name=name, value=wanted, before=found)
         return None
 
-    def undo(self) -> list[Restored]:
-        """Put back every value on record that is still ours, and forget the record."""
+    def undo(self) -> list[Undone]:
+        """Put back every value on record that is still ours; what could not be written stays on record."""
         with self._lock:
             recorded = self._recorded()
-            restored = [self._restore(name, change) for name, change in recorded.items()]
-            self._own.clear()
-            self._write_section({})
-        return restored
+            undone = [self._restore(name, change) for name, change in recorded.items()]
+            self._own = {one.name: one.change for one in undone if one.error}
+            self._write_section(self._own)
+        return [one for one in undone if one.found != one.change.before]
 
-    def _restore(self, name: str, change: Change) -> Restored:
-        found = self.read(name)
-        if found == change.before:
-            return Restored(name, f"{name} is {found} already")
-        if found != change.after:
-            return Restored(name, f"{name} left at {found}: changed by somebody else since")
-        try:
-            self._path(name).write_text(change.before)
-        except OSError as error:
-            return Restored(name, f"cannot restore {name} to {change.before}: {error.strerror}")
-        return Restored(name, f"{name} restored from {change.after} to {change.before}")
+    def _restore(self, name: str, change: Change) -> Undone:
+        undone = Undone(name, change, self.read(name))
+        if not undone.taken:
+            try:
+                self._path(name).write_text(change.before)
+            except OSError as error:
+                return msgspec.structs.replace(undone, error=error.strerror or str(error))
+        return undone
 
     def _path(self, name: str) -> Path:
         return self._root / name[1:] if name.startswith("/") else self._root / "proc" / "sys" / name

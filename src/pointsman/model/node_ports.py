@@ -12,17 +12,16 @@ def node_port_addresses(
     configured: Sequence[str],
     family: Family,
     *,
-    primary_by_default: bool,
     node_ips: Sequence[bytes],
     local_addresses: Sequence[bytes],
 ) -> NodePortAddresses:
     """Resolve ranges and keywords against the addresses the node has now.
 
-    A list without any entry for this family means every address, as in kube-proxy; an empty list means the
-    primary address in nftables mode (`primary_by_default`) and every address in the others. A loopback address as
+    A list without any entry for this family means every address, as in kube-proxy, and so does an empty one (the
+    defaults of a mode have been filled in before). A loopback address as
     the node's own (`bindAddress`, or none known) is no address to be found at, so it is none to pin to either.
     """
-    entries = list(configured) or (["primary"] if primary_by_default else ["all"])
+    entries = configured or ("all",)
     loopback = LOOPBACK[family]
     ranges: list[Cidr] = []
     for entry in entries:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from pointsman.backends.contract import Fate, Removed
 from pointsman.model.addresses import Family
 from pointsman.node.footprint import settle
 from pointsman.obs.log import get_log
@@ -33,7 +34,7 @@ class Aftercare:
         self,
         families: Collection[Family],
         metrics: Metrics,
-        remove_leftovers: Callable[[], list[str]],
+        remove_leftovers: Callable[[], list[Removed]],
     ) -> None:
         self._cleaners = {family: StaleFlowCleaner(family, metrics) for family in families}
         self._unsynced = set(families)
@@ -77,12 +78,19 @@ class Aftercare:
 
     def _clean_up(self) -> bool:
         try:
-            for removed in self._remove_leftovers():
-                _log.info("Removed what another proxy mode had left", what=removed)
+            done = self._remove_leftovers()
         except Exception as error:  # noqa: BLE001 leftovers are untidy, never a reason to stop
-            _log.error("Leftovers of other proxy modes could not be removed yet", err=error)
+            _log.exception("Leftovers of other proxy modes could not be looked for", err=error)
             return False
-        return True
+        for one in done:
+            what = f"{one.count or one.name} {one.kind}"
+            if one.fate is Fate.FAILED:
+                _log.error(
+                    "A leftover of another proxy mode stays for now", what=what, where=one.where, err=one.why
+                )
+            else:
+                _log.info("Leftover of another proxy mode", fate=one.fate.value, what=what, where=one.where)
+        return all(one.fate is not Fate.FAILED for one in done)
 
     def _cleaned_up(self, removed: bool) -> None:
         if not removed:

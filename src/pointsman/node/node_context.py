@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pointsman.config.gates import effective_gates
-from pointsman.config.types import IPVS, NFTABLES, KubeProxyConfiguration
+from pointsman.backends import mode_named
+from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Cidr, Family, cidr_from_text
 from pointsman.model.local_traffic import local_detector
 from pointsman.model.node import NodeFacts
@@ -24,6 +24,7 @@ def node_context(
 ) -> NodeContext:
     """The context; `config.mode` must be decided, `local_addresses` are those of this family."""
     node_ips = node.ips_of(family)
+    mode = mode_named(config.mode)
     return NodeContext(
         family=family,
         node_name=node.name,
@@ -40,7 +41,6 @@ def node_context(
         node_port_addresses=node_port_addresses(
             config.node_port_addresses,
             family,
-            primary_by_default=config.mode == NFTABLES,
             node_ips=node_ips,
             local_addresses=local_addresses,
         ),
@@ -48,15 +48,8 @@ def node_context(
         masquerade_all=config.masquerade_all,
         masquerade_bit=config.masquerade_bit,
         external_allow=_of_family(external_allow, family),
-        local_addresses=tuple(sorted(local_addresses)) if config.mode == IPVS else (),
+        local_addresses=tuple(sorted(local_addresses)) if mode.uses_local_addresses else (),
     )
-
-
-def localhost_node_ports(config: KubeProxyConfiguration) -> bool:
-    """Whether node ports may answer on loopback at all, as far as the configuration decides it."""
-    if config.mode == NFTABLES:
-        return effective_gates(config.feature_gates).enabled("KubeProxyNFTablesLocalhostNodePorts")
-    return config.iptables.localhost_node_ports
 
 
 def pod_ranges(node: NodeFacts) -> tuple[Cidr, ...]:

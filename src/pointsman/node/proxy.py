@@ -13,9 +13,10 @@ from datetime import timedelta
 
 import msgspec
 
+from pointsman.backends import mode_named
 from pointsman.backends.contract import Backend
 from pointsman.config.gates import effective_gates
-from pointsman.config.types import IPTABLES, NFTABLES, KubeProxyConfiguration
+from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family, address_text, is_link_local, is_loopback
 from pointsman.model.node import NodeFacts, host_ips, node_facts
@@ -39,9 +40,6 @@ _log = get_log(__name__)
 
 NODE_WAIT = 30.0
 """How long the first sync waits for the Node object and its addresses, as kube-proxy does."""
-
-_DRIFT_PERIOD = {NFTABLES: 1.0}
-"""nftables drift is one cheap question to the kernel; the other modes look once per sync period."""
 
 _ADDRESS_RETRY = 1.0
 
@@ -383,7 +381,7 @@ def _pace(config: KubeProxyConfiguration) -> Pace:
 
 
 def _drift_period(config: KubeProxyConfiguration) -> float:
-    return _DRIFT_PERIOD.get(config.mode or IPTABLES, config.sync_period.total_seconds())
+    return mode_named(config.mode).drift_seconds or config.sync_period.total_seconds()
 
 
 def _nanoseconds(period: timedelta) -> int:

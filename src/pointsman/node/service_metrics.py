@@ -10,11 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 
-from pointsman.backends.contract import Backend
-from pointsman.backends.ipvs.apply import IpvsBackend
-from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.backends.contract import Traffic
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
@@ -56,11 +53,11 @@ class ServiceMetrics:
             for family in families:
                 backend = family.reconciler.backend
                 try:
-                    reading = await family.run_blocking(partial(read, backend))
+                    traffic = await family.run_blocking(backend.traffic)
                 except KernelError as error:
                     _log.error("Service counters cannot be read", err=error, ipFamily=family.family.value)
                     continue
-                self._readings[family.family] = limited(reading, self._limit)
+                self._readings[family.family] = limited(reading_of(traffic, family.family), self._limit)
             await asyncio.sleep(READ_SECONDS)
 
     def _reader(self, name: str) -> Callable[[], Mapping[tuple[str, ...], float]]:
@@ -73,27 +70,20 @@ class ServiceMetrics:
         return merged
 
 
-def read(backend: Backend) -> Reading:
-    """The counters of one backend, by metric and label values; empty where the mode has none."""
-    family = backend.family
-    if isinstance(backend, NftablesBackend):
-        counts = backend.read_counters()
-        return {
-            CONNECTIONS: Counter({labels(name, family): n for name, n in counts.services.items()}),
-            ENDPOINT_CONNECTIONS: Counter(
-                {(*labels(name, family), endpoint): n for (name, endpoint), n in counts.endpoints.items()}
-            ),
-        }
-    if isinstance(backend, IpvsBackend):
-        traffic = backend.traffic()
-        return {
-            CONNECTIONS: Counter({labels(name, family): t.connections for name, t in traffic.items()}),
-            PACKETS: Counter(
-                {labels(name, family): t.packets_in + t.packets_out for name, t in traffic.items()}
-            ),
-            BYTES: Counter({labels(name, family): t.bytes_in + t.bytes_out for name, t in traffic.items()}),
-        }
-    return {}
+def reading_of(traffic: Traffic, family: Family) -> Reading:
+    """Figures by metric and label values."""
+    return {
+        CONNECTIONS: _labelled(traffic.connections, family),
+        ENDPOINT_CONNECTIONS: Counter(
+            {(*labels(name, family), to): n for (name, to), n in traffic.endpoint_connections.items()}
+        ),
+        PACKETS: _labelled(traffic.packets, family),
+        BYTES: _labelled(traffic.bytes, family),
+    }
+
+
+def _labelled(figures: Mapping[ServicePortName, int], family: Family) -> Counter[tuple[str, ...]]:
+    return Counter({labels(name, family): number for name, number in figures.items()})
 
 
 def labels(name: ServicePortName, family: Family) -> tuple[str, ...]:

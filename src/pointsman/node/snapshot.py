@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from pointsman import __version__
+from pointsman.backends import mode_named
 from pointsman.backends.contract import Difference
 from pointsman.errors import KernelError
 from pointsman.explain.answer import concerned_services, explain, kernel_difference
@@ -25,7 +26,7 @@ from pointsman.model.addresses import address_text
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.node.family import FamilyProxy
-from pointsman.node.node_context import localhost_node_ports, pod_ranges
+from pointsman.node.node_context import pod_ranges
 from pointsman.node.proxy import Proxy
 from pointsman.report.overview import MAX_ROWS, Plans, ServicePage, service_page
 from pointsman.report.status import (
@@ -131,7 +132,7 @@ class Inspector:
         views = [await self._view(family, target, kernel=kernel) for family in self._proxy.families.values()]
         view = View(
             node=self._proxy.settings.node_name,
-            mode=self._proxy.config.mode,
+            mode=mode_named(self._proxy.config.mode),
             live=True,
             families=tuple(views),
             remarks=self._proxy.remarks.all(),
@@ -162,7 +163,7 @@ class Inspector:
             states=dict(family.tracker.states),
             slices={key: family.tracker.slice_ports(key) for key in taken.concerned},
             node_addresses=tuple({*addresses, *context.node_ips}),
-            localhost_node_ports=localhost_node_ports(self._proxy.config),
+            localhost_node_ports=mode_named(self._proxy.config.mode).localhost_node_ports(self._proxy.config),
             pod_ranges=pod_ranges(self._proxy.facts),
             rejected=dict(family.hooks.rejected),
             unsynced=taken.unsynced | family.tracker.pending_names,

@@ -10,7 +10,7 @@ There is no global registry: a run makes its own `Metrics`, and a test as many a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -22,6 +22,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from pointsman.obs.metric_groups import MetricGroup
+
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 SYNC_BUCKETS: Final = tuple(0.001 * 2**n for n in range(15))
@@ -32,12 +34,6 @@ PROGRAMMING_BUCKETS: Final = (
     *(float(n) for n in range(60, 120, 5)),
     *(float(n) for n in range(120, 301, 30)),
 )
-
-ALL_MODES: Final = frozenset({"iptables", "ipvs", "nftables"})
-RULE_MODES: Final = frozenset({"iptables", "nftables"})
-RESTORE_MODES: Final = frozenset({"iptables", "ipvs"})
-IPTABLES: Final = frozenset({"iptables"})
-NFTABLES: Final = frozenset({"nftables"})
 
 Reading = Callable[[], Mapping[tuple[str, ...], float]]
 """Values by label values, taken at scrape time; an empty mapping leaves the family out."""
@@ -83,46 +79,46 @@ def _go_bucket(sample: Sample) -> Sample:
 class _Family:
     """Makes metrics of one registry, leaving those of other modes unregistered."""
 
-    def __init__(self, registry: CollectorRegistry, mode: str) -> None:
-        self._registry, self._mode = registry, mode
+    def __init__(self, registry: CollectorRegistry, groups: Collection[MetricGroup]) -> None:
+        self._registry, self._groups = registry, groups
 
-    def _target(self, modes: frozenset[str]) -> CollectorRegistry | None:
-        return self._registry if self._mode in modes or modes is ALL_MODES else None
+    def _target(self, group: MetricGroup | None) -> CollectorRegistry | None:
+        return self._registry if group is None or group in self._groups else None
 
     def counter(
-        self, name: str, text: str, labels: Sequence[str] = (), modes: frozenset[str] = ALL_MODES
+        self, name: str, text: str, labels: Sequence[str] = (), group: MetricGroup | None = None
     ) -> Counter:
-        return Counter(name, text, labels, registry=self._target(modes))
+        return Counter(name, text, labels, registry=self._target(group))
 
     def gauge(
-        self, name: str, text: str, labels: Sequence[str] = (), modes: frozenset[str] = ALL_MODES
+        self, name: str, text: str, labels: Sequence[str] = (), group: MetricGroup | None = None
     ) -> Gauge:
-        return Gauge(name, text, labels, registry=self._target(modes))
+        return Gauge(name, text, labels, registry=self._target(group))
 
     def histogram(
         self,
         name: str,
         text: str,
         labels: Sequence[str] = (),
-        modes: frozenset[str] = ALL_MODES,
+        group: MetricGroup | None = None,
         buckets: Sequence[float] = SYNC_BUCKETS,
     ) -> Histogram:
-        return Histogram(name, text, labels, registry=self._target(modes), buckets=buckets)
+        return Histogram(name, text, labels, registry=self._target(group), buckets=buckets)
 
 
 class Metrics:
     """The metrics of one run in one proxy mode; every attribute is safe to use from any thread."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, groups: Collection[MetricGroup] = ()) -> None:
         self.mode = mode
         self._registry = CollectorRegistry()
         self._sli_registry = CollectorRegistry()
-        family = _Family(self._registry, mode)
+        family = _Family(self._registry, groups)
         self._define_sync(family)
         self._define_modes(family)
         self._define_kubernetes(family)
         self._define_own(family)
-        slis = _Family(self._sli_registry, mode)
+        slis = _Family(self._sli_registry, groups)
         self.healthcheck = slis.gauge(
             "kubernetes_healthcheck",
             "[STABLE] Result of the last run of a health check, 1 is good",
@@ -146,13 +142,13 @@ class Metrics:
             "kubeproxy_sync_full_proxy_rules_duration_seconds",
             "[ALPHA] Duration of a full sync in seconds",
             by_family,
-            RULE_MODES,
+            MetricGroup.FULL_AND_PARTIAL_SYNCS,
         )
         self.sync_partial_seconds = family.histogram(
             "kubeproxy_sync_partial_proxy_rules_duration_seconds",
             "[ALPHA] Duration of a partial sync in seconds",
             by_family,
-            RULE_MODES,
+            MetricGroup.FULL_AND_PARTIAL_SYNCS,
         )
         self.last_sync = family.gauge(
             f"{prefix}_last_timestamp_seconds", "[ALPHA] Time of the last successful sync", by_family
@@ -207,40 +203,46 @@ class Metrics:
             f"{prefix}_iptables_restore_failures_total",
             "[ALPHA] Failed runs of iptables-restore",
             by_family,
-            RESTORE_MODES,
+            MetricGroup.RESTORE_FAILURES,
         )
         self.partial_restore_failures = family.counter(
             f"{prefix}_iptables_partial_restore_failures_total",
             "[ALPHA] Failed runs of iptables-restore in a partial sync",
             by_family,
-            IPTABLES,
+            MetricGroup.IPTABLES_RULES,
         )
         self.iptables_rules = family.gauge(
-            f"{prefix}_iptables_total", "[ALPHA] iptables rules owned", by_table, IPTABLES
+            f"{prefix}_iptables_total", "[ALPHA] iptables rules owned", by_table, MetricGroup.IPTABLES_RULES
         )
         self.iptables_rules_written = family.gauge(
-            f"{prefix}_iptables_last", "[ALPHA] iptables rules written by the last sync", by_table, IPTABLES
+            f"{prefix}_iptables_last",
+            "[ALPHA] iptables rules written by the last sync",
+            by_table,
+            MetricGroup.IPTABLES_RULES,
         )
         self.nftables_failures = family.counter(
-            f"{prefix}_nftables_sync_failures_total", "[ALPHA] Failed nftables syncs", by_family, NFTABLES
+            f"{prefix}_nftables_sync_failures_total",
+            "[ALPHA] Failed nftables syncs",
+            by_family,
+            MetricGroup.NFTABLES,
         )
         self.nftables_cleanup_failures = family.counter(
             f"{prefix}_nftables_cleanup_failures_total",
             "[ALPHA] Failed removals of unused nftables objects",
             by_family,
-            NFTABLES,
+            MetricGroup.NFTABLES,
         )
         self.localhost_listeners = family.gauge(
             "kubeproxy_nftables_localhost_nodeport_listeners",
             "[ALPHA] Listeners that serve node ports on loopback",
             by_family,
-            NFTABLES,
+            MetricGroup.NFTABLES,
         )
         self.localhost_listener_failures = family.counter(
             "kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total",
             "[ALPHA] Listeners for node ports on loopback that could not be made",
             by_family,
-            NFTABLES,
+            MetricGroup.NFTABLES,
         )
 
     def _define_kubernetes(self, family: _Family) -> None:
@@ -309,6 +311,15 @@ class Metrics:
     def add_scraped_counter(self, name: str, text: str, labels: Sequence[str], read: Reading) -> None:
         """Expose a counter kept by the kernel; `read` runs at every scrape and must not block or raise."""
         self._registry.register(_ScrapedCounter(name, text, labels, read))
+
+    def add_kernel_counter(self, name: str, text: str, read: Callable[[], int | None]) -> None:
+        """Expose a single counter kept by the kernel; None leaves it out of the scrape."""
+
+        def reading() -> Mapping[tuple[str, ...], float]:
+            value = read()
+            return {} if value is None else {(): float(value)}
+
+        self.add_scraped_counter(name, text, (), reading)
 
     def exposition(self) -> bytes:
         """The body of /metrics."""

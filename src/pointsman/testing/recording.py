@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest
+from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -12,8 +12,6 @@ from pointsman.model.service import ServicePortName
 
 class RecordingBackend:
     """Behaves as the contract demands: a failing sync leaves the programmed state as it was."""
-
-    mode = "recording"
 
     def __init__(self, family: Family = Family.IPV4) -> None:
         self.family = family
@@ -52,6 +50,9 @@ class RecordingBackend:
             for name, plan in request.plans.items()
             if self.programmed.get(name) != plan
         ]
+
+    def traffic(self) -> Traffic:
+        return Traffic()
 
     def close(self) -> None:
         self.closed = True

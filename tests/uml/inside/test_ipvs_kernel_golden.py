@@ -11,8 +11,9 @@ from tests.golden import compare_ipvs
 from tests.golden import scenario as scenarios
 from tests.uml.inside.tools import Dump, MakeBackend
 
+from pointsman.backends import mode_named
+from pointsman.backends.contract import Setup
 from pointsman.backends.ipvs.apply import IpvsBackend, IpvsSettings
-from pointsman.backends.ipvs.preflight import prepare
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, cidr_from_text
@@ -85,16 +86,9 @@ def _assert_settings(step: scenarios.Step, dump: Dump | None) -> None:
 
 
 def _prepare(scenario: scenarios.Scenario, families: list[Family]) -> None:
-    config = scenario.config.ipvs
-    degraded = prepare(
-        Sysctls(),
-        scheduler=config.scheduler or "rr",
-        families=families,
-        strict_arp=config.strict_arp,
-        tcp_timeout=int(config.tcp_timeout.total_seconds()),
-        tcp_fin_timeout=int(config.tcp_fin_timeout.total_seconds()),
-        udp_timeout=int(config.udp_timeout.total_seconds()),
-    )
+    mode, setup = mode_named("ipvs"), Setup(scenario.config)
+    assert [mode.preflight(setup, family) for family in families] == [[]] * len(families)
+    degraded = mode.prepare(setup, Sysctls(), families)
     assert [found for found in degraded if found.check.startswith("sysctl")] == []
 
 

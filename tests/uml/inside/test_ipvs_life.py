@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -12,18 +12,19 @@ import pytest
 from tests.e2e.world import Stream
 from tests.uml.inside.world import World, lab
 
-from pointsman.backends.contract import SyncRequest
+from pointsman.backends import mode_named
+from pointsman.backends.contract import Cleaning, Fate, SyncRequest, Traffic
 from pointsman.backends.iptables import cleanup as iptables_cleanup
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.ipvs.apply import DRAIN_SECONDS
 from pointsman.backends.ipvs.cleanup import cleanup
 from pointsman.kernel.iptables import Iptables
-from pointsman.kernel.ipvs_objects import Traffic
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.objects import Backend, LabService, backends
 from pointsman.lab.probe import Kind
 from pointsman.model.addresses import Family
+from pointsman.model.service import ServicePortName
 
 T = TypeVar("T")
 WEB = LabService("web", 1, backends("pod1", "pod2", "pod4"), type="LoadBalancer", external=True)
@@ -43,7 +44,7 @@ def world(shared_cluster: Cluster, iptables: dict[Family, Iptables]) -> Iterator
     yield world
     world.close()
     with shared_cluster["n1"].entered():
-        cleanup(list(iptables.values()))
+        assert all(one.fate is Fate.REMOVED for one in cleanup(list(iptables.values())))
 
 
 def settles(question: Callable[[], T], wanted: Callable[[T], bool], seconds: float = 25.0) -> T:
@@ -210,8 +211,8 @@ def test_cleanup_leaves_nothing_but_what_others_made(world: World, iptables: dic
     before = world.in_node("iptables-legacy-save")
     world.apply([WEB, STICKY, DNS])
     with world.cluster["n1"].entered():
-        assert cleanup(list(iptables.values()))
-        assert cleanup(list(iptables.values())) == []
+        assert list(cleanup(list(iptables.values())))
+        assert list(cleanup(list(iptables.values()))) == []
     assert world.in_node("ipvsadm", "-Sn") == ""
     assert world.in_node("ipset", "save") == ""
     assert "kube-ipvs0" not in world.in_node("ip", "link")
@@ -244,16 +245,17 @@ def test_traffic_is_counted_per_service(world: World) -> None:
     world.ask("client", WEB, "lb", count=5)
     world.ask("client", WEB, "nodeport", count=3)
 
-    def counted() -> dict[str, Traffic]:
+    def counted() -> Traffic:
         with world.cluster["n1"].entered():
-            traffic = world.backends[Family.IPV4].traffic()
-        return {name.service: counters for name, counters in traffic.items()}
+            return world.backends[Family.IPV4].traffic()
 
-    found = settles(counted, lambda now: now["web"].connections >= 8)
-    assert found["web"].connections == 8
-    assert found["web"].packets_in > 16
-    assert found["web"].bytes_out > 0
-    assert found["sticky"].connections == 0
+    def by_service(figures: Mapping[ServicePortName, int]) -> dict[str, int]:
+        return {name.service: number for name, number in figures.items()}
+
+    found = settles(counted, lambda now: by_service(now.connections)["web"] >= 8)
+    assert by_service(found.connections) == {"web": 8, "sticky": 0}
+    assert by_service(found.packets)["web"] > 16
+    assert by_service(found.bytes)["web"] > 0
 
 
 def test_an_external_ip_that_is_the_nodes_own_is_served_and_not_bound(world: World) -> None:
@@ -288,7 +290,7 @@ def test_a_switch_from_iptables_mode_and_back_loses_nobody(
 
     world.apply([WEB])
     with world.cluster["n1"].entered():
-        cleanup(list(iptables.values()))
+        assert list(cleanup(list(iptables.values())))
     iptables_mode()
     seen = Counter(map(str, world.ask("pod3", WEB, count=30)))
     assert len(seen) == 3, seen
@@ -301,10 +303,10 @@ def test_a_switch_from_iptables_mode_and_back_loses_nobody(
     assert "10.96.1.1:80" in world.in_node("ipvsadm", "-Sn")
     iptables_mode()
     with world.cluster["n1"].entered():
-        assert cleanup(list(iptables.values()), keep_shared=True)
+        assert list(cleanup(list(iptables.values()), mode_named("iptables").chains))
     assert world.in_node("ipvsadm", "-Sn") == world.in_node("ipset", "save") == ""
     rules = world.in_node("iptables-legacy-save")
     assert "KUBE-IPVS-FILTER" not in rules
     assert "-j KUBE-SERVICES" in rules
     assert world.answerers("client", WEB, count=30) == {"pod1", "pod2", "pod4"}
-    iptables_cleanup.cleanup(list(iptables.values()), Sysctls(), undo_sysctls=False)
+    assert list(iptables_cleanup.cleanup(list(iptables.values()), Cleaning(Sysctls(), tuple(Family))))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.kernel.sysctl import Sysctls
+from pointsman.kernel.sysctl import Change, Sysctls, Undone
 
 NAME = "net/ipv4/conf/all/route_localnet"
 
@@ -38,9 +38,9 @@ def test_a_change_is_recorded_and_undone_by_another_process(root: Path) -> None:
     journal = root / "run/pointsman/sysctls.json"
     assert Sysctls(root, journal).ensure(NAME, 1) is None
     assert value(root) == "1"
-    messages = [restored.message for restored in Sysctls(root, journal).undo()]
+    undone = Sysctls(root, journal).undo()
     assert value(root) == "0"
-    assert messages == [f"{NAME} restored from 1 to 0"]
+    assert undone == [Undone(NAME, Change("0", "1"), "1")]
     assert not journal.exists()
     assert Sysctls(root, journal).undo() == []
 
@@ -57,7 +57,7 @@ def test_a_value_changed_by_somebody_else_since_is_left_alone(root: Path) -> Non
     sysctls = Sysctls(root)
     sysctls.ensure(NAME, 1)
     (root / "proc/sys" / NAME).write_text("7")
-    assert "changed by somebody else" in sysctls.undo()[0].message
+    assert [(one.name, one.found, one.taken) for one in sysctls.undo()] == [(NAME, "7", True)]
     assert value(root) == "7"
 
 
@@ -65,7 +65,7 @@ def test_a_crash_between_record_and_change_restores_nothing(root: Path) -> None:
     journal = root / "journal.json"
     Sysctls(root, journal).ensure(NAME, 1)
     (root / "proc/sys" / NAME).write_text("0\n")
-    assert "already" in Sysctls(root, journal).undo()[0].message
+    assert Sysctls(root, journal).undo() == []
     assert value(root) == "0"
 
 

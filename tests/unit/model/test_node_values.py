@@ -11,20 +11,19 @@ ADDRESSES = [packed(a) for a in ("127.0.0.1", "172.30.0.10", "10.244.1.1")]
 ADDRESSES6 = [packed(a) for a in ("::1", "fd00:30::10")]
 
 
-def resolved(*configured: str, family: Family = Family.IPV4, nftables: bool = False) -> NodePortAddresses:
+def resolved(*configured: str, family: Family = Family.IPV4) -> NodePortAddresses:
     v4 = family is Family.IPV4
     return node_port_addresses(
         configured,
         family,
-        primary_by_default=nftables,
         node_ips=[packed("172.30.0.10")] if v4 else [packed("fd00:30::10")],
         local_addresses=ADDRESSES if v4 else ADDRESSES6,
     )
 
 
-def test_unset_means_all_in_iptables_and_primary_in_nftables() -> None:
+def test_unset_means_everywhere_and_primary_the_nodes_first_address() -> None:
     assert resolved().match_all
-    assert resolved(nftables=True).addresses == (packed("172.30.0.10"),)
+    assert resolved("primary").addresses == (packed("172.30.0.10"),)
 
 
 @pytest.mark.parametrize("everything", ["all", "0.0.0.0/0"])
@@ -46,7 +45,7 @@ def test_a_loopback_range_is_the_single_loopback_address() -> None:
 
 
 def test_ranges_of_one_family_leave_the_other_at_all_addresses() -> None:
-    assert resolved("172.30.0.0/24", family=Family.IPV6, nftables=True).match_all
+    assert resolved("172.30.0.0/24", family=Family.IPV6).match_all
 
 
 def test_primary_and_localhost_together() -> None:
@@ -69,7 +68,7 @@ def test_primary_and_localhost_together() -> None:
 def test_loopback_is_asked_for_by_name_not_by_a_range_around_it(
     entries: tuple[str, ...], asked: set[Family]
 ) -> None:
-    found = {family for family in Family if resolved(*entries, family=family, nftables=True).loopback_asked}
+    found = {family for family in Family if resolved(*entries, family=family).loopback_asked}
     assert found == asked
 
 
@@ -77,7 +76,6 @@ def test_primary_is_everywhere_on_a_node_known_by_a_loopback_address_only() -> N
     found = node_port_addresses(
         ["primary"],
         Family.IPV4,
-        primary_by_default=True,
         node_ips=[packed("127.0.0.1")],
         local_addresses=ADDRESSES,
     )

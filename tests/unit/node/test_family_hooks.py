@@ -2,6 +2,7 @@
 
 import pytest
 
+from pointsman.backends import mode_named
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.node.family import FamilyHooks
@@ -13,7 +14,7 @@ PREFIX = "kubeproxy_sync_proxy_rules_iptables"
 
 @pytest.mark.parametrize(("partial", "counted"), [(False, 0), (True, 1)])
 def test_failed_restores_are_counted_and_partial_ones_apart(partial: bool, counted: int) -> None:
-    metrics = Metrics("iptables")
+    metrics = Metrics("iptables", mode_named("iptables").metrics)
     hooks = FamilyHooks(Family.IPV4, metrics, ProxyHealth(1), lambda _outcome: None, lambda _what: None)
     error = KernelError("line 3 refused")
     error.partial = partial

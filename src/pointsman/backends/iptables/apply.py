@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 
-from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, compiled_each
-from pointsman.backends.iptables import canary, names, saved, static
+from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic, compiled_each
+from pointsman.backends.iptables import canary, static
 from pointsman.backends.iptables.compile import Fragment
 from pointsman.backends.iptables.isolate import refused_among, remove_leftovers
 from pointsman.backends.iptables.memory import Memory, comments_wanted
@@ -34,7 +34,9 @@ from pointsman.backends.iptables.settings import (
     Settings,
     settings_of,
 )
-from pointsman.backends.iptables.verify import differences, has_jump
+from pointsman.backends.iptables.verify import differences
+from pointsman.backends.netfilter import names, saved
+from pointsman.backends.netfilter.jumps import Jump
 from pointsman.errors import KernelError
 from pointsman.kernel import nfacct
 from pointsman.kernel.iptables import FILTER, NAT, Iptables, RestoreRejected
@@ -52,8 +54,6 @@ _ISOLATION_LIMIT = 20
 
 class IptablesBackend:
     """See the module's docstring; the contract is in backends/contract.py."""
-
-    mode = "iptables"
 
     def __init__(
         self,
@@ -104,6 +104,10 @@ class IptablesBackend:
         }
         kernel = {table: self._runner.save(table) for table in (FILTER, NAT)}
         return differences(settings, fragments, kernel)
+
+    def traffic(self) -> Traffic:
+        """Iptables rules are not counted per service."""
+        return Traffic()
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -186,9 +190,9 @@ class IptablesBackend:
         ]
         return full_batch(settings, fragments, missing_jumps=missing, create_kubelet_firewall=not known)
 
-    def _jump_exists(self, held: saved.TableOutline, jump: static.Jump) -> bool:
+    def _jump_exists(self, held: saved.TableOutline, jump: Jump) -> bool:
         """By the saved text where that is clear; iptables itself decides about unfamiliar spellings."""
-        if has_jump(held, jump):
+        if jump.is_in(held):
             return True
         if not held.jumps_between(jump.source, jump.target):
             return False

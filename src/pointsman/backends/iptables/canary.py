@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 from pointsman.backends.contract import Damage, Drift
-from pointsman.backends.iptables import names
 from pointsman.backends.iptables.static import CANARY_TABLES
+from pointsman.backends.netfilter import names
 from pointsman.errors import KernelError
 from pointsman.kernel.iptables import MANGLE, Iptables
 

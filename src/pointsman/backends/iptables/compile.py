@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from pointsman.backends.iptables import names, text
+from pointsman.backends.iptables import service_chains
 from pointsman.backends.iptables.settings import LOCALHOST_COUNTER, Settings, from_local
+from pointsman.backends.netfilter import names, spelling
 from pointsman.model.addresses import address_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import FrontendKind, Outcome, ServicePlan
@@ -61,7 +62,7 @@ class _Compiler:
 
     def __init__(self, plan: ServicePlan, settings: Settings, comments: bool) -> None:
         port = plan.port
-        base = names.service_hash(plan.name)
+        base = service_chains.service_hash(plan.name)
         self.plan = plan
         self.port = port
         self.settings = settings
@@ -146,7 +147,7 @@ class _Compiler:
             why, target = self._refusal(frontend.outcome)
             if frontend.kind is FrontendKind.NODE_PORT:
                 yield (
-                    f"-A {names.EXTERNAL_SERVICES} -p {self.protocol} {text.comment(why)} -m addrtype"
+                    f"-A {names.EXTERNAL_SERVICES} -p {self.protocol} {spelling.comment(why)} -m addrtype"
                     f" --dst-type LOCAL -m {self.protocol} --dport {frontend.port} -j {target}"
                 )
             else:
@@ -161,7 +162,7 @@ class _Compiler:
     def _filter_node_ports(self) -> Iterator[str]:
         number = self.port.health_check_node_port
         if number:
-            why = text.comment(f"{self.label} health check node port")
+            why = spelling.comment(f"{self.label} health check node port")
             yield f"-A {names.NODE_PORTS} -p tcp {why} -m tcp --dport {number} -j ACCEPT"
 
     # chains of its own
@@ -191,40 +192,40 @@ class _Compiler:
                 return
             source, device = (f"! {word}" if word else "" for word in from_local(self.settings.context.local))
         yield (
-            f"-A {self._internal_chain} {source}-d {text.host(self.port.cluster_ip)} {device}"
+            f"-A {self._internal_chain} {source}-d {spelling.host(self.port.cluster_ip)} {device}"
             f"{self._any_destination(f'{self.label} cluster IP', self.port.port)} -j {names.MARK_MASQUERADE}"
         )
 
     def _external_rules(self) -> Iterator[str]:
         chain, what = self.external_chain, f"{self.label} external destinations"
         if not self.port.external_local:
-            why = text.comment(f"masquerade traffic for {what}")
+            why = spelling.comment(f"masquerade traffic for {what}")
             yield f"-A {chain} {why} -j {names.MARK_MASQUERADE}"
         elif self.cluster_chain:
             # Pods and the node itself are treated as if they had gone out to the balancer and come back.
             if self.settings.detects_local:
                 local = "".join(from_local(self.settings.context.local))
-                why = text.comment(f"pod traffic for {what}")
+                why = spelling.comment(f"pod traffic for {what}")
                 yield f"-A {chain} {local}{why} -j {self.cluster_chain}"
             from_node = "-m addrtype --src-type LOCAL"
-            why = text.comment(f"masquerade LOCAL traffic for {what}")
+            why = spelling.comment(f"masquerade LOCAL traffic for {what}")
             yield f"-A {chain} {why} {from_node} -j {names.MARK_MASQUERADE}"
-            why = text.comment(f"route LOCAL traffic for {what}")
+            why = spelling.comment(f"route LOCAL traffic for {what}")
             yield f"-A {chain} {why} {from_node} -j {self.cluster_chain}"
         target = self.local_chain if self.port.external_local else self.cluster_chain
         if target:
             yield f"-A {chain} -j {target}"
 
     def _firewall_rules(self) -> Iterator[str]:
-        why = text.comment(f"{self.label} loadbalancer IP")
+        why = spelling.comment(f"{self.label} loadbalancer IP")
         node_ips = self.settings.context.node_ips[:1]
         for source in self.port.source_ranges:
             yield f"-A {self.firewall_chain} -s {source} {why} -j {self.external_chain}"
         # A node that holds the balancer's address as its own uses it as the source too.
         if any(source.contains(ip) for source in self.port.source_ranges for ip in node_ips):
             for address in self.port.load_balancer_ips:
-                yield f"-A {self.firewall_chain} -s {text.host(address)} {why} -j {self.external_chain}"
-        rest = text.comment(f"other traffic to {self.label} will be dropped by {names.PROXY_FIREWALL}")
+                yield f"-A {self.firewall_chain} -s {spelling.host(address)} {why} -j {self.external_chain}"
+        rest = spelling.comment(f"other traffic to {self.label} will be dropped by {names.PROXY_FIREWALL}")
         yield f"-A {self.firewall_chain} {rest}"
 
     def _balancing_rules(self, chain: str, endpoints: tuple[Endpoint, ...]) -> Iterator[str]:
@@ -233,7 +234,7 @@ class _Compiler:
             for target in (self.targets[endpoint.address, endpoint.port] for endpoint in endpoints)
         ]
         if self.port.affinity_seconds:
-            mask = text.recent_mask(self.port.family)
+            mask = spelling.recent_mask(self.port.family)
             for start, target in named:
                 yield (
                     f"{start}-m recent --rcheck --seconds {self.port.affinity_seconds} --reap"
@@ -242,14 +243,14 @@ class _Compiler:
         left = len(named)
         for start, target in named:
             if left > 1:
-                start += f"-m statistic --mode random --probability {text.probability(left)} "
+                start += f"-m statistic --mode random --probability {spelling.probability(left)} "
             yield f"{start}-j {target}"
             left -= 1
 
     def _endpoint_rules(self) -> Iterator[str]:
         why = self._endpoint_comment("")
         dnat = f"-m {self.protocol} -j DNAT --to-destination"
-        mask = text.recent_mask(self.port.family)
+        mask = spelling.recent_mask(self.port.family)
         for chain, address, target in self.targets.values():
             yield f"-A {chain} -s {address} {why}-j {names.MARK_MASQUERADE}"
             if self.port.affinity_seconds:
@@ -265,23 +266,23 @@ class _Compiler:
         return self.local_chain if self.port.internal_local else self.cluster_chain
 
     def _endpoint_comment(self, suffix: str) -> str:
-        return text.comment(self.label + suffix) + " " if self.comments else ""
+        return spelling.comment(self.label + suffix) + " " if self.comments else ""
 
     def _destination(self, address: bytes, why: str) -> str:
         return f"-d {address_text(address)}/{len(address) * 8} {self._any_destination(why, self.port.port)}"
 
     def _any_destination(self, why: str, port: int) -> str:
-        return f"-p {self.protocol} {text.comment(why)} -m {self.protocol} --dport {port}"
+        return f"-p {self.protocol} {spelling.comment(why)} -m {self.protocol} --dport {port}"
 
     def _refusal(self, outcome: Outcome) -> tuple[str, str]:
         if outcome is Outcome.REJECT:
-            return f"{self.label} has no endpoints", text.reject(self.port.family)
+            return f"{self.label} has no endpoints", spelling.reject(self.port.family)
         return f"{self.label} has no local endpoints", "DROP"
 
 
 def _targets(plan: ServicePlan) -> dict[tuple[bytes, int], _Target]:
     """Every endpoint packets can reach, by address and port."""
-    chain_of = names.endpoint_chains(plan.name)
+    chain_of = service_chains.endpoint_chains(plan.name)
     found: dict[tuple[bytes, int], _Target] = {}
     for endpoint in plan.reachable_endpoints:
         address = address_text(endpoint.address)

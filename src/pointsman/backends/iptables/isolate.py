@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from pointsman.backends.iptables import names
 from pointsman.backends.iptables.compile import Fragment
+from pointsman.backends.netfilter import names
 from pointsman.kernel.iptables import Iptables, RestoreRejected
 from pointsman.model.service import ServicePortName
 
@@ -38,20 +38,21 @@ def refused_among(runner: Iptables, suspects: Mapping[ServicePortName, Fragment]
     return found
 
 
-def remove_leftovers(runner: Iptables, held: Mapping[str, Collection[str]]) -> list[str]:
-    """Remove scratch chains of a search that was killed; `held` are the chains of each table."""
-    removed: list[str] = []
-    text = bytearray()
-    for table, chains in held.items():
-        scratch = sorted(chain for chain in chains if chain.startswith(SCRATCH_PREFIX))
-        if scratch:
-            declared = "".join(f":{chain} - [0:0]\n" for chain in scratch)
-            deleted = "".join(f"-X {chain}\n" for chain in scratch)
-            text += f"*{table}\n{declared}{deleted}COMMIT\n".encode()
-            removed += [f"{table}: scratch chain {chain}" for chain in scratch]
-    if text:
-        runner.restore(bytes(text))
-    return removed
+def remove_leftovers(runner: Iptables, held: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+    """Remove scratch chains of a search that was killed, by table; `held` are the chains of each table."""
+    scratch = {
+        table: sorted(chain for chain in chains if chain.startswith(SCRATCH_PREFIX))
+        for table, chains in held.items()
+    }
+    found = {table: chains for table, chains in scratch.items() if chains}
+    if found:
+        text = ""
+        for table, chains in found.items():
+            declared = "".join(f":{chain} - [0:0]\n" for chain in chains)
+            deleted = "".join(f"-X {chain}\n" for chain in chains)
+            text += f"*{table}\n{declared}{deleted}COMMIT\n"
+        runner.restore(text.encode())
+    return found
 
 
 def _accepted(runner: Iptables, fragments: Sequence[Fragment]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pointsman.backends.contract import SyncRequest
-from pointsman.backends.iptables import names, static
+from pointsman.backends.iptables import static
 from pointsman.backends.iptables.compile import Fragment, compile_plan
 from pointsman.backends.iptables.settings import (
     INVALID_COUNTER,
@@ -15,6 +15,7 @@ from pointsman.backends.iptables.settings import (
     Settings,
     settings_of,
 )
+from pointsman.backends.netfilter import names
 from pointsman.model.service import ServicePortName
 
 USUAL_KERNEL = KernelFacts(counters=frozenset((INVALID_COUNTER, LOCALHOST_COUNTER)))

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from pointsman.backends.iptables import names, static
+from pointsman.backends.iptables import static
 from pointsman.backends.iptables.compile import Fragment
 from pointsman.backends.iptables.settings import Settings
-from pointsman.backends.iptables.static import Jump
+from pointsman.backends.netfilter import names
+from pointsman.backends.netfilter.jumps import Jump
 from pointsman.model.service import ServicePortName
 
 EMPTY = Fragment()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pointsman.backends.iptables import text
+from pointsman.backends.netfilter import spelling
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 
@@ -64,4 +64,4 @@ def from_local(detector: LocalDetector) -> tuple[str, str]:
     if detector.mode is LocalMode.NONE:
         return "", ""
     suffix = "+" if detector.mode is LocalMode.INTERFACE_PREFIX else ""
-    return "", f"-i {text.interface(detector.interface)}{suffix} "
+    return "", f"-i {spelling.interface(detector.interface)}{suffix} "

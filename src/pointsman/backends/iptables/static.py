@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
-from pointsman.backends.iptables import names, text
 from pointsman.backends.iptables.settings import INVALID_COUNTER, Settings
+from pointsman.backends.netfilter import names, spelling
+from pointsman.backends.netfilter.jumps import Jump
 from pointsman.model.addresses import Family, is_loopback
 
 FILTER_CHAINS = (
@@ -19,35 +18,18 @@ FILTER_CHAINS = (
 )
 NAT_CHAINS = (names.SERVICES, names.NODE_PORTS, names.POSTROUTING, names.MARK_MASQUERADE)
 CANARY_TABLES = ("mangle", "nat", "filter")
-CANARY_RULE = f"-A {names.CANARY} {text.comment('gone when somebody flushes this table')}"
+CHAINS = {
+    "mangle": (names.CANARY,),
+    "filter": (*FILTER_CHAINS, names.CANARY),
+    "nat": (*NAT_CHAINS, names.CANARY),
+}
+"""What is there whatever the services, without the chain that belongs to the kubelet as well."""
+CANARY_RULE = f"-A {names.CANARY} {spelling.comment('gone when somebody flushes this table')}"
 """Flushing a table empties chains but keeps them; only a missing rule shows that. Not in mangle, where other
 proxies delete this chain without flushing it first."""
 
 _NODE_PORTS_LAST = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 _NEW = ("-m", "conntrack", "--ctstate", "NEW")
-
-
-class Jump(msgspec.Struct, frozen=True, gc=False):
-    """A rule in a built-in chain that leads to one of ours."""
-
-    table: str
-    source: str
-    target: str
-    comment: str = ""
-    match: tuple[str, ...] = ()
-
-    @property
-    def rule(self) -> tuple[str, ...]:
-        """As arguments."""
-        said = ("-m", "comment", "--comment", self.comment) if self.comment else ()
-        return (*self.match, *said, "-j", self.target)
-
-    @property
-    def line(self) -> str:
-        """As save prints it, without the `-A`."""
-        said = f"{text.comment(self.comment)} " if self.comment else ""
-        match = " ".join(self.match) + " " if self.match else ""
-        return f"{self.source} {match}{said}-j {self.target}"
 
 
 JUMPS = (
@@ -73,7 +55,7 @@ def localnet_guard() -> str:
     """Keeps neighbours away from services on 127.0.0.1, which route_localnet would let in (CVE-2020-8558)."""
     return (
         f"-A {names.KUBELET_FIREWALL} ! -s 127.0.0.0/8 -d 127.0.0.0/8"
-        f" {text.comment('block incoming localnet connections')}"
+        f" {spelling.comment('block incoming localnet connections')}"
         " -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
     )
 
@@ -87,9 +69,9 @@ def filter_rules(settings: Settings) -> Iterator[str]:
         counter = f"-m nfacct --nfacct-name {INVALID_COUNTER} " if counted else ""
         yield f"-A {names.FORWARD} -m conntrack --ctstate INVALID {counter}-j DROP"
     mark = f"{settings.mark}/{settings.mark}"
-    yield f"-A {names.FORWARD} {text.comment('kubernetes forwarding rules')} -m mark --mark {mark} -j ACCEPT"
+    yield f"-A {names.FORWARD} {spelling.comment('kubernetes forwarding rules')} -m mark --mark {mark} -j ACCEPT"
     yield (
-        f"-A {names.FORWARD} {text.comment('kubernetes forwarding conntrack rule')}"
+        f"-A {names.FORWARD} {spelling.comment('kubernetes forwarding conntrack rule')}"
         " -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
     )
 
@@ -102,14 +84,14 @@ def nat_rules(settings: Settings) -> Iterator[str]:
     yield f"-A {names.POSTROUTING} -j MARK --set-xmark {mark}/0x0"
     random = " --random-fully" if settings.facts.random_fully else ""
     yield (
-        f"-A {names.POSTROUTING} {text.comment('kubernetes service traffic requiring SNAT')} -j MASQUERADE{random}"
+        f"-A {names.POSTROUTING} {spelling.comment('kubernetes service traffic requiring SNAT')} -j MASQUERADE{random}"
     )
     yield f"-A {names.MARK_MASQUERADE} -j MARK --set-xmark {mark}/{mark}"
 
 
 def node_port_jumps(settings: Settings) -> Iterator[str]:
     """The last rules of nat KUBE-SERVICES: what is addressed to the node itself may be for a node port."""
-    why = text.comment(_NODE_PORTS_LAST)
+    why = spelling.comment(_NODE_PORTS_LAST)
     where = settings.context.node_port_addresses
     if where.match_all:
         except_loopback = ""
@@ -122,4 +104,4 @@ def node_port_jumps(settings: Settings) -> Iterator[str]:
     for address in where.addresses:
         if is_loopback(address) and not settings.localhost_node_ports:
             continue
-        yield f"-A {names.SERVICES} -d {text.host(address)} {why} -j {names.NODE_PORTS}"
+        yield f"-A {names.SERVICES} -d {spelling.host(address)} {why} -j {names.NODE_PORTS}"

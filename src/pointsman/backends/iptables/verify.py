@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pointsman.backends.contract import Difference
-from pointsman.backends.iptables import names, saved, static
+from pointsman.backends.iptables import static
 from pointsman.backends.iptables.compile import Fragment
 from pointsman.backends.iptables.settings import Settings
-from pointsman.backends.iptables.text import canonical
+from pointsman.backends.netfilter import names, saved
+from pointsman.backends.netfilter.spelling import canonical
 from pointsman.model.service import ServicePortName
 
 _UNORDERED = frozenset((names.SERVICES, names.NODE_PORTS, names.EXTERNAL_SERVICES, names.PROXY_FIREWALL))
@@ -19,7 +21,9 @@ _UNORDERED = frozenset((names.SERVICES, names.NODE_PORTS, names.EXTERNAL_SERVICE
 class Desired:
     """The rules of one table by chain, and which service port each belongs to."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: Iterable[str] = ()) -> None:
+        self.last = frozenset(map(canonical, last))
+        """Rules that must stand after all others of their chain."""
         self.chains: dict[str, list[str]] = {}
         self.owners: dict[str, str] = {}
 
@@ -33,7 +37,7 @@ class Desired:
 
 def desired_tables(settings: Settings, fragments: Mapping[ServicePortName, Fragment]) -> dict[str, Desired]:
     """What tables filter and nat should hold in our chains."""
-    tables = {"filter": Desired(), "nat": Desired()}
+    tables = {"filter": Desired(), "nat": Desired(last=static.node_port_jumps(settings))}
     for chain in static.FILTER_CHAINS:
         tables["filter"].chains[chain] = []
     for chain in static.NAT_CHAINS:
@@ -94,14 +98,14 @@ def _chain_differences(
         yield Difference(f"{table} {chain}", "", rule)
     if missing or surplus:
         return
-    if chain not in _UNORDERED or _tail(want) != _tail(have):
+    if chain not in _UNORDERED or _tail(want, desired.last) != _tail(have, desired.last):
         owner = _owner_of_chain(want, desired)
         yield Difference(f"{table} {chain}", " / ".join(want), "the same rules in another order", owner)
 
 
-def _tail(rules: list[str]) -> str:
-    """The last rule where it is one that must be last."""
-    return rules[-1] if "must be the last rule" in rules[-1] else ""
+def _tail(rules: list[str], last: Collection[str]) -> list[str]:
+    """The rules at the end that must be there."""
+    return list(itertools.takewhile(last.__contains__, reversed(rules)))
 
 
 def _owner_of_chain(rules: list[str], desired: Desired) -> str:
@@ -110,11 +114,5 @@ def _owner_of_chain(rules: list[str], desired: Desired) -> str:
 
 def _missing_jumps(table: str, outline: saved.TableOutline) -> Iterator[Difference]:
     for jump in static.JUMPS:
-        if jump.table == table and not has_jump(outline, jump):
+        if jump.table == table and not jump.is_in(outline):
             yield Difference(f"{table} {jump.source}", f"-A {jump.line}", "")
-
-
-def has_jump(outline: saved.TableOutline, jump: static.Jump) -> bool:
-    """Whether a built-in chain holds the jump, whatever the order of its words."""
-    wanted = sorted(jump.line.split())
-    return any(sorted(rule.split()) == wanted for rule in outline.jumps)

@@ -12,13 +12,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import msgspec
 
-from pointsman.backends.contract import Damage, Difference, Drift, SyncReport, SyncRequest, compiled_each
-from pointsman.backends.iptables import saved
-from pointsman.backends.iptables.saved import TableOutline
+from pointsman.backends.contract import (
+    Damage,
+    Difference,
+    Drift,
+    SyncReport,
+    SyncRequest,
+    Traffic,
+    compiled_each,
+)
 from pointsman.backends.ipvs import verify as verification
 from pointsman.backends.ipvs.compile import Compiler, Fragment
 from pointsman.backends.ipvs.desired import Desired, Touched
@@ -26,8 +31,11 @@ from pointsman.backends.ipvs.drain import Draining, Verdict
 from pointsman.backends.ipvs.kernel_state import DUMMY_DEVICE, WEIGHT, KernelState
 from pointsman.backends.ipvs.rules import FILTER, JUMPS, NAT, RuleSet, rule_set
 from pointsman.backends.ipvs.schedulers import Schedulers
+from pointsman.backends.netfilter import names, saved
+from pointsman.backends.netfilter.runners import RuleTool
+from pointsman.backends.netfilter.saved import TableOutline
 from pointsman.kernel.ipset_objects import SetEntry
-from pointsman.kernel.ipvs_objects import RealKey, RealServer, Traffic, VirtualKey, VirtualServer
+from pointsman.kernel.ipvs_objects import RealKey, RealServer, VirtualKey, VirtualServer
 from pointsman.model.addresses import Cidr, Family, address_text
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
@@ -47,20 +55,8 @@ class IpvsSettings(msgspec.Struct, frozen=True):
     """After this long a real server is removed although connections are left."""
 
 
-class RuleTool(Protocol):
-    """What is needed of the iptables programs; `kernel.iptables.Iptables` has it."""
-
-    def save(self, table: str) -> bytes:
-        """The table as text."""
-
-    def restore(self, text: bytes) -> None:
-        """Load rules without flushing other chains; raises KernelError."""
-
-
 class IpvsBackend:
     """ipvs mode for one IP family; see `preflight.prepare` for what must be done once before."""
-
-    mode = "ipvs"
 
     def __init__(
         self,
@@ -103,7 +99,7 @@ class IpvsBackend:
         self._extend_sets(touched, progress)
         outlines = self._outlines() if full else {}
         # The rules of iptables mode serve until ours replace them, so what they lead to must be there by then.
-        rules_last = NAT in outlines and any(c.startswith("KUBE-SVC-") for c in outlines[NAT].chains)
+        rules_last = NAT in outlines and any(map(names.is_service_chain, outlines[NAT].chains))
         if not rules_last:
             self._write_rules(request.context, outlines, progress)
         leaving = self._extend_servers(touched, progress)
@@ -184,15 +180,18 @@ class IpvsBackend:
         """How many real servers wait for their last connections."""
         return len(self._draining)
 
-    def traffic(self) -> dict[ServicePortName, Traffic]:
+    def traffic(self) -> Traffic:
         """Connections, packets and bytes per service port, over all its addresses, since their making."""
-        totals: dict[ServicePortName, Traffic] = {}
+        connections: Counter[ServicePortName] = Counter()
+        packets: Counter[ServicePortName] = Counter()
+        octets: Counter[ServicePortName] = Counter()
         for server, counted in self._kernel.listed_servers().items():
             owner = self._desired.owners.get(server.key)
             if owner is not None:
-                before = totals.get(owner, Traffic(0, 0, 0, 0, 0))
-                totals[owner] = Traffic(*(a + b for a, b in zip(before, counted, strict=True)))
-        return totals
+                connections[owner] += counted.connections
+                packets[owner] += counted.packets_in + counted.packets_out
+                octets[owner] += counted.bytes_in + counted.bytes_out
+        return Traffic(connections=connections, packets=packets, bytes=octets)
 
     # --- steps of a sync ---
 
@@ -229,7 +228,7 @@ class IpvsBackend:
         rules = self._rules_for(self._desired, context)
         if not outlines and rules == self._rules:
             return
-        missing = [jump for jump in JUMPS if outlines and jump.rule not in outlines[jump.table].jumps]
+        missing = [jump for jump in JUMPS if outlines and not jump.is_in(outlines[jump.table])]
         text = rules.restore_text(missing)
         self._iptables.restore(text)
         self._rules = rules

@@ -1,131 +1,110 @@
 """Removing everything ipvs mode made: rules first, then virtual servers, sets and the dummy device.
 
-Unlike kube-proxy's clean-up it also removes the IPv6 sets and keeps virtual servers of excluded ranges. Sysctls are put
-back by whoever set them (`kernel.sysctl.Sysctls.undo`).
+Unlike kube-proxy's clean-up it also removes the IPv6 sets.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pointsman.backends.iptables import saved
+from pointsman.backends.contract import Fate, Removed
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.kernel_state import DUMMY_DEVICE
 from pointsman.backends.ipvs.rules import CHAINS, FILTER, NAT
+from pointsman.backends.netfilter import names, saved
+from pointsman.backends.netfilter.runners import RuleTool
 from pointsman.errors import KernelError, NotSupported
-from pointsman.kernel import ipvs as ipvs_kernel
 from pointsman.kernel.ipset import IpsetSocket
-from pointsman.kernel.ipvs import IpvsSocket
+from pointsman.kernel.ipvs import IpvsSocket, service_removal
+from pointsman.kernel.netlink import kernel_error
 from pointsman.kernel.rtnl import RouteSocket
-from pointsman.model.addresses import Cidr, Family
+from pointsman.model.addresses import Family
 
 OWN_CHAINS = frozenset(
     (
-        "KUBE-LOAD-BALANCER",
-        "KUBE-NODE-PORT",
-        "KUBE-SOURCE-RANGES-FIREWALL",
-        "KUBE-IPVS-FILTER",
-        "KUBE-IPVS-OUT-FILTER",
+        names.IPVS_LOAD_BALANCER,
+        names.IPVS_NODE_PORT,
+        names.IPVS_SOURCE_RANGES,
+        names.IPVS_FILTER,
+        names.IPVS_OUT_FILTER,
     )
 )
 """Chains no other mode has: their presence tells that ipvs mode ran here."""
 
 
-IPTABLES_MODE_CHAIN = "KUBE-NODEPORTS"
-"""Where it exists the chains that both modes have belong to iptables mode, whose clean-up takes them."""
+def cleanup(tools: Sequence[RuleTool], keep: Mapping[str, Collection[str]] = {}) -> Iterator[Removed]:
+    """Remove everything but chains to `keep`; each step whatever the others meet. Fine to repeat.
 
-
-class RuleTool(Protocol):
-    """What is needed of `kernel.iptables.Iptables`."""
-
-    family: Family
-
-    def save(self, table: str) -> bytes:
-        """The table as text."""
-
-    def restore(self, text: bytes) -> None:
-        """Load rules without flushing other chains; raises KernelError."""
-
-
-def cleanup(
-    tools: Sequence[RuleTool], exclude_cidrs: Sequence[Cidr] = (), *, keep_shared: bool = False
-) -> list[str]:
-    """Remove everything; what was done. Does nothing where ipvs mode never ran, which its dummy device tells.
-
-    `keep_shared` keeps the chains that iptables mode has too, for a switch to that mode. Raises KernelError when
-    something would not go; calling again is safe.
+    Virtual servers are touched only where ipvs mode ran, which its dummy device tells.
     """
-    done: list[str] = []
-    for tool in tools:
-        done += _remove_rules(tool, keep_shared=keep_shared)
+    steps = [(f"{tool.family.value} rules", _remove_rules(tool, keep)) for tool in tools]
     if _device_exists():
-        done += _remove_servers(exclude_cidrs)
-        done += _remove_device()
-    return [*done, *_remove_sets()]
+        steps += [("virtual servers", _remove_servers()), (DUMMY_DEVICE, _remove_device())]
+    for what, step in (*steps, ("ipsets", _remove_sets())):
+        try:
+            yield from step
+        except NotSupported:
+            continue  # a kernel that lacks it holds nothing of it
+        except KernelError as error:
+            yield Removed(what, fate=Fate.FAILED, why=str(error))
 
 
-def _remove_rules(tool: RuleTool, *, keep_shared: bool) -> Iterator[str]:
+def _remove_rules(tool: RuleTool, keep: Mapping[str, Collection[str]]) -> Iterator[Removed]:
     outlines = {table: saved.outline(tool.save(table)) for table in (NAT, FILTER)}
-    keep_shared = keep_shared or any(IPTABLES_MODE_CHAIN in found.chains for found in outlines.values())
+    # Where iptables mode was here as well, its own clean-up takes the chains that both have.
+    own_only = any(names.NODE_PORTS in found.chains for found in outlines.values())
     lines: list[str] = []
-    removed = 0
+    removed: dict[str, int] = {}
     for table, found in outlines.items():
         if not found.chains & OWN_CHAINS:
             continue
-        ours = [chain for chain in CHAINS[table] if chain in OWN_CHAINS or not keep_shared]
-        chains = [chain for chain in ours if chain in found.chains]
+        chains = [
+            chain
+            for chain in CHAINS[table]
+            if chain in found.chains
+            and chain not in keep.get(table, ())
+            and (chain in OWN_CHAINS or not own_only)
+        ]
         jumps = [rule for rule in found.jumps if rule.rpartition("-j ")[2] in chains]
         lines += [f"*{table}", *(f":{chain} - [0:0]" for chain in chains)]
         lines += [f"-D {rule}" for rule in jumps]
         lines += [*(f"-X {chain}" for chain in chains), "COMMIT"]
-        removed += len(chains)
+        removed[table] = len(chains)
     if lines:
         tool.restore("\n".join(lines).encode() + b"\n")
-        yield f"removed {removed} {tool.family.value} chains and the jumps to them"
+    for table, count in removed.items():
+        yield Removed("chains and the jumps to them", where=f"{tool.family.value} table {table}", count=count)
 
 
-def _remove_servers(exclude_cidrs: Sequence[Cidr]) -> Iterator[str]:
+def _remove_servers() -> Iterator[Removed]:
+    sock = IpvsSocket()
     try:
-        sock = IpvsSocket()
-    except NotSupported:
-        return
-    try:
-        keys = [
-            server.key
-            for server in sock.services()
-            if not any(cidr.contains(server.key.address) for cidr in exclude_cidrs)
-        ]
-        sock.apply([ipvs_kernel.service_removal(key) for key in keys])
+        keys = [server.key for server in sock.services()]
+        for key, reply in zip(keys, sock.apply(list(map(service_removal, keys))), strict=True):
+            if reply.errno not in (0, errno.ESRCH):
+                raise kernel_error(reply.errno, f"remove virtual server {key}", reply.text)
         if keys:
-            yield f"removed {len(keys)} virtual servers"
+            yield Removed("virtual servers", count=len(keys))
     finally:
         sock.close()
 
 
-def _remove_sets() -> Iterator[str]:
+def _remove_sets() -> Iterator[Removed]:
     sock = IpsetSocket()
     try:
-        present = _present_sets(sock)
-        names = [
-            header.name for family in Family for header in sets.headers(family) if header.name in present
-        ]
-        for name in names:
-            with _missing_is_fine():
+        present = sock.headers()
+        ours = [header.name for family in Family for header in sets.headers(family) if header.name in present]
+        for name in ours:
+            try:
                 sock.destroy(name)
-        if names:
-            yield f"removed {len(names)} ipsets"
+            except KernelError as error:
+                if error.errno != errno.ENOENT:
+                    raise
+        if ours:
+            yield Removed("ipsets", count=len(ours))
     finally:
         sock.close()
-
-
-def _present_sets(sock: IpsetSocket) -> set[str]:
-    try:
-        return set(sock.headers())
-    except NotSupported:
-        return set()
 
 
 def _device_exists() -> bool:
@@ -136,19 +115,10 @@ def _device_exists() -> bool:
         route.close()
 
 
-def _remove_device() -> Iterator[str]:
+def _remove_device() -> Iterator[Removed]:
     route = RouteSocket()
     try:
         if route.delete_link(DUMMY_DEVICE):
-            yield f"removed {DUMMY_DEVICE}"
+            yield Removed("device", DUMMY_DEVICE)
     finally:
         route.close()
-
-
-@contextlib.contextmanager
-def _missing_is_fine() -> Iterator[None]:
-    try:
-        yield
-    except KernelError as error:
-        if error.errno != errno.ENOENT:
-            raise

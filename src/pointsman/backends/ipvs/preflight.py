@@ -32,19 +32,16 @@ class SysctlTool(Protocol):
 def prepare(
     sysctls: SysctlTool,
     *,
-    scheduler: str = "rr",
-    families: Collection[Family] = (Family.IPV4, Family.IPV6),
     strict_arp: bool = False,
     tcp_timeout: int = 0,
     tcp_fin_timeout: int = 0,
     udp_timeout: int = 0,
     kernel_release: str = "",
 ) -> list[Degraded]:
-    """Check the kernel and set it up; raises NotSupported naming what is missing, returns what is only degraded.
+    """Set the kernel up, which `check` found able; says what is degraded.
 
     Timeouts are seconds; 0 leaves the kernel's value.
     """
-    check(scheduler, families)
     wanted = wanted_sysctls(kernel_release or os.uname().release, strict_arp=strict_arp)
     degraded = [found for name, value in wanted.items() if (found := sysctls.ensure(name, value))]
     if sysctls.read_int("net/bridge/bridge-nf-call-iptables") == 0:
@@ -60,7 +57,7 @@ def prepare(
 
 
 def check(scheduler: str, families: Collection[Family] = (Family.IPV4, Family.IPV6)) -> None:
-    """Raise NotSupported unless this kernel has IPVS, the scheduler and every ipset type."""
+    """Raise NotSupported, naming what is missing, unless this kernel has IPVS, the scheduler and every ipset type."""
     if scheduler not in KNOWN:
         raise NotSupported(f"ipvs.scheduler {scheduler!r} is unknown; use one of {', '.join(sorted(KNOWN))}")
     ipvs = IpvsSocket()

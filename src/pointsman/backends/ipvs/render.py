@@ -95,7 +95,7 @@ def rules_text(desired: Desired, context: NodeContext) -> str:
         lines.append(f"*{table}")
         lines += [f":{chain} ACCEPT [0:0]" for chain in _BUILT_IN[table]]
         lines += [f":{chain} - [0:0]" for chain in sorted(CHAINS[table])]
-        lines += [f"-A {jump.rule}" for jump in reversed(JUMPS) if jump.table == table]
+        lines += [f"-A {jump.line}" for jump in reversed(JUMPS) if jump.table == table]
         lines += [*sorted(rules, key=lambda rule: rule.split(" ", 2)[1]), "COMMIT"]
     return "".join(f"{line}\n" for line in lines)
 

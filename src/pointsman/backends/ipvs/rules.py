@@ -9,61 +9,54 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from pointsman.backends.iptables import text
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.sets import SetSpec
+from pointsman.backends.netfilter import names, spelling
+from pointsman.backends.netfilter.jumps import Jump
 from pointsman.kernel.ipvs_objects import VirtualKey
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.node_context import LocalMode, NodeContext
 
 NAT, FILTER = "nat", "filter"
 CHAINS = {
-    NAT: ("KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ"),
+    NAT: (
+        names.SERVICES,
+        names.POSTROUTING,
+        names.IPVS_NODE_PORT,
+        names.IPVS_LOAD_BALANCER,
+        names.MARK_MASQUERADE,
+    ),
     FILTER: (
-        "KUBE-FORWARD",
-        "KUBE-NODE-PORT",
-        "KUBE-PROXY-FIREWALL",
-        "KUBE-SOURCE-RANGES-FIREWALL",
-        "KUBE-IPVS-FILTER",
-        "KUBE-IPVS-OUT-FILTER",
+        names.FORWARD,
+        names.IPVS_NODE_PORT,
+        names.PROXY_FIREWALL,
+        names.IPVS_SOURCE_RANGES,
+        names.IPVS_FILTER,
+        names.IPVS_OUT_FILTER,
     ),
 }
 
 
-class Jump(NamedTuple):
-    """A rule in a built-in chain that leads to one of ours."""
-
-    table: str
-    source: str
-    target: str
-    comment: str
-
-    @property
-    def rule(self) -> str:
-        """Without `-A` or `-I`."""
-        return f"{self.source} {text.comment(self.comment)} -j {self.target}"
-
-
 JUMPS = (
-    Jump(NAT, "OUTPUT", "KUBE-SERVICES", "kubernetes service portals"),
-    Jump(NAT, "PREROUTING", "KUBE-SERVICES", "kubernetes service portals"),
-    Jump(NAT, "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules"),
-    Jump(FILTER, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules"),
-    Jump(FILTER, "INPUT", "KUBE-NODE-PORT", "kubernetes health check rules"),
-    Jump(FILTER, "INPUT", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
-    Jump(FILTER, "FORWARD", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
-    Jump(FILTER, "INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter"),
-    Jump(FILTER, "OUTPUT", "KUBE-IPVS-OUT-FILTER", "kubernetes ipvs access filter"),
+    Jump(NAT, "OUTPUT", names.SERVICES, "kubernetes service portals"),
+    Jump(NAT, "PREROUTING", names.SERVICES, "kubernetes service portals"),
+    Jump(NAT, "POSTROUTING", names.POSTROUTING, "kubernetes postrouting rules"),
+    Jump(FILTER, "FORWARD", names.FORWARD, "kubernetes forwarding rules"),
+    Jump(FILTER, "INPUT", names.IPVS_NODE_PORT, "kubernetes health check rules"),
+    Jump(FILTER, "INPUT", names.PROXY_FIREWALL, "kube-proxy firewall rules"),
+    Jump(FILTER, "FORWARD", names.PROXY_FIREWALL, "kube-proxy firewall rules"),
+    Jump(FILTER, "INPUT", names.IPVS_FILTER, "kubernetes ipvs access filter"),
+    Jump(FILTER, "OUTPUT", names.IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
 )
 """In the order in which they are prepended, so the last one of a chain stands first."""
 
 _NODE_PORT_RULES = (
     (sets.NODE_PORT_LOCAL_TCP, "tcp", "RETURN"),
-    (sets.NODE_PORT_TCP, "tcp", "KUBE-MARK-MASQ"),
+    (sets.NODE_PORT_TCP, "tcp", names.MARK_MASQUERADE),
     (sets.NODE_PORT_LOCAL_UDP, "udp", "RETURN"),
-    (sets.NODE_PORT_UDP, "udp", "KUBE-MARK-MASQ"),
+    (sets.NODE_PORT_UDP, "udp", names.MARK_MASQUERADE),
     (sets.NODE_PORT_LOCAL_SCTP, "sctp", "RETURN"),
-    (sets.NODE_PORT_SCTP, "sctp", "KUBE-MARK-MASQ"),
+    (sets.NODE_PORT_SCTP, "sctp", names.MARK_MASQUERADE),
 )
 
 
@@ -82,7 +75,7 @@ class RuleSet(NamedTuple):
         for table, rules in self.tables():
             lines.append(f"*{table}")
             lines += [f":{chain} - [0:0]" for chain in CHAINS[table]]
-            lines += [f"-I {jump.rule}" for jump in JUMPS if jump.table == table and jump in missing_jumps]
+            lines += [f"-I {jump.line}" for jump in JUMPS if jump.table == table and jump in missing_jumps]
             lines += rules
             lines.append("COMMIT")
         return "\n".join(lines).encode() + b"\n"
@@ -108,41 +101,41 @@ class _Writer:
 
     def _set(self, spec: SetSpec, *, comment: bool = True, match: str = "") -> str:
         words = f"-m set --match-set {spec.name(self._family)} {match or spec.match}"
-        return f"{text.comment(spec.comment)} {words}" if comment else words
+        return f"{spelling.comment(spec.comment)} {words}" if comment else words
 
     def nat(self, random_fully: bool) -> Iterable[str]:
         yield from self._services()
         if self._has(sets.LOOP_BACK):
-            yield f"-A KUBE-POSTROUTING {self._set(sets.LOOP_BACK)} -j MASQUERADE"
-        yield f"-A KUBE-POSTROUTING -m mark ! --mark {self._mark}/{self._mark} -j RETURN"
-        yield f"-A KUBE-POSTROUTING -j MARK --set-xmark {self._mark}/0x0"
+            yield f"-A {names.POSTROUTING} {self._set(sets.LOOP_BACK)} -j MASQUERADE"
+        yield f"-A {names.POSTROUTING} -m mark ! --mark {self._mark}/{self._mark} -j RETURN"
+        yield f"-A {names.POSTROUTING} -j MARK --set-xmark {self._mark}/0x0"
         masquerade = "MASQUERADE --random-fully" if random_fully else "MASQUERADE"
-        comment = text.comment("kubernetes service traffic requiring SNAT")
-        yield f"-A KUBE-POSTROUTING {comment} -j {masquerade}"
+        comment = spelling.comment("kubernetes service traffic requiring SNAT")
+        yield f"-A {names.POSTROUTING} {comment} -j {masquerade}"
         for spec, protocol, target in _NODE_PORT_RULES:
             if self._has(spec):
-                yield f"-A KUBE-NODE-PORT -p {protocol} {self._set(spec)} -j {target}"
+                yield f"-A {names.IPVS_NODE_PORT} -p {protocol} {self._set(spec)} -j {target}"
         if self._has(sets.LOAD_BALANCER_LOCAL):
-            yield f"-A KUBE-LOAD-BALANCER {self._set(sets.LOAD_BALANCER_LOCAL)} -j RETURN"
-        yield "-A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ"
-        yield f"-A KUBE-MARK-MASQ -j MARK --set-xmark {self._mark}/{self._mark}"
+            yield f"-A {names.IPVS_LOAD_BALANCER} {self._set(sets.LOAD_BALANCER_LOCAL)} -j RETURN"
+        yield f"-A {names.IPVS_LOAD_BALANCER} -j {names.MARK_MASQUERADE}"
+        yield f"-A {names.MARK_MASQUERADE} -j MARK --set-xmark {self._mark}/{self._mark}"
 
     def _services(self) -> Iterable[str]:
-        chain = "-A KUBE-SERVICES"
+        chain = f"-A {names.SERVICES}"
         loopback = "127.0.0.0/8" if self._family is Family.IPV4 else "::1/128"
         yield f"{chain} -s {loopback} -j RETURN"
         if self._has(sets.LOAD_BALANCER):
-            yield f"{chain} {self._set(sets.LOAD_BALANCER)} -j KUBE-LOAD-BALANCER"
+            yield f"{chain} {self._set(sets.LOAD_BALANCER)} -j {names.IPVS_LOAD_BALANCER}"
         if self._has(sets.CLUSTER_IP):
-            yield f"{chain} {self._cluster_ip_match()} -j KUBE-MARK-MASQ"
+            yield f"{chain} {self._cluster_ip_match()} -j {names.MARK_MASQUERADE}"
         if self._has(sets.EXTERNAL_IP):
-            yield f"{chain} {self._set(sets.EXTERNAL_IP)} -j KUBE-MARK-MASQ"
+            yield f"{chain} {self._set(sets.EXTERNAL_IP)} -j {names.MARK_MASQUERADE}"
         for spec in (sets.EXTERNAL_IP, sets.EXTERNAL_IP_LOCAL):
             if self._has(spec):
                 outside = "-m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL"
                 yield f"{chain} {self._set(spec)} {outside} -j ACCEPT"
                 yield f"{chain} {self._set(spec)} -m addrtype --dst-type LOCAL -j ACCEPT"
-        yield f"{chain} -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT"
+        yield f"{chain} -m addrtype --dst-type LOCAL -j {names.IPVS_NODE_PORT}"
         for spec in (sets.CLUSTER_IP, sets.LOAD_BALANCER):
             if self._has(spec):
                 yield f"{chain} {self._set(spec, comment=False)} -j ACCEPT"
@@ -161,23 +154,23 @@ class _Writer:
         if local.mode is LocalMode.NONE:
             return self._set(sets.CLUSTER_IP, match="src,dst")
         suffix = "+" if local.mode is LocalMode.INTERFACE_PREFIX else ""
-        return f"! -i {text.interface(local.interface)}{suffix} {match}"
+        return f"! -i {spelling.interface(local.interface)}{suffix} {match}"
 
     def filter(self, hidden: Iterable[VirtualKey]) -> Iterable[str]:
-        comment = text.comment("kubernetes forwarding rules")
-        yield f"-A KUBE-FORWARD {comment} -m mark --mark {self._mark}/{self._mark} -j ACCEPT"
-        comment = text.comment("kubernetes forwarding conntrack rule")
-        yield f"-A KUBE-FORWARD {comment} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
-        yield f"-A KUBE-NODE-PORT {self._set(sets.HEALTH_CHECK_NODE_PORT)} -j ACCEPT"
+        comment = spelling.comment("kubernetes forwarding rules")
+        yield f"-A {names.FORWARD} {comment} -m mark --mark {self._mark}/{self._mark} -j ACCEPT"
+        comment = spelling.comment("kubernetes forwarding conntrack rule")
+        yield f"-A {names.FORWARD} {comment} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
+        yield f"-A {names.IPVS_NODE_PORT} {self._set(sets.HEALTH_CHECK_NODE_PORT)} -j ACCEPT"
         if self._has(sets.LOAD_BALANCER_FIREWALL):
             yield (
-                f"-A KUBE-PROXY-FIREWALL {self._set(sets.LOAD_BALANCER_FIREWALL)} "
-                "-j KUBE-SOURCE-RANGES-FIREWALL"
+                f"-A {names.PROXY_FIREWALL} {self._set(sets.LOAD_BALANCER_FIREWALL)} "
+                f"-j {names.IPVS_SOURCE_RANGES}"
             )
         for spec in (sets.LOAD_BALANCER_SOURCE_CIDR, sets.LOAD_BALANCER_SOURCE_IP):
             if self._has(spec):
-                yield f"-A KUBE-SOURCE-RANGES-FIREWALL {self._set(spec)} -j RETURN"
-        yield "-A KUBE-SOURCE-RANGES-FIREWALL -j DROP"
+                yield f"-A {names.IPVS_SOURCE_RANGES} {self._set(spec)} -j RETURN"
+        yield f"-A {names.IPVS_SOURCE_RANGES} -j DROP"
         for spec in (
             sets.LOAD_BALANCER,
             sets.CLUSTER_IP,
@@ -185,12 +178,12 @@ class _Writer:
             sets.EXTERNAL_IP_LOCAL,
             sets.HEALTH_CHECK_NODE_PORT,
         ):
-            yield f"-A KUBE-IPVS-FILTER {self._set(spec, comment=False)} -j RETURN"
+            yield f"-A {names.IPVS_FILTER} {self._set(spec, comment=False)} -j RETURN"
         unused = self._set(sets.IPVS_IPS, comment=False)
-        yield f"-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW {unused} -j {text.reject(self._family)}"
+        yield f"-A {names.IPVS_FILTER} -m conntrack --ctstate NEW {unused} -j {spelling.reject(self._family)}"
         for key in sorted(hidden):
             address = address_text(key.address)
             yield (
-                f"-A KUBE-IPVS-OUT-FILTER -s {text.host(key.address)} -m ipvs --vproto {key.protocol} "
+                f"-A {names.IPVS_OUT_FILTER} -s {spelling.host(key.address)} -m ipvs --vproto {key.protocol} "
                 f"--vaddr {address} --vport {key.port} -j DROP"
             )

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from pointsman.backends.contract import Difference
-from pointsman.backends.iptables import saved, text
 from pointsman.backends.ipvs.desired import Desired
 from pointsman.backends.ipvs.drain import Departure, Draining
 from pointsman.backends.ipvs.rules import CHAINS, JUMPS, RuleSet
+from pointsman.backends.netfilter import saved, spelling
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import PERSISTENT, RealKey, VirtualKey, VirtualServer
 from pointsman.model.addresses import address_text
@@ -82,8 +82,8 @@ def rule_differences(rules: RuleSet, tables: Mapping[str, bytes]) -> Iterator[Di
         have = saved.rules_by_chain(tables[table])
         outline = saved.outline(tables[table])
         for chain in CHAINS[table]:
-            want = [text.canonical(rule) for rule in wanted if rule.startswith(f"-A {chain} ")]
-            seen = [text.canonical(rule) for rule in have.get(chain, ())]
+            want = [spelling.canonical(rule) for rule in wanted if rule.startswith(f"-A {chain} ")]
+            seen = [spelling.canonical(rule) for rule in have.get(chain, ())]
             for rule in want:
                 if rule not in seen:
                     yield Difference(f"{table} rule in {chain}", rule, "")
@@ -95,5 +95,5 @@ def rule_differences(rules: RuleSet, tables: Mapping[str, bytes]) -> Iterator[Di
                     f"{table} chain {chain}", "its rules in order", "the same rules in another order"
                 )
         for jump in JUMPS:
-            if jump.table == table and jump.rule not in outline.jumps:
-                yield Difference(f"{table} rule in {jump.source}", f"-A {jump.rule}", "")
+            if jump.table == table and not jump.is_in(outline):
+                yield Difference(f"{table} rule in {jump.source}", f"-A {jump.line}", "")

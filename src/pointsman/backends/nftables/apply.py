@@ -7,14 +7,14 @@ import errno
 import gc
 from collections.abc import Iterator, Mapping
 
-from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, compiled_each
+from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic, compiled_each
 from pointsman.backends.nftables import drift, verify
 from pointsman.backends.nftables.affinity import is_affinity_set
-from pointsman.backends.nftables.batch import Batch, Culprit, Steps
+from pointsman.backends.nftables.batch import Batch, Culprit
 from pointsman.backends.nftables.change import Change
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
-from pointsman.backends.nftables.counters import ConnectionCounts, ConnectionTotals
+from pointsman.backends.nftables.counters import ConnectionTotals
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
 from pointsman.backends.nftables.fragment import Fragment
 from pointsman.backends.nftables.key_fields import SLOT_LENGTH
@@ -41,8 +41,6 @@ class NftablesBackend:
     Belongs to one thread. `service_metrics` puts counters on the elements; `localhost_node_ports` is the gate
     KubeProxyNFTablesLocalhostNodePorts. The kernel socket is opened in the network namespace of the first call that needs it.
     """
-
-    mode = "nftables"
 
     def __init__(
         self, family: Family, *, service_metrics: bool = False, localhost_node_ports: bool = False
@@ -76,6 +74,12 @@ class NftablesBackend:
         """Every difference between the kernel and the desired state."""
         return verify.differences(self._desired(request), self._reader())
 
+    def traffic(self) -> Traffic:
+        """Connections per service port and endpoint since the first sync; empty without service metrics."""
+        if self._contents is not None and self._counters:
+            self._totals.add(self._contents, self._reader())
+        return self._totals.counts()
+
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
@@ -83,23 +87,11 @@ class NftablesBackend:
         if self._loopback is not None:
             self._loopback.close()
 
-    # --- beyond the contract --------------------------------------------------------------------------------
-
-    def render(self, request: SyncRequest) -> str:
-        """The complete table in nft syntax; needs no kernel and is the same for the same request."""
-        return self._desired(request).text()
-
-    def read_counters(self) -> ConnectionCounts:
-        """Connections per service port and endpoint since the first sync; empty without service metrics."""
-        if self._contents is not None and self._counters:
-            self._totals.add(self._contents, self._reader())
-        return self._totals.counts()
-
     # --- syncing --------------------------------------------------------------------------------------------
 
     def _full_sync(self, request: SyncRequest, notes: tuple[str, ...]) -> SyncReport:
         with contextlib.suppress(KernelError):
-            self.read_counters()
+            self.traffic()
         table = self._reader().table()
         rejected: dict[ServicePortName, str] = {}
         with _collector_paused():
@@ -309,20 +301,3 @@ def _owns(fragment: Fragment, culprit: Culprit) -> bool:
     return any(chain.name == where for chain in fragment.chains) or any(
         spec.name == where for spec in fragment.sets
     )
-
-
-def cleanup(families: tuple[Family, ...] = (Family.IPV4, Family.IPV6)) -> list[str]:
-    """Remove the table of each family, ours or kube-proxy's; says what was removed."""
-    removed: list[str] = []
-    socket = NftablesSocket()
-    try:
-        for family in families:
-            traits = traits_of(family)
-            if Reader(socket, traits).table_handle() is None:
-                continue
-            deletion = Batch(traits, [Steps(traits).delete_table()])
-            socket.commit(_messages(deletion, traits, one_by_one=False))
-            removed.append(f"table {traits.keyword} {TABLE}")
-    finally:
-        socket.close()
-    return removed

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-import msgspec
-
+from pointsman.backends.contract import Traffic
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.key_fields import packed_slots
@@ -29,13 +28,6 @@ _ENDPOINTS = (
 _Key = tuple[str, bytes, bytes]
 
 
-class ConnectionCounts(msgspec.Struct, frozen=True):
-    """Totals since the first sync of this process."""
-
-    services: dict[ServicePortName, int]
-    endpoints: dict[tuple[ServicePortName, str], int]
-
-
 class ConnectionTotals:
     """Running totals over counters that come and go."""
 
@@ -44,8 +36,9 @@ class ConnectionTotals:
         self._services: Counter[ServicePortName] = Counter()
         self._endpoints: Counter[tuple[ServicePortName, str]] = Counter()
 
-    def counts(self) -> ConnectionCounts:
-        return ConnectionCounts(dict(self._services), dict(self._endpoints))
+    def counts(self) -> Traffic:
+        """Totals since the first sync of this process."""
+        return Traffic(dict(self._services), dict(self._endpoints))
 
     def restarted(self) -> None:
         """Everything was loaded anew: all counters in the kernel begin at zero."""

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.factory import context, endpoint, packed, plan, service_port
 
-from pointsman.backends.iptables import names, text
+from pointsman.backends.iptables import service_chains
 from pointsman.backends.iptables.compile import Fragment, compile_plan
 from pointsman.backends.iptables.render import USUAL_KERNEL
 from pointsman.backends.iptables.settings import KernelFacts, Settings, settings_of
+from pointsman.backends.netfilter import names, spelling
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 from pointsman.model.service import Protocol, ServicePortName
@@ -39,8 +40,8 @@ def _all_lines(fragment: Fragment) -> list[str]:
 
 def test_chain_names_are_upstreams() -> None:
     name = ServicePortName("default", "web", "http", Protocol.TCP)
-    assert names.service_hash(name) == "CDGGSHYLG3RE2FKL"
-    assert names.endpoint_chains(name)("10.244.2.1:8080") == "KUBE-SEP-QS3PVI5TRG5S4ZJK"
+    assert service_chains.service_hash(name) == "CDGGSHYLG3RE2FKL"
+    assert service_chains.endpoint_chains(name)("10.244.2.1:8080") == "KUBE-SEP-QS3PVI5TRG5S4ZJK"
 
 
 @pytest.mark.parametrize(
@@ -57,21 +58,21 @@ def test_names_are_the_base32_of_the_hash(service: str, endpoint_text: str) -> N
     name = ServicePortName("default", service, "http", Protocol.UDP)
     digest = hashlib.sha256(f"default/{service}:httpudp{endpoint_text}".encode()).digest()
     expected = "KUBE-SEP-" + base64.b32encode(digest).decode()[:16]
-    assert names.endpoint_chains(name)(endpoint_text) == expected
+    assert service_chains.endpoint_chains(name)(endpoint_text) == expected
 
 
 @settings(deadline=None)
 @given(st.integers(min_value=1, max_value=100_000))
 def test_probabilities_survive_the_kernel_unchanged(choices: int) -> None:
-    as_kernel_stores = round(float(text.probability(choices)) * 0x80000000)
+    as_kernel_stores = round(float(spelling.probability(choices)) * 0x80000000)
     assert as_kernel_stores == round(float(f"{1 / choices:.10f}") * 0x80000000)
-    assert f"{as_kernel_stores / 0x80000000:.11f}" == text.probability(choices)
+    assert f"{as_kernel_stores / 0x80000000:.11f}" == spelling.probability(choices)
 
 
 @settings(deadline=None)
 @given(st.text(max_size=300))
 def test_no_name_breaks_out_of_its_comment(hostile: str) -> None:
-    words = shlex.split(text.comment(hostile))
+    words = shlex.split(spelling.comment(hostile))
     assert words[:3] == ["-m", "comment", "--comment"]
     assert len(words) == 4
     assert len(words[3].encode()) <= 255
@@ -141,6 +142,6 @@ def test_saved_spellings_of_variants_become_one() -> None:
         "[5:300] -A X -m conntrack --ctstate RELATED,ESTABLISHED -m nfacct --nfacct-name  a -m tcp -j DNAT"
     )
     assert (
-        text.canonical(legacy)
+        spelling.canonical(legacy)
         == "-A X -m conntrack --ctstate ESTABLISHED,RELATED -m nfacct --nfacct-name a -j DNAT"
     )

@@ -1,38 +1,16 @@
-"""Chain names. Other tools and people know them, so they are upstream's to the letter.
+"""Names of the chains of single service ports and endpoints.
 
-Per-service names are a prefix and 16 characters of the base32 of a SHA-256 over the service port's printed name and
+They are a prefix and 16 characters of the base32 of a SHA-256 over the service port's printed name and
 its protocol, for endpoints also `ip:port`. Sixteen characters are ten bytes, so only those are encoded.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable
 
+from pointsman.backends.netfilter import names
 from pointsman.model.service import ServicePortName
-
-SERVICES = "KUBE-SERVICES"
-EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"
-NODE_PORTS = "KUBE-NODEPORTS"
-POSTROUTING = "KUBE-POSTROUTING"
-MARK_MASQUERADE = "KUBE-MARK-MASQ"
-FORWARD = "KUBE-FORWARD"
-PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
-KUBELET_FIREWALL = "KUBE-FIREWALL"
-CANARY = "KUBE-PROXY-CANARY"
-KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
-"""Chains only a kubelet makes, in table mangle."""
-
-CLUSTER_POLICY = "KUBE-SVC-"
-LOCAL_POLICY = "KUBE-SVL-"
-EXTERNAL = "KUBE-EXT-"
-FIREWALL = "KUBE-FW-"
-ENDPOINT = "KUBE-SEP-"
-
-SERVICE_CHAIN = re.compile(r"KUBE-(?:SVC|SVL|EXT|FW|SEP|XLB)-\S+")
-"""Every per-service chain of this and earlier versions of upstream."""
-
 
 _ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
@@ -51,13 +29,9 @@ def endpoint_chains(name: ServicePortName) -> Callable[[str], str]:
     def chain(endpoint: str) -> str:
         state = start.copy()
         state.update(endpoint.encode())
-        return ENDPOINT + _printed(state.digest())
+        return names.ENDPOINT + _printed(state.digest())
 
     return chain
-
-
-def is_service_chain(chain: str) -> bool:
-    return SERVICE_CHAIN.fullmatch(chain) is not None
 
 
 def _identity(name: ServicePortName) -> bytes:

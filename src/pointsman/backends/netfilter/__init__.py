@@ -1,0 +1,1 @@
+"""What the modes that write iptables rules share."""

@@ -1,0 +1,40 @@
+"""Chain names. Other tools and people know them, so they are upstream's to the letter."""
+
+from __future__ import annotations
+
+import re
+
+SERVICES = "KUBE-SERVICES"
+POSTROUTING = "KUBE-POSTROUTING"
+MARK_MASQUERADE = "KUBE-MARK-MASQ"
+FORWARD = "KUBE-FORWARD"
+PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
+
+# iptables mode alone
+EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"
+NODE_PORTS = "KUBE-NODEPORTS"
+CANARY = "KUBE-PROXY-CANARY"
+CLUSTER_POLICY = "KUBE-SVC-"
+LOCAL_POLICY = "KUBE-SVL-"
+EXTERNAL = "KUBE-EXT-"
+FIREWALL = "KUBE-FW-"
+ENDPOINT = "KUBE-SEP-"
+
+# ipvs mode alone
+IPVS_NODE_PORT = "KUBE-NODE-PORT"
+IPVS_LOAD_BALANCER = "KUBE-LOAD-BALANCER"
+IPVS_SOURCE_RANGES = "KUBE-SOURCE-RANGES-FIREWALL"
+IPVS_FILTER = "KUBE-IPVS-FILTER"
+IPVS_OUT_FILTER = "KUBE-IPVS-OUT-FILTER"
+
+# the kubelet's
+KUBELET_FIREWALL = "KUBE-FIREWALL"
+KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
+"""Chains only a kubelet makes, in table mangle."""
+
+_SERVICE_CHAIN = re.compile(r"KUBE-(?:SVC|SVL|EXT|FW|SEP|XLB)-\S+")
+"""Every per-service chain of this and earlier versions of upstream."""
+
+
+def is_service_chain(chain: str) -> bool:
+    return _SERVICE_CHAIN.fullmatch(chain) is not None

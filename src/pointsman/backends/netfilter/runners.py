@@ -1,0 +1,49 @@
+"""The iptables programs of this host, as the modes that write rules with them need them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from pointsman.kernel.command import SystemCommands
+from pointsman.kernel.iptables import Iptables
+from pointsman.kernel.iptables_programs import choose_variant, variants_in_use
+from pointsman.model.addresses import Family
+
+
+class RuleTool(Protocol):
+    """What is needed of `kernel.iptables.Iptables` to read and load whole tables."""
+
+    family: Family
+
+    def save(self, table: str) -> bytes:
+        """The table as text."""
+
+    def restore(self, text: bytes) -> None:
+        """Load rules without flushing other chains; raises KernelError."""
+
+
+def runner_for(family: Family) -> Iptables:
+    """The programs to use; raises NotSupported when that cannot be told."""
+    commands = SystemCommands()
+    return Iptables(family, commands, variant=choose_variant(commands, family))
+
+
+def runners_in_use(families: Iterable[Family]) -> list[Iptables]:
+    """Every family and variant that may hold rules here."""
+    commands = SystemCommands()
+    runners = [
+        Iptables(family, commands, variant=variant)
+        for family in families
+        for variant in variants_in_use(family)
+    ]
+    return [runner for runner in runners if runner.present()]
+
+
+def missing_programs(family: Family) -> list[str]:
+    """What stands in the way of writing iptables rules; empty when nothing does."""
+    runner = runner_for(family)
+    if runner.present():
+        return []
+    remedy = "install the package iptables, or use mode nftables"
+    return [f"{runner.programs.save} is not installed, or the kernel lacks its tables; {remedy}"]
