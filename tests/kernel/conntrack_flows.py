@@ -12,26 +12,41 @@ from pointsman.kernel.netlink import Message, NetlinkSocket
 from pointsman.model.addresses import Family
 
 _NEW = 1 << 8
-_TIMEOUT = 7
+_STATUS, _TIMEOUT = 3, 7
+_SEEN_REPLY, _CONFIRMED = 2, 8
+
+
+def _header(family: Family) -> bytes:
+    return bytes((socket.AF_INET if family is Family.IPV4 else socket.AF_INET6, 0, 0, 0))
+
+
+def _side(kind: int, source: bytes, source_port: int, to: bytes, port: int, protocol: int) -> bytes:
+    first = 1 if len(source) == 4 else 3
+    addresses = nla.nested(1, nla.attribute(first, source), nla.attribute(first + 1, to))
+    ports = nla.nested(2, nla.u8(1, protocol), nla.u16be(2, source_port), nla.u16be(3, port))
+    return nla.nested(kind, addresses, ports)
+
+
+def _original(flow: Flow) -> bytes:
+    return _side(1, flow.source, flow.source_port, flow.destination, flow.destination_port, flow.protocol)
+
+
+def answer_flow(family: Family, flow: Flow) -> None:
+    """Make a flow of the table one on which a packet has come back."""
+    status = nla.u32be(_STATUS, _SEEN_REPLY | _CONFIRMED)
+    with NetlinkSocket(netlink.NETLINK_NETFILTER) as sock:
+        sock.request_one(Message(_NEW, 0, _header(family) + _original(flow) + status), "answer a flow")
 
 
 def add_flows(family: Family, flows: Iterable[Flow]) -> None:
     """Put flows into the table by netlink, many at once."""
-    number = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
-    first = 1 if family is Family.IPV4 else 3
-
-    def side(kind: int, source: bytes, source_port: int, to: bytes, port: int, protocol: int) -> bytes:
-        addresses = nla.nested(1, nla.attribute(first, source), nla.attribute(first + 1, to))
-        ports = nla.nested(2, nla.u8(1, protocol), nla.u16be(2, source_port), nla.u16be(3, port))
-        return nla.nested(kind, addresses, ports)
-
     messages = [
         Message(
             _NEW,
             netlink.NLM_F_CREATE | netlink.NLM_F_EXCL,
-            bytes((number, 0, 0, 0))
-            + side(1, f.source, f.source_port, f.destination, f.destination_port, f.protocol)
-            + side(
+            _header(family)
+            + _original(f)
+            + _side(
                 2,
                 f.reply_source,
                 f.reply_source_port,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.kernel.conntrack_flows import add_flows
+from tests.kernel.conntrack_flows import add_flows, answer_flow
 
 from pointsman.errors import KernelError
 from pointsman.kernel import attributes as nla
@@ -149,6 +149,45 @@ def test_a_kernel_that_ignores_or_refuses_the_filter_gives_the_same_answer(
         monkeypatch.setattr(table, "_filter", lambda _query: nla.nested(1) + unknown_flag)
         assert table.flows(query, everything) == filtered
     assert len(filtered) == 1
+
+
+def handshake(space: Namespace, source_port: int, *more: str) -> None:
+    """A TCP flow from 10.0.0.1 to 10.96.0.10:80, not translated."""
+    insert(
+        space,
+        *("-p", "tcp", "-s", "10.0.0.1", "--sport", str(source_port), "-d", "10.96.0.10", "--dport", "80"),
+        *(more or ("--state", "SYN_SENT")),
+    )
+
+
+def test_flows_without_a_reply_can_be_asked_for(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handshake(namespace, 1000)
+    handshake(namespace, 1001, "--state", "ESTABLISHED", "-u", "SEEN_REPLY")
+    with ConntrackTable(Family.IPV4) as table:
+        both = {flow.source_port: flow.replied for flow in table.flows(FlowQuery(6), everything)}
+        assert both == {1000: False, 1001: True}
+        query = FlowQuery(6, packed("10.96.0.10"), 80, unreplied=True)
+        assert [flow.source_port for flow in table.flows(query, everything)] == [1000]
+        monkeypatch.setattr(table, "_filter", lambda _query: b"")
+        assert [flow.source_port for flow in table.flows(query, everything)] == [1000]
+
+
+def test_a_flow_answered_replaced_or_ended_since_it_was_listed_is_no_longer_unreplied(
+    namespace: Namespace,
+) -> None:
+    for source_port in (1000, 1001, 1002):
+        handshake(namespace, source_port)
+    with ConntrackTable(Family.IPV4) as table:
+        listed_before = sorted(table.flows(FlowQuery(6, unreplied=True), everything))
+        assert table.still_unreplied(listed_before) == listed_before
+        answer_flow(Family.IPV4, listed_before[0])
+        namespace.run(["conntrack", "-D", "-p", "tcp", "--sport", "1001"])
+        replaced = listed_before[2]._replace(id=b"\0\0\0\1")
+        assert table.still_unreplied([*listed_before[:2], replaced]) == []
+        assert table.still_unreplied(listed_before[2:]) == listed_before[2:]
+        assert table.still_unreplied([]) == []
 
 
 def test_exactly_the_named_flows_are_deleted(namespace: Namespace) -> None:

@@ -80,7 +80,9 @@ def test_where_node_ports_answer_everywhere_flows_to_any_own_address_are_checked
 ) -> None:
     seen: list[tuple[bytes, ...]] = []
     monkeypatch.setattr(
-        StaleFlowCleaner, "add", lambda self, changes, context: seen.append(context.local_addresses)
+        StaleFlowCleaner,
+        "add",
+        lambda self, changes, context, everything: seen.append(context.local_addresses),
     )
 
     async def scenario() -> None:
@@ -108,7 +110,7 @@ async def test_what_came_while_flows_were_checked_is_checked_at_once_afterwards(
         del notes[: len(taken)]
         return CleanReport()
 
-    def add(self: StaleFlowCleaner, changes: object, context: object) -> bool:
+    def add(self: StaleFlowCleaner, changes: object, context: object, everything: bool) -> bool:
         notes.append("flow")
         return True
 

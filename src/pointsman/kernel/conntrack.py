@@ -1,9 +1,9 @@
 """The kernel's connection tracking table: flows by original destination, and their removal by exact identity.
 
-Selection happens in the kernel (CTA_FILTER, Linux 5.8) and is repeated here, because older kernels ignore the
-filter and answer with everything. Deletion names the complete original tuple and the entry's id, so a flow that was
-replaced meanwhile is not hit; a filter is never sent with a deletion, because where it is ignored it would widen it.
-Flows in conntrack zones other than the default belong to somebody else and are not shown.
+Selection happens in the kernel (by address and port since Linux 5.8, later also by status) and is repeated here,
+because older kernels ignore the filter and answer with everything. Deletion names the complete original tuple and the
+entry's id, so a flow that was replaced meanwhile is not hit; a filter is never sent with a deletion, because where it
+is ignored it would widen it. Flows in conntrack zones other than the default belong to somebody else and are not shown.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from pointsman.model.addresses import Family, host_port_text
 
 _SUBSYSTEM: Final = 1 << 8
 _GET, _DELETE = _SUBSYSTEM | 1, _SUBSYSTEM | 2
-_TUPLE_ORIGINAL, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
+_TUPLE_ORIGINAL, _TUPLE_REPLY, _STATUS, _ID, _ZONE, _FILTER, _STATUS_MASK = 1, 2, 3, 12, 18, 25, 26
 _IP, _PROTO, _TUPLE_ZONE = 1, 2, 3
 _NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
 _FILTER_ORIGINAL_FLAGS: Final = 1
 _BY_DESTINATION, _BY_PROTOCOL, _BY_DESTINATION_PORT = 1 << 1, 1 << 3, 1 << 5
+_SEEN_REPLY: Final = 1 << 1
 _NESTED: Final = attributes.NLA_F_NESTED
 _HEADER_LENGTH: Final = 4
 _DELETES_PER_CHECK: Final = 2000
@@ -59,6 +60,8 @@ class Flow(NamedTuple):
     reply_destination: bytes
     reply_destination_port: int
     id: bytes
+    replied: bool = False
+    """A packet has come back."""
 
     def __str__(self) -> str:
         return (
@@ -74,6 +77,8 @@ class FlowQuery(NamedTuple):
     protocol: int
     destination: bytes | None = None
     destination_port: int | None = None
+    unreplied: bool = False
+    """Only flows on which no packet has come back."""
 
     def matches(self, protocol: int, destination: bytes, port: int) -> bool:
         return (
@@ -176,6 +181,19 @@ class ConntrackTable:
                     raise netlink.kernel_error(reply.errno, "delete a tracked flow", reply.text, needs=_NEEDS)
         return deleted
 
+    def still_unreplied(self, flows: Sequence[Flow]) -> list[Flow]:
+        """Those of these flows that are still there and on which no packet has come back by now."""
+        replies = self._socket.request([self._naming(_GET, flow) for flow in flows])
+        return [
+            flow
+            for flow, reply in zip(flows, replies, strict=True)
+            if any(self._is_unreplied(flow, answer.payload) for answer in reply.answers)
+        ]
+
+    def _is_unreplied(self, flow: Flow, payload: bytes) -> bool:
+        query = FlowQuery(flow.protocol, flow.destination, flow.destination_port, unreplied=True)
+        return self._decoded(payload, query, lambda *_: True) == flow
+
     def _generic_header(self) -> bytes:
         return bytes((self._layout.number, 0, 0, 0))
 
@@ -190,11 +208,14 @@ class ConntrackTable:
             flags |= _BY_DESTINATION_PORT
             ports += attributes.u16be(_DESTINATION_PORT, query.destination_port)
         parts = [attributes.nested(_IP, addresses)] if addresses else []
-        return attributes.nested(
-            _TUPLE_ORIGINAL, *parts, attributes.nested(_PROTO, ports)
-        ) + attributes.nested(_FILTER, attributes.u32(_FILTER_ORIGINAL_FLAGS, flags))
+        selection = attributes.nested(_TUPLE_ORIGINAL, *parts, attributes.nested(_PROTO, ports))
+        selection += attributes.nested(_FILTER, attributes.u32(_FILTER_ORIGINAL_FLAGS, flags))
+        if query.unreplied:
+            selection += attributes.u32be(_STATUS, 0) + attributes.u32be(_STATUS_MASK, _SEEN_REPLY)
+        return selection
 
-    def _deletion(self, flow: Flow) -> Message:
+    def _naming(self, kind: int, flow: Flow, more: bytes = b"") -> Message:
+        """A request about exactly this flow."""
         layout = self._layout
         original = attributes.nested(
             _TUPLE_ORIGINAL,
@@ -210,8 +231,10 @@ class ConntrackTable:
                 attributes.u16be(_DESTINATION_PORT, flow.destination_port),
             ),
         )
-        identity = attributes.attribute(_ID, flow.id) if flow.id else b""
-        return Message(_DELETE, 0, self._generic_header() + original + identity)
+        return Message(kind, 0, self._generic_header() + original + more)
+
+    def _deletion(self, flow: Flow) -> Message:
+        return self._naming(_DELETE, flow, attributes.attribute(_ID, flow.id) if flow.id else b"")
 
     def _dump(self, query: FlowQuery, selection: bytes, wanted: Wanted, expired: Expired) -> Iterator[Flow]:
         """Streamed, so that a large table costs no memory for the flows nobody asked about."""
@@ -246,7 +269,9 @@ class ConntrackTable:
         if not wanted(destination, port, fields[5], answering_port):
             return None
         found = attributes.attributes(payload, _HEADER_LENGTH)
-        if any(found.get(_ZONE, b"")):
+        # A flow whose status is not told counts as replied, because such flows may have to be spared.
+        replied = bool(int.from_bytes(found.get(_STATUS, b"\xff"), "big") & _SEEN_REPLY)
+        if any(found.get(_ZONE, b"")) or (replied and query.unreplied):
             return None
         return Flow(
             protocol,
@@ -259,6 +284,7 @@ class ConntrackTable:
             fields[6],
             int.from_bytes(fields[9], "big"),
             found.get(_ID, b""),
+            replied,
         )
 
     def _fields(self, payload: bytes) -> _Fields | None:

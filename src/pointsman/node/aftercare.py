@@ -54,7 +54,7 @@ class Aftercare:
                 self._submit(self._clean_up, self._cleaned_up)
         cleaner = self._cleaners[family]
         context = msgspec.structs.replace(outcome.context, local_addresses=addresses)
-        if cleaner.add(outcome.changes, context):
+        if cleaner.add(outcome.changes, context, everything=outcome.report.full):
             self._schedule(family)
 
     async def close(self) -> None:

@@ -93,11 +93,27 @@ def test_what_was_not_asked_for_is_left_out(table: ConntrackTable) -> None:
     assert asked == [(flow.destination, 53, flow.reply_source, 5353)]
 
 
-def test_a_message_cut_short_anywhere_is_left_out_or_lacks_its_id_only(table: ConntrackTable) -> None:
+@pytest.mark.parametrize(("status", "replied"), [(8, False), (8 | 2, True), (8 | 1 | 32, False)])
+def test_a_flow_on_which_a_packet_came_back_is_told_apart(
+    table: ConntrackTable, status: int, replied: bool
+) -> None:
+    flow = expected(table.family)._replace(replied=replied)
+    payload = message(flow, tail=nla.u32be(3, status))
+    assert table._decoded(payload, FlowQuery(17), everything) == flow
+    unreplied = table._decoded(payload, FlowQuery(17, unreplied=True), everything)
+    assert unreplied == (None if replied else flow)
+
+
+def test_a_message_cut_short_lacks_its_id_or_status_and_without_a_status_counts_as_replied(
+    table: ConntrackTable,
+) -> None:
     flow = expected(table.family)
     whole = message(flow)
     for cut in range(len(whole)):
-        assert table._decoded(whole[:cut], FlowQuery(17), everything) in (None, flow._replace(id=b""))
+        found = table._decoded(whole[:cut], FlowQuery(17), everything)
+        assert found in (None, flow._replace(id=b""), flow._replace(id=b"", replied=True))
+        if cut < len(whole) - len(nla.u32be(3, 8)) - len(nla.attribute(12, ID)):
+            assert table._decoded(whole[:cut], FlowQuery(17, unreplied=True), everything) is None
 
 
 @given(data=st.binary(max_size=200), cut=st.integers(0, 120), reverse=st.booleans())

@@ -1,0 +1,202 @@
+"""Which tracked flows must not live on, decided from plans alone.
+
+A tracked flow keeps its first choice of endpoint for as long as packets come, and its first choice may have been none
+at all: a packet that met no rule of ours is remembered as untranslated, and everything that follows goes the same
+way. After the kernel took a change, these flows are stale:
+
+UDP, at every service port whose plan changed in any way:
+
+- addressed to a frontend of ours, and answered by an endpoint that does not serve any more (a terminating one that
+  still serves keeps its flows, whatever the traffic policy says now);
+- addressed to a frontend that has endpoints, and not translated: the flow began before there were any, or its packet
+  slipped through while rules were replaced (iptables replaces its tables one after the other);
+- addressed to a frontend that is gone, and translated to one of the endpoints it had.
+
+TCP, at frontends that have just come into service: neither translated nor answered. Every retransmission of such a SYN
+would follow the first one into nowhere. A TCP flow that was translated or answered is never touched.
+
+Never touched either: SCTP, service ports that did not change, and flows to a node port's number on addresses of other
+machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from pointsman.kernel.conntrack import Flow, FlowQuery
+from pointsman.model.addresses import is_loopback
+from pointsman.model.node_context import NodeContext
+from pointsman.model.plan import FrontendKind, Outcome, ServicePlan
+from pointsman.model.service import Protocol
+from pointsman.sync.reconcile import PlanChange
+
+MAX_EXACT_QUERIES: Final = 8
+"""Up to so many ports are looked up one by one; beyond, one walk over all flows of the protocol is cheaper."""
+
+_TCP: Final = Protocol.TCP.value
+_UDP: Final = Protocol.UDP.value
+_ANYWHERE: Final = b""
+
+Backend = tuple[bytes, int]
+FrontendKey = tuple[int, bytes, int]
+"""Protocol number, address and port packets are sent to; the address is empty for a node port."""
+
+
+class Expectation(msgspec.Struct, frozen=True, gc=False):
+    """Who may answer at a frontend. For a removed frontend: who answered there before and may not any more."""
+
+    backends: frozenset[Backend]
+    translates: bool = False
+    """Packets find an endpoint here, so that none should be answered by the frontend's own address."""
+    removed: bool = False
+
+    def refutes(self, destination: Backend, answering: Backend) -> bool:
+        if answering in self.backends:
+            return self.removed
+        return not self.removed and (answering != destination or self.translates)
+
+
+class Checklist(msgspec.Struct, frozen=True):
+    """The frontends whose flows are to be checked."""
+
+    frontends: Mapping[FrontendKey, Expectation]
+    node_addresses: frozenset[bytes] = frozenset()
+    """Where node ports answer, loopback apart."""
+    loopback: bool = False
+
+    def refutes(
+        self, protocol: int, destination: Backend, answering: Backend, *, replied: bool = False
+    ) -> bool:
+        """Whether a flow to this destination must not go on being answered from there."""
+        address, port = destination
+        found = self.frontends.get((protocol, address, port))
+        if found is None and self._answers_node_ports(address):
+            found = self.frontends.get((protocol, _ANYWHERE, port))
+        if found is None or not found.refutes(destination, answering):
+            return False
+        return protocol != _TCP or (answering == destination and not replied)
+
+    def _answers_node_ports(self, address: bytes) -> bool:
+        return address in self.node_addresses or (
+            self.loopback and len(address) == 4 and is_loopback(address)
+        )
+
+    def queries(self) -> list[FlowQuery]:
+        """What to ask the kernel for."""
+        asked: dict[int, dict[int, set[bytes]]] = {}
+        for protocol, address, port in self.frontends:
+            asked.setdefault(protocol, {}).setdefault(port, set()).add(address)
+        return [query for protocol, by_port in asked.items() for query in _queries(protocol, by_port)]
+
+
+def _queries(protocol: int, by_port: Mapping[int, set[bytes]]) -> list[FlowQuery]:
+    unreplied = protocol == _TCP
+    if len(by_port) > MAX_EXACT_QUERIES:
+        return [FlowQuery(protocol, unreplied=unreplied)]
+    return [
+        FlowQuery(protocol, (min(addresses) or None) if len(addresses) == 1 else None, port, unreplied)
+        for port, addresses in by_port.items()
+    ]
+
+
+class Unsettled(msgspec.Struct, frozen=True, gc=False):
+    """One service port whose flows are still to be checked: what it was since the last check, what it is now."""
+
+    frontends: frozenset[FrontendKey]
+    """Where to look."""
+    backends: frozenset[Backend]
+    """Endpoints it used before."""
+    new: ServicePlan | None
+
+
+def _frontends(plan: ServicePlan | None) -> frozenset[FrontendKey]:
+    if plan is None:
+        return frozenset()
+    number = plan.port.protocol.value
+    return frozenset((number, entry.address, entry.port) for entry in plan.frontends)
+
+
+def _serving(plan: ServicePlan | None) -> frozenset[Backend]:
+    """Endpoints whose flows may live on, wherever they are and whatever the policy prefers."""
+    if plan is None:
+        return frozenset()
+    return frozenset((entry.address, entry.port) for entry in plan.all_endpoints if entry.serving)
+
+
+def _used(plan: ServicePlan | None) -> frozenset[Backend]:
+    """Endpoints that flows may lead to: those that serve, and those that packets are sent to."""
+    if plan is None:
+        return frozenset()
+    return _serving(plan) | {(entry.address, entry.port) for entry in plan.reachable_endpoints}
+
+
+def _in_service(plan: ServicePlan | None) -> frozenset[tuple[FrontendKey, bool]]:
+    """The frontends at which packets are translated: with True those of everybody, with False those of insiders.
+
+    Pods and the node itself reach external frontends with policy Local also while this node has no endpoint.
+    """
+    if plan is None:
+        return frozenset()
+    found: set[tuple[FrontendKey, bool]] = set()
+    for entry in plan.frontends:
+        key = (plan.port.protocol.value, entry.address, entry.port)
+        if entry.outcome is Outcome.BALANCE:
+            found.add((key, True))
+        if plan.reachable_endpoints and entry.kind is not FrontendKind.CLUSTER_IP:
+            found.add((key, False))
+    return frozenset(found)
+
+
+def _to_check(change: PlanChange) -> frozenset[FrontendKey]:
+    plan = change.new or change.old
+    match plan.port.protocol if plan is not None else None:
+        case Protocol.UDP:
+            return _frontends(change.old) | _frontends(change.new)
+        case Protocol.TCP:
+            return frozenset(key for key, _ in _in_service(change.new) - _in_service(change.old))
+        case _:
+            return frozenset()
+
+
+def unsettled_after(earlier: Unsettled | None, change: PlanChange) -> Unsettled | None:
+    """What is to be checked, given what was still to be checked before this change; None for nothing."""
+    frontends, backends = _to_check(change), _used(change.old)
+    if earlier is not None:
+        frontends, backends = frontends | earlier.frontends, backends | earlier.backends
+    return Unsettled(frontends, backends, change.new) if frontends else None
+
+
+def checklist_of(unsettled: Iterable[Unsettled], context: NodeContext) -> Checklist:
+    """Present frontends win over removed ones: an address may have passed to another service port."""
+    present: dict[FrontendKey, Expectation] = {}
+    removed: dict[FrontendKey, Expectation] = {}
+    for entry in unsettled:
+        now = _frontends(entry.new)
+        serving, used = _serving(entry.new), _used(entry.new)
+        present |= dict.fromkeys(entry.frontends & now, Expectation(serving, translates=bool(used)))
+        gone = (key for key in entry.frontends - now if key[0] == _UDP)
+        removed |= dict.fromkeys(gone, Expectation(entry.backends, removed=True))
+    selected = context.node_port_addresses
+    everywhere = (*context.local_addresses, *context.node_ips)
+    return Checklist(
+        removed | present,
+        frozenset(everywhere if selected.match_all else selected.addresses),
+        selected.loopback,
+    )
+
+
+def stale_flows(flows: Iterable[Flow], checklist: Checklist) -> list[Flow]:
+    """The flows to delete."""
+    return [
+        flow
+        for flow in flows
+        if checklist.refutes(
+            flow.protocol,
+            (flow.destination, flow.destination_port),
+            (flow.reply_source, flow.reply_source_port),
+            replied=flow.replied,
+        )
+    ]
