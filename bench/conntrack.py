@@ -14,7 +14,7 @@ from pointsman.kernel.conntrack import ConntrackTable, Flow, FlowQuery
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.node_context import NodeContext
+from pointsman.model.node_context import NodeContext, Situation
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
 from pointsman.obs.registry import Metrics
@@ -76,7 +76,7 @@ def timed(label: str, action: Callable[[], object]) -> None:
 
 def cleaned(family: Family, changes: dict[ServicePortName, PlanChange], context: NodeContext) -> str:
     cleaner = StaleFlowCleaner(family, Metrics("nftables"), deadline=timedelta(seconds=60))
-    cleaner.add(changes, context)
+    cleaner.add(changes, Situation(context))
     report = cleaner.run()
     return report.problem or f"{report.deleted} deleted"
 

@@ -36,6 +36,7 @@ from pointsman.model.addresses import Family, address_from_text, cidr_from_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext, NodePortAddresses
 from pointsman.model.objects import EndpointSlice, Service
+from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
 from pointsman.model.tracker import Tracker
@@ -183,7 +184,7 @@ def packets(services: int, rounds: int = 15, connections: int = 400) -> dict[str
     plan = plan_service_port(
         ServicePort(name, Family.IPV4, vip, 80), tuple(Endpoint(packed, 8080) for _ in range(1)), CONTEXT
     )
-    assert plan is not None
+    assert isinstance(plan, ServicePlan)
     plans = {**cluster.reconciler.plans, name: plan}
     cluster.backend.sync(SyncRequest(CONTEXT, plans, {name: plan}))
     targets = {"direct": (server_address, 8080), "service": (service_address(services + 5), 80)}

@@ -109,5 +109,5 @@ def plan(
     port = port or service_port()
     ordered = tuple(sorted(endpoints, key=str))
     made = plan_service_port(port, ordered, node_context or context(port.family))
-    assert made is not None
+    assert isinstance(made, ServicePlan)
     return made

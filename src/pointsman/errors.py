@@ -9,7 +9,8 @@ PointsmanError
 └── KernelError        the kernel or a tool refused
     ├── NotSupported   a feature is missing; names the kernel option or package
     ├── Busy           a lock is held by somebody else; try again
-    └── Rejected       a batch was refused; names the object at fault where known
+    ├── Rejected       a batch was refused; names the object at fault where known
+    └── SyncFailed     a whole sync, with what the loop must know to go on (in sync/reconcile.py)
 """
 
 from __future__ import annotations
@@ -55,9 +56,6 @@ class Throttled(KubeError):
 
 class KernelError(PointsmanError):
     """The kernel, or a tool that programs it, refused; `errno` where one is known."""
-
-    partial = False
-    """What failed was a partial sync; the full one that follows may well succeed."""
 
     def __init__(self, message: str, errno: int = 0) -> None:
         super().__init__(message)

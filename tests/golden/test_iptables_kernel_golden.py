@@ -74,7 +74,7 @@ def test_kernel_holds_what_was_recorded(node: Namespace, name: str, variant: str
     contexts = {}
     if way == "partial":
         first = replay.advance(msgspec.structs.replace(scenario.steps[0], services={}, slices={}))
-        contexts = {family: outcome.context for family, outcome in first.items()}
+        contexts = {family: outcome.situation.context for family, outcome in first.items()}
     for step in scenario.steps:
         if step.restarted:
             replay = scenarios.Replay(scenario, "iptables", _backends(scenario, variant))
@@ -83,6 +83,6 @@ def test_kernel_holds_what_was_recorded(node: Namespace, name: str, variant: str
         _assert_recorded(step, variant)
         for family, outcome in outcomes.items():
             assert not outcome.report.rejected
-            assert outcome.report.full is (way == "full" or contexts.get(family) != outcome.context)
-            assert replay.reconcilers[family].verify(outcome.context) == []
-            contexts[family] = outcome.context
+            assert outcome.report.full is (way == "full" or contexts.get(family) != outcome.situation.context)
+            assert replay.reconcilers[family].verify(outcome.situation.context) == []
+            contexts[family] = outcome.situation.context

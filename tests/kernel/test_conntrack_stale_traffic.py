@@ -13,7 +13,7 @@ import pytest
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.node_context import NodeContext
+from pointsman.model.node_context import NodeContext, Situation
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
 from pointsman.obs.registry import Metrics
@@ -30,8 +30,8 @@ NODE, PODS, SERVICE, OTHER_SERVICE = "10.0.0.1", ("10.244.0.5", "10.244.0.6"), "
 PORT, NODE_PORT, POD_PORT = 53, 30053, 5353
 UNRELATED = f"ip daddr 192.0.2.1 udp dport 1 dnat to {PODS[0]}:1"
 """Without any address translation the kernel would not track flows at all."""
-CONTEXT = NodeContext(
-    Family.IPV4, "node", node_ips=(socket.inet_aton(NODE),), local_addresses=(socket.inet_aton(NODE),)
+HERE = Situation(
+    NodeContext(Family.IPV4, "node", node_ips=(socket.inet_aton(NODE),)), (socket.inet_aton(NODE),)
 )
 
 
@@ -117,7 +117,7 @@ def cleaned(old: ServicePlan | None, new: ServicePlan | None) -> int:
     cleaner = StaleFlowCleaner(Family.IPV4, Metrics("nftables"))
     plan_now = new or old
     assert plan_now is not None
-    cleaner.add({plan_now.name: PlanChange(old, new)}, CONTEXT)
+    cleaner.add({plan_now.name: PlanChange(old, new)}, HERE)
     report = cleaner.run()
     assert report.problem == ""
     return report.deleted

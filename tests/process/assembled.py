@@ -14,7 +14,8 @@ from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.model.source_events import SourceEvent, Synced, Upsert
-from pointsman.node.proxy import Proxy, Settings
+from pointsman.node.proxy import Proxy
+from pointsman.node.state import Settings
 from pointsman.node.surroundings import SilentRecorder
 from pointsman.obs.registry import Metrics
 from pointsman.testing.recording import RecordingBackend

@@ -32,7 +32,7 @@ async def test_a_missing_node_is_waited_for_and_then_done_without() -> None:
         world.source.listed()
         await asyncio.sleep(0.1)
         assert world.syncs == 0
-        assert not world.proxy.ready
+        assert not world.proxy.gate.is_open
         await asyncio.sleep(0.3)
         await world.settled()
         assert world.syncs >= 1
@@ -54,14 +54,14 @@ async def test_addresses_that_cannot_be_read_for_a_moment_do_not_end_the_proxy()
         world.source.put(factory.service(), ADDRESSED)
         world.source.listed()
         await world.settled()
-        before = world.proxy.context(Family.IPV4)
+        before = world.proxy.node.context(Family.IPV4)
         world.machine.failures = [KernelError("no buffer space", errno=errno.ENOBUFS)]
         world.machine.changes.put_nowait(None)
         await asyncio.sleep(0.05)
-        assert world.proxy.context(Family.IPV4) == before
+        assert world.proxy.node.context(Family.IPV4) == before
         world.machine.addresses[Family.IPV4] = (b"\x7f\0\0\1", b"\x0a\0\0\5")
         world.machine.changes.put_nowait(None)
-        await until(lambda: b"\x0a\0\0\5" in world.proxy.addresses(Family.IPV4))
+        await until(lambda: b"\x0a\0\0\5" in world.proxy.node.addresses[Family.IPV4])
 
 
 async def test_a_bug_met_while_looking_for_drift_does_not_end_the_proxy() -> None:

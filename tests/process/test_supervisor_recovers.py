@@ -58,7 +58,7 @@ def test_a_bug_in_a_running_proxy_leads_to_a_new_one(
     async def scenario() -> int:
         made = Supervisor(arguments, parse_run(arguments, program="pointsman"))
         running = asyncio.create_task(made.run())
-        await until(lambda: len(runs) == 3 and made.proxy is not None and made.proxy.ready)
+        await until(lambda: len(runs) == 3 and made.proxy is not None and made.proxy.gate.is_open)
         made._stop.set()
         return await running
 
@@ -107,7 +107,7 @@ def test_a_bug_met_in_a_reload_does_not_make_the_proxy_deaf_to_the_next_one(
         flags = [f"--config={config}", *arguments]
         made = Supervisor(flags, parse_run(flags, program="pointsman"))
         running = asyncio.create_task(made.run())
-        await until(lambda: made.proxy is not None and made.proxy.ready)
+        await until(lambda: made.proxy is not None and made.proxy.gate.is_open)
         monkeypatch.setattr(supervisor, "parse_run", failing)
         config.write_text(f"{text}# bug\n")
         await until(lambda: bool(failed))

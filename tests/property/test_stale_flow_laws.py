@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tests.unit.sync.flow_making import (
     BALANCER,
     CLUSTER,
-    CONTEXT,
     EXTERNAL,
     NODE,
     NODE_PORT,
     OTHER_HOST,
     POD_A,
     POD_B,
+    SITUATION,
     flow,
     plan,
     pod,
@@ -85,7 +85,7 @@ def doomed(history: list[ServicePlan | None], protocol: Protocol) -> set[Flow]:
     for old, new in pairwise(history):
         if old != new:
             noted = unsettled_after(noted, PlanChange(old, new))
-    return set(stale_flows(every_flow(protocol), checklist_of([noted] if noted else [], CONTEXT)))
+    return set(stale_flows(every_flow(protocol), checklist_of([noted] if noted else [], SITUATION)))
 
 
 def destinations(plan_now: ServicePlan | None) -> set[tuple[bytes, int]]:

@@ -192,9 +192,8 @@ class _Planner:
         for endpoint_slice in self._slices:
             tracker.slice_upserted(endpoint_slice)
         keeper = RequestKeeper(context.family)
-        Reconciler(
-            keeper, on_refused=lambda name, problem: self._notes.append(f"Service {name}: {problem.message}")
-        ).sync(tracker.take(), context)
+        outcome = Reconciler(keeper).sync(tracker.take(), context)
+        self._notes += [f"Service {refusal.name}: {refusal.problem.message}" for refusal in outcome.refused]
         assert keeper.request is not None
         keys = {service.metadata.key for service in self._services}
         view = FamilyView(

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pointsman import KUBERNETES_MINOR, __version__
+from pointsman.app.control_handlers import control_routes, page_data_routes
 from pointsman.config.gates import GATES, effective_gates
 from pointsman.config.load import config_to_json
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.node.proxy import Proxy
-from pointsman.node.snapshot import Inspector, control_routes, page_data_routes
+from pointsman.node.snapshot import Inspector
 from pointsman.node.surroundings import Recorder
 from pointsman.obs.log import set_verbosity
 from pointsman.serve.control import ControlServer

@@ -14,6 +14,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ import msgspec
 from pointsman.app import modes
 from pointsman.app.announcements import announce, bad_object_report
 from pointsman.app.servers import Servers
+from pointsman.backends.contract import Fate, Mode
 from pointsman.config.command_line import RunOptions, parse_run
 from pointsman.config.flags import flagz
 from pointsman.config.gates import effective_gates
@@ -33,17 +35,20 @@ from pointsman.kernel.path_watch import path_changes
 from pointsman.kube.event_recorder import EventRecorder
 from pointsman.kube.kubeconfig import load_access
 from pointsman.kube.transport import Transport
-from pointsman.node.aftercare import Aftercare
+from pointsman.node.aftercare import Background, FlowCare, TidyUp
+from pointsman.node.footprint import settle
 from pointsman.node.host_settings import apply_conntrack, apply_oom_score, core_count
 from pointsman.node.own_addresses import LinuxMachine
-from pointsman.node.proxy import Proxy, Settings
+from pointsman.node.proxy import Proxy
 from pointsman.node.snapshot import Inspector
+from pointsman.node.state import Settings
 from pointsman.node.surroundings import ApiRecorder, EventSource, Recorder, SilentRecorder
 from pointsman.obs.log import configure, flush, get_log
 from pointsman.obs.registry import Metrics
 from pointsman.report.status import ReloadReport
 from pointsman.serve.http import BindFailed
 from pointsman.source.api import ApiSource
+from pointsman.sync.stale import StaleFlowCleaner
 
 if TYPE_CHECKING:
     from pointsman.node.service_metrics import ServiceMetrics
@@ -143,9 +148,12 @@ class Supervisor:
         self._prepare_host(options, choice, metrics)
         backends = modes.make_backends(choice, modes.sysctl_journal(options.state_dir))
         async with self._outside(options, config, node_name, metrics) as (source, recorder):
-            aftercare = Aftercare(
-                list(backends), metrics, lambda: modes.remove_leftovers(mode, options.state_dir)
-            )
+            background = Background()
+            cleaners = {family: StaleFlowCleaner(family, metrics) for family in backends}
+            tidying = {
+                "remove leftovers of other modes": lambda: _leftovers_removed(mode, options.state_dir),
+                "give memory back": _settled,
+            }
             proxy = Proxy(
                 Settings(
                     config=config,
@@ -158,7 +166,7 @@ class Supervisor:
                 LinuxMachine(),
                 metrics,
                 recorder,
-                after_sync=aftercare.synced,
+                listeners=(FlowCare(cleaners, background), TidyUp(backends, background, tidying)),
             )
             self._service_metrics = None
             if options.service_metrics:
@@ -180,7 +188,7 @@ class Supervisor:
                 self.proxy = self._servers = None
                 await self._stop_rebinding()
                 await servers.stop()
-                await aftercare.close()
+                await background.close()
         if self._cannot_bind is not None:
             raise self._cannot_bind
 
@@ -349,6 +357,24 @@ class Supervisor:
         ):
             self._degraded[degraded.check] = degraded.message
             metrics.degraded.labels(check=degraded.check).set(1)
+
+
+def _leftovers_removed(mode: Mode, state_dir: Path) -> bool:
+    done = modes.remove_leftovers(mode, state_dir)
+    for one in done:
+        what = f"{one.count or one.name} {one.kind}"
+        if one.fate is Fate.FAILED:
+            _log.error(
+                "A leftover of another proxy mode stays for now", what=what, where=one.where, err=one.why
+            )
+        else:
+            _log.info("Leftover of another proxy mode", fate=one.fate.value, what=what, where=one.where)
+    return all(one.fate is not Fate.FAILED for one in done)
+
+
+def _settled() -> bool:
+    settle()
+    return True
 
 
 def initialise(options: RunOptions) -> int:

@@ -15,7 +15,6 @@ from pointsman.cli.arguments import (
     split_run_flags,
     warn,
 )
-from pointsman.explain.answer import kernel_difference
 from pointsman.report.status import FamilyVerification, Verification, verification_text
 
 _ABOUT = """Print the rules that a node would hold for these manifests; the same input always gives the same text.
@@ -84,7 +83,7 @@ def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
             entries = backend.verify(planned.requests[family])
         finally:
             backend.close()
-        found.append(FamilyVerification(family.value, tuple(map(kernel_difference, entries)), 0))
+        found.append(FamilyVerification(family.value, tuple(entries), 0))
     verification = Verification(options.config.mode, tuple(found))
     sys.stdout.write(verification_text(verification))
     return verification.exit_status

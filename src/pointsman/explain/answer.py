@@ -15,7 +15,6 @@ from pointsman.explain.report import (
     FamilyTrouble,
     FrontendAnswer,
     KernelAnswer,
-    KernelDifference,
     Path,
     PolicyUse,
     PortAnswer,
@@ -289,11 +288,7 @@ def _kernel(family: FamilyView, name: ServicePortName) -> KernelAnswer:
     if not found:
         return KernelAnswer("present")
     state = "missing" if all(not entry.have for entry in found) else "different"
-    return KernelAnswer(state, tuple(kernel_difference(entry) for entry in found))
-
-
-def kernel_difference(entry: Difference) -> KernelDifference:
-    return KernelDifference(entry.what, entry.want, entry.have, entry.service)
+    return KernelAnswer(state, tuple(found))
 
 
 def _concerns(entry: Difference, name: ServicePortName) -> bool:

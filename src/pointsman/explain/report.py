@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from pointsman.backends.contract import Difference
+
 
 class Cause(msgspec.Struct, frozen=True, rename="camel"):
     """Something that keeps a Service, or part of it, from answering."""
@@ -61,21 +63,12 @@ class FrontendAnswer(msgspec.Struct, frozen=True, rename="camel"):
     paths: tuple[Path, ...]
 
 
-class KernelDifference(msgspec.Struct, frozen=True, rename="camel"):
-    """One disagreement between the kernel and the desired state."""
-
-    what: str
-    want: str
-    have: str
-    service: str = ""
-
-
 class KernelAnswer(msgspec.Struct, frozen=True, rename="camel"):
     """What the kernel holds for a service port."""
 
     state: str
     """`not asked`, `present`, `missing` or `different`."""
-    differences: tuple[KernelDifference, ...] = ()
+    differences: tuple[Difference, ...] = ()
 
 
 class PortAnswer(msgspec.Struct, frozen=True, rename="camel"):

@@ -6,6 +6,7 @@ When it differs from the one of the last sync, that sync is a full one.
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -58,9 +59,17 @@ class NodeContext(msgspec.Struct, frozen=True, gc=False):
     masquerade_bit: int = 14
     external_allow: tuple[Cidr, ...] = ()
     """When not empty, external and load-balancer IPs outside these ranges are refused."""
-    local_addresses: tuple[bytes, ...] = ()
-    """Every address on this node's interfaces, except those of kube-ipvs0."""
+    addresses_in_rules: tuple[bytes, ...] = ()
+    """The node's own addresses where rules name each of them (ipvs); empty elsewhere, as a new one changes no rule."""
 
     @property
     def masquerade_mark(self) -> int:
         return 1 << self.masquerade_bit
+
+
+class Situation(NamedTuple):
+    """The node when a sync begins: what rules are made of, and what only the care of tracked flows needs."""
+
+    context: NodeContext
+    own_addresses: tuple[bytes, ...] = ()
+    """Every address of this family on the node's interfaces, except those of kube-ipvs0."""

@@ -88,14 +88,15 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def internal_outcome(self) -> Outcome:
-        return _outcome(self.has_any, self.internal_endpoints)
+        return outcome_of(self.has_any, self.internal_endpoints)
 
     @property
     def external_outcome(self) -> Outcome:
-        return _outcome(self.has_any, self.external_endpoints)
+        return outcome_of(self.has_any, self.external_endpoints)
 
 
-def _outcome(has_any: bool, endpoints: tuple[Endpoint, ...]) -> Outcome:
+def outcome_of(has_any: bool, endpoints: tuple[Endpoint, ...]) -> Outcome:
+    """What packets meet at a frontend with these usable endpoints; `has_any` counts those of other nodes too."""
     if not has_any:
         return Outcome.REJECT
     return Outcome.BALANCE if endpoints else Outcome.DROP

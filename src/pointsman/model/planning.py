@@ -10,7 +10,7 @@ from pointsman.model.addresses import address_text
 from pointsman.model.claims import Claim
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
-from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
+from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan, outcome_of
 from pointsman.model.problem import Problem
 from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.topology import select_endpoints
@@ -23,18 +23,21 @@ def plan_service_port(
     endpoints: tuple[Endpoint, ...],
     context: NodeContext,
     lost: Mapping[Claim, ServicePortName] = _NOTHING_LOST,
-) -> ServicePlan | None:
-    """The plan, or None when not even its cluster IP may be served; `lost` are claims others have won."""
+) -> ServicePlan | Problem:
+    """The plan, or why there is none: another service port has its cluster IP. `lost` are claims others have won."""
     refused: list[Problem] = []
     if lost or port.external_ips or port.load_balancer_ips:
-        granted = _granted_port(port, context, lost, refused)
-        if granted is None:
-            return None
-        port = granted
+        winner = lost.get((port.cluster_ip, port.protocol, port.port))
+        if winner is not None:
+            text = address_text(port.cluster_ip)
+            return Problem("ContestedClusterIP", f"{text}:{port.port} is served by {winner}")
+        port = _granted_port(port, context, lost, refused)
     chosen = select_endpoints(port, endpoints, context.node_name, context.zone)
-    plan = ServicePlan(
+    internal = outcome_of(chosen.has_any, chosen.local if port.internal_local else chosen.cluster)
+    external = outcome_of(chosen.has_any, chosen.local if port.external_local else chosen.cluster)
+    return ServicePlan(
         port=port,
-        frontends=(),
+        frontends=tuple(_frontends(port, internal, external)),
         cluster_endpoints=chosen.cluster,
         local_endpoints=chosen.local,
         reachable_endpoints=chosen.reachable,
@@ -44,8 +47,6 @@ def plan_service_port(
         topology_note=chosen.note,
         refused=tuple(refused),
     )
-    frontends = tuple(_frontends(port, plan.internal_outcome, plan.external_outcome))
-    return msgspec.structs.replace(plan, frontends=frontends)
 
 
 def _frontends(port: ServicePort, internal: Outcome, external: Outcome) -> Iterator[Frontend]:
@@ -70,10 +71,8 @@ def _granted_port(
     context: NodeContext,
     lost: Mapping[Claim, ServicePortName],
     refused: list[Problem],
-) -> ServicePort | None:
-    """The service port without the addresses it may not have; None when that includes its cluster IP."""
-    if (port.cluster_ip, port.protocol, port.port) in lost:
-        return None
+) -> ServicePort:
+    """The service port without the addresses it may not have."""
     node_port = port.node_port
     winner = lost.get((b"", port.protocol, node_port)) if node_port else None
     if winner is not None:
@@ -112,11 +111,3 @@ def _may_have(
         refused.append(Problem("AddressNotAllowed", f"{text} is outside --external-ip-allow-cidrs"))
         return False
     return True
-
-
-def clash_report(port: ServicePort, lost: Mapping[Claim, ServicePortName]) -> Problem | None:
-    """Why a service port has no plan at all: its cluster IP belongs to another one."""
-    winner = lost.get((port.cluster_ip, port.protocol, port.port))
-    if winner is None:
-        return None
-    return Problem("ContestedClusterIP", f"{address_text(port.cluster_ip)}:{port.port} is served by {winner}")

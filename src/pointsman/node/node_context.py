@@ -48,7 +48,7 @@ def node_context(
         masquerade_all=config.masquerade_all,
         masquerade_bit=config.masquerade_bit,
         external_allow=_of_family(external_allow, family),
-        local_addresses=tuple(sorted(local_addresses)) if mode.uses_local_addresses else (),
+        addresses_in_rules=tuple(sorted(local_addresses)) if mode.uses_local_addresses else (),
     )
 
 

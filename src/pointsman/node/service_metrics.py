@@ -51,7 +51,7 @@ class ServiceMetrics:
         families = list(families)
         while True:
             for family in families:
-                backend = family.reconciler.backend
+                backend = family.backend
                 try:
                     traffic = await family.run_blocking(backend.traffic)
                 except KernelError as error:

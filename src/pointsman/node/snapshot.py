@@ -9,45 +9,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
-
-import msgspec
-from aiohttp import web
 
 from pointsman import __version__
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Difference
 from pointsman.errors import KernelError
-from pointsman.explain.answer import concerned_services, explain, kernel_difference
+from pointsman.explain.answer import concerned_services, explain
 from pointsman.explain.report import Explanation
-from pointsman.explain.target import BadQuestion, Target, target_from_text
+from pointsman.explain.target import Target
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import address_text
-from pointsman.model.plan import ServicePlan
-from pointsman.model.service import ServicePortName
 from pointsman.node.family import FamilyProxy
 from pointsman.node.node_context import pod_ranges
 from pointsman.node.proxy import Proxy
-from pointsman.report.overview import MAX_ROWS, Plans, ServicePage, service_page
+from pointsman.report.overview import Plans, ServicePage, service_page
 from pointsman.report.status import (
     FamilyStatus,
     FamilyVerification,
     ReloadReport,
     StatusReport,
-    SyncPoint,
     Verification,
     WatchReport,
 )
-from pointsman.serve.http import Handler, reply, text_response
-
-
-class _Taken(NamedTuple):
-    """What is read on the worker thread of a family, in one go."""
-
-    plans: Mapping[ServicePortName, ServicePlan]
-    unsynced: frozenset[ServicePortName]
-    differences: tuple[Difference, ...] | None
-    concerned: frozenset[str]
 
 
 class Inspector:
@@ -70,11 +53,11 @@ class Inspector:
         return StatusReport(
             version=__version__,
             mode=proxy.config.mode,
-            node=proxy.settings.node_name,
-            zone=proxy.facts.zone,
-            addresses=tuple(address_text(address) for address in proxy.facts.ips),
+            node=proxy.node.name,
+            zone=proxy.node.facts.zone,
+            addresses=tuple(address_text(address) for address in proxy.node.facts.ips),
             uptime=time.time() - proxy.started_at,
-            waiting_for=proxy.waiting_for,
+            waiting_for=proxy.gate.waiting_for,
             families=tuple(self._family_status(family) for family in proxy.families.values()),
             watches=tuple(
                 WatchReport(
@@ -94,34 +77,27 @@ class Inspector:
         )
 
     def _family_status(self, family: FamilyProxy) -> FamilyStatus:
-        hooks, reconciler = family.hooks, family.reconciler
-        history = tuple(
-            SyncPoint(record.at, record.seconds, record.full, record.changed, record.error)
-            for record in hooks.history
-        )
-        successes = [point.at for point in history if not point.error]
+        record = self._proxy.reporter.records[family.family]
+        totals, history = record.totals, tuple(record.history)
+        last = next((point.at for point in reversed(history) if not point.error), None)
         health = self._proxy.health.health().status.get(family.family)
         return FamilyStatus(
             family=family.family.value,
-            last_sync_age=max(0.0, time.time() - successes[-1]) if successes else None,
+            last_sync_age=None if last is None else max(0.0, time.time() - last),
             healthy=health is None or health.healthy,
-            pending=family.tracker.pending + reconciler.unsynced,
-            service_ports=len(reconciler.plans),
-            endpoints=reconciler.endpoint_count,
-            without_local_endpoints=len(reconciler.without_local_internal)
-            + len(reconciler.without_local_external),
-            rejected={str(name): reason for name, reason in hooks.rejected.items()},
-            last_error=hooks.last_error,
-            drift_repaired=hooks.drift_repaired,
+            pending=family.pending,
+            service_ports=totals.service_ports,
+            endpoints=totals.endpoints,
+            without_local_endpoints=totals.without_local_internal + totals.without_local_external,
+            rejected={str(name): reason for name, reason in record.rejected.items()},
+            last_error=record.last_error,
+            drift_repaired=record.drift_repaired,
             history=history,
         )
 
     async def plans(self) -> Plans:
         """All plans as they are now."""
-        return {
-            family: await proxy.run_blocking(proxy.reconciler.plans.copy)
-            for family, proxy in self._proxy.families.items()
-        }
+        return {family: (await proxy.snapshot()).plans for family, proxy in self._proxy.families.items()}
 
     async def services(self, search: str, offset: int, limit: int) -> ServicePage:
         plans = await self.plans()
@@ -131,41 +107,35 @@ class Inspector:
         """The explanation; with `kernel` the kernel is read, which takes a moment on the sync thread."""
         views = [await self._view(family, target, kernel=kernel) for family in self._proxy.families.values()]
         view = View(
-            node=self._proxy.settings.node_name,
+            node=self._proxy.node.name,
             mode=mode_named(self._proxy.config.mode),
             live=True,
             families=tuple(views),
             remarks=self._proxy.remarks.all(),
-            waiting_for=self._proxy.waiting_for,
+            waiting_for=self._proxy.gate.waiting_for,
         )
         return await asyncio.to_thread(explain, view, target, client)
 
     async def _view(self, family: FamilyProxy, target: Target, *, kernel: bool) -> FamilyView:
-        context = self._proxy.context(family.family)
-
-        def read() -> _Taken:
-            reconciler = family.reconciler
-            found = tuple(reconciler.verify(context)) if kernel else None
-            plans = dict(reconciler.plans)
-            return _Taken(plans, reconciler.unsynced_names, found, concerned_services(plans, target))
-
-        error = family.hooks.last_error
+        node = self._proxy.node
+        context = node.context(family.family)
+        record = self._proxy.reporter.records[family.family]
+        error = record.last_error
         try:
-            taken = await family.run_blocking(read)
+            taken = await family.snapshot(context if kernel else None)
         except KernelError as failure:
-            kernel = False
-            taken = await family.run_blocking(read)
+            taken = await family.snapshot()
             error = error or f"the kernel cannot be read: {failure}"
-        addresses = self._proxy.addresses(family.family)
+        concerned = await asyncio.to_thread(concerned_services, taken.plans, target)
         return FamilyView(
             context=context,
             plans=taken.plans,
             states=dict(family.tracker.states),
-            slices={key: family.tracker.slice_ports(key) for key in taken.concerned},
-            node_addresses=tuple({*addresses, *context.node_ips}),
-            localhost_node_ports=mode_named(self._proxy.config.mode).localhost_node_ports(self._proxy.config),
-            pod_ranges=pod_ranges(self._proxy.facts),
-            rejected=dict(family.hooks.rejected),
+            slices={key: family.tracker.slice_ports(key) for key in concerned},
+            node_addresses=tuple({*node.addresses[family.family], *context.node_ips}),
+            localhost_node_ports=mode_named(node.config.mode).localhost_node_ports(node.config),
+            pod_ranges=pod_ranges(node.facts),
+            rejected=dict(record.rejected),
             unsynced=taken.unsynced | family.tracker.pending_names,
             last_error=error,
             differences=taken.differences,
@@ -178,74 +148,11 @@ class Inspector:
         )
 
     async def _verify(self, family: FamilyProxy) -> FamilyVerification:
-        context = self._proxy.context(family.family)
-        name, error = family.family.value, ""
-        found: list[Difference] = []
+        context = self._proxy.node.context(family.family)
+        found: tuple[Difference, ...] = ()
+        error = ""
         try:
-            found = await family.run_blocking(lambda: family.reconciler.verify(context))
+            found = (await family.snapshot(context)).differences or ()
         except KernelError as failure:
             error = str(failure)
-        pending = family.tracker.pending + family.reconciler.unsynced
-        return FamilyVerification(name, tuple(kernel_difference(entry) for entry in found), pending, error)
-
-
-def control_routes(inspector: Inspector) -> dict[str, Handler]:
-    """What the control socket answers."""
-
-    async def status(_request: web.BaseRequest) -> web.Response:
-        return _json(inspector.status())
-
-    async def verify(_request: web.BaseRequest) -> web.Response:
-        return _json(await inspector.verify())
-
-    return {
-        "/status": status,
-        "/verify": verify,
-        "/explain": explain_handler(inspector, kernel=True),
-        "/plans": services_handler(inspector),
-    }
-
-
-def page_data_routes(inspector: Inspector) -> dict[str, Handler]:
-    """What the status page reads; it never makes the proxy read the kernel."""
-
-    async def status(_request: web.BaseRequest) -> web.Response:
-        return _json(inspector.status())
-
-    return {
-        "/status.json": status,
-        "/services.json": services_handler(inspector),
-        "/explain.json": explain_handler(inspector, kernel=False),
-    }
-
-
-def explain_handler(inspector: Inspector, *, kernel: bool) -> Handler:
-    async def answer(request: web.BaseRequest) -> web.Response:
-        query = request.query
-        try:
-            target = target_from_text(query.get("target", ""))
-            wanted = kernel and query.get("kernel", "1") != "0"
-            explanation = await inspector.explain(target, query.get("from", ""), kernel=wanted)
-        except BadQuestion as error:
-            return text_response(f"{error}\n", 400)
-        return _json(explanation)
-
-    return answer
-
-
-def services_handler(inspector: Inspector) -> Handler:
-    async def answer(request: web.BaseRequest) -> web.Response:
-        query = request.query
-        offset, limit = _number(query.get("offset"), 0), _number(query.get("limit"), MAX_ROWS)
-        return _json(await inspector.services(query.get("search", "")[:200], offset, limit))
-
-    return answer
-
-
-def _number(text: str | None, default: int) -> int:
-    usable = text is not None and text.isascii() and text.isdigit() and len(text) < 10
-    return int(text) if usable and text is not None else default
-
-
-def _json(value: object) -> web.Response:
-    return reply(msgspec.json.encode(value), "application/json", headers={"Cache-Control": "no-store"})
+        return FamilyVerification(family.family.value, found, family.pending, error)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from pointsman.explain.report import KernelDifference
+from pointsman.backends.contract import Difference
 from pointsman.printable import printable
 
 DIFFERENCES_SHOWN = 100
@@ -16,6 +16,7 @@ class SyncPoint(msgspec.Struct, frozen=True, rename="camel"):
     """One sync of the recent past."""
 
     at: float
+    """Unix time at its end."""
     seconds: float
     full: bool
     changed: int
@@ -105,7 +106,7 @@ class FamilyVerification(msgspec.Struct, frozen=True, rename="camel"):
     """Kernel against desired state of one IP family."""
 
     family: str
-    differences: tuple[KernelDifference, ...]
+    differences: tuple[Difference, ...]
     pending: int
     error: str = ""
     """Why the kernel could not be read."""
@@ -220,7 +221,7 @@ def verification_text(verification: Verification) -> str:
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
-def difference_lines(entry: KernelDifference) -> list[str]:
+def difference_lines(entry: Difference) -> list[str]:
     """One difference in the manner of a diff: - is what the kernel has, + what it should have."""
     owner = f" ({entry.service})" if entry.service else ""
     lines = [f"{entry.what}{owner}"]

@@ -28,7 +28,7 @@ import msgspec
 
 from pointsman.kernel.conntrack import Flow, FlowQuery
 from pointsman.model.addresses import is_loopback
-from pointsman.model.node_context import NodeContext
+from pointsman.model.node_context import Situation
 from pointsman.model.plan import FrontendKind, Outcome, ServicePlan
 from pointsman.model.service import Protocol
 from pointsman.sync.reconcile import PlanChange
@@ -169,7 +169,7 @@ def unsettled_after(earlier: Unsettled | None, change: PlanChange) -> Unsettled 
     return Unsettled(frontends, backends, change.new) if frontends else None
 
 
-def checklist_of(unsettled: Iterable[Unsettled], context: NodeContext) -> Checklist:
+def checklist_of(unsettled: Iterable[Unsettled], situation: Situation) -> Checklist:
     """Present frontends win over removed ones: an address may have passed to another service port."""
     present: dict[FrontendKey, Expectation] = {}
     removed: dict[FrontendKey, Expectation] = {}
@@ -179,8 +179,8 @@ def checklist_of(unsettled: Iterable[Unsettled], context: NodeContext) -> Checkl
         present |= dict.fromkeys(entry.frontends & now, Expectation(serving, translates=bool(used)))
         gone = (key for key in entry.frontends - now if key[0] == _UDP)
         removed |= dict.fromkeys(gone, Expectation(entry.backends, removed=True))
-    selected = context.node_port_addresses
-    everywhere = (*context.local_addresses, *context.node_ips)
+    selected = situation.context.node_port_addresses
+    everywhere = (*situation.own_addresses, *situation.context.node_ips)
     return Checklist(
         removed | present,
         frozenset(everywhere if selected.match_all else selected.addresses),

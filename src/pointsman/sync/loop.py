@@ -3,38 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import contextlib
+import enum
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
 
 from pointsman.backends.contract import Drift
-from pointsman.errors import KernelError
-from pointsman.model.node_context import NodeContext
+from pointsman.model.addresses import Family
+from pointsman.model.node_context import Situation
+from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Tracker
 from pointsman.sync.pacing import Pacer
-from pointsman.sync.reconcile import Reconciler, SyncOutcome
+from pointsman.sync.reconcile import Reconciler, SyncFailed, SyncOutcome
 
 T = TypeVar("T")
-RunBlocking = Callable[[Callable[[], T]], Awaitable[T]]
 
 
-class SyncHooks:
-    """What the rest of the process wants to hear; every method may be overridden."""
+class RunBlocking(Protocol):
+    """Runs a call on the worker thread of the family."""
 
-    def queued(self) -> None:
+    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+class SyncListener:
+    """What the rest of the process hears of syncs, in the event loop; each part overrides what concerns it."""
+
+    def queued(self, family: Family) -> None:
         """A change arrived that the kernel does not have yet."""
 
-    def succeeded(self, outcome: SyncOutcome) -> None:
+    def synced(self, outcome: SyncOutcome) -> None:
         """The kernel accepted everything taken so far."""
 
-    def failed(self, error: KernelError, retry_in: float) -> None:
+    def failed(self, family: Family, failure: SyncFailed, retry_in: float) -> None:
         """A sync failed; the old state stands."""
 
-    def unsure(self, error: Exception) -> None:
-        """Whether somebody changed what we own cannot be told; a full sync follows to be sure."""
+    def unsure(self, family: Family, error: Exception) -> None:
+        """Whether someone changed what we own is unknown; a full sync follows to be sure."""
 
-    def drifted(self, drift: Drift) -> None:
-        """Somebody else changed what we own; a full sync follows."""
+    def drifted(self, family: Family, drift: Drift) -> None:
+        """Someone else changed what we own; a full sync follows."""
+
+
+class Scope(enum.IntEnum):
+    """How much the next sync covers; of two wishes the larger counts."""
+
+    CHANGES = 0
+    FULL = 1
+    """The kernel is made equal to the plans, whatever it holds."""
+    ANEW = 2
+    """In addition the reconciler gets every state again: a bug struck, and what it holds is in doubt."""
 
 
 class SyncLoop:
@@ -46,111 +63,106 @@ class SyncLoop:
         reconciler: Reconciler,
         pacer: Pacer,
         *,
-        context: Callable[[], NodeContext],
-        run_blocking: RunBlocking[SyncOutcome | Drift | None],
-        hooks: SyncHooks,
-        drift_period: float,
+        situation: Callable[[], Situation],
+        run_blocking: RunBlocking,
+        listeners: Sequence[SyncListener],
     ) -> None:
-        self.tracker = tracker
-        self.reconciler = reconciler
         self.pacer = pacer
-        self.hooks = hooks
-        self.drift_period = drift_period
-        self._context = context
+        self.unsynced: frozenset[ServicePortName] = frozenset()
+        """Service ports taken from the tracker that the kernel has not accepted yet."""
+        self._tracker = tracker
+        self._reconciler = reconciler
+        self._situation = situation
         self._run_blocking = run_blocking
-        self._wake = asyncio.Event()
-        self._requested = False
-        self._asked_once = False
-        self._full_requested = False
-        self._doubtful = False
+        self._listeners = listeners
+        self._scope = Scope.CHANGES
+        self._asked = asyncio.Event()
         self._idle = asyncio.Event()
-        self._synced_once = asyncio.Event()
 
     def request(self, *, full: bool = False) -> None:
         """Ask for a sync soon; requests made before it runs are served together."""
-        if not self._requested:
-            self.hooks.queued()
-        self._requested = self._asked_once = True
-        self._full_requested |= full
+        if not self._asked.is_set():
+            for listener in self._listeners:
+                listener.queued(self._tracker.family)
+        if full:
+            self._scope = max(self._scope, Scope.FULL)
         self._idle.clear()
-        self._wake.set()
+        self._asked.set()
 
     async def wait_idle(self) -> None:
-        """Until every request made so far has been served by a successful sync."""
+        """Until a sync succeeded, with no request left that came after it began."""
         await self._idle.wait()
 
     async def run(self) -> None:
         """Serve requests until cancelled."""
         loop = asyncio.get_running_loop()
-        next_drift_check = loop.time() + self.drift_period
+        looked_at = loop.time()
         while True:
-            due = min(self._due_unasked(), next_drift_check)
-            await self._sleep_until(due)
+            await self._asked_or(min(self.pacer.next_due(), looked_at + self.pacer.pace.drift_period))
             now = loop.time()
-            if now >= next_drift_check:
-                next_drift_check = now + self.drift_period
+            if now >= looked_at + self.pacer.pace.drift_period:
+                looked_at = now
                 await self._check_drift()
-            if self._requested or now >= self._due_unasked():
+            if self._asked.is_set() or now >= self.pacer.next_due():
                 delay = self.pacer.delay(now)
                 if delay > 0:
                     await asyncio.sleep(delay)
                 await self._sync_once()
 
-    def _due_unasked(self) -> float:
-        """Never before the first request: until all objects are listed, a full sync would take every rule away."""
-        return self.pacer.next_due() if self._asked_once else math.inf
-
-    async def _sleep_until(self, due: float) -> None:
-        if self._requested and self._wake.is_set():
-            self._wake.clear()
-            return
+    async def _asked_or(self, due: float) -> None:
         timeout = due - asyncio.get_running_loop().time()
         if timeout > 0:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await self._wake.wait()
-            except TimeoutError:
-                return
-        self._wake.clear()
+                    await self._asked.wait()
 
     async def _check_drift(self) -> None:
-        if not self._synced_once.is_set() or self._requested or self._full_requested:
+        """Only when all is done: before the first sync nothing is ours, and a sync about to run repairs anyway."""
+        if not self._idle.is_set():
             return
+        family = self._tracker.family
         try:
-            drift = await self._run_blocking(self.reconciler.backend.drift)
+            drift = await self._run_blocking(self._reconciler.backend.drift)
         except Exception as error:  # noqa: BLE001 whatever it was, a full sync is the answer to not knowing
-            self.hooks.unsure(error)
+            for listener in self._listeners:
+                listener.unsure(family, error)
             self.request(full=True)
             return
-        if isinstance(drift, Drift):
-            self.hooks.drifted(drift)
+        if drift is not None:
+            for listener in self._listeners:
+                listener.drifted(family, drift)
             self.request(full=True)
 
     async def _sync_once(self) -> None:
         loop = asyncio.get_running_loop()
-        full = self._full_requested or self.pacer.full_due(loop.time())
-        self._requested = False
-        self._full_requested = False
-        changes = self.tracker.take_all() if self._doubtful else self.tracker.take()
-        context = self._context()
+        scope, self._scope = self._scope, Scope.CHANGES
+        full = scope >= Scope.FULL or self.pacer.full_due(loop.time())
+        self._asked.clear()
+        changes = self._tracker.take_all() if scope is Scope.ANEW else self._tracker.take()
+        self.unsynced |= changes.states.keys()
+        context, own_addresses = self._situation()
         self.pacer.started(loop.time())
         try:
-            outcome = await self._run_blocking(lambda: self.reconciler.sync(changes, context, full=full))
-        except KernelError as error:
-            self._sync_failed(error)
+            outcome = await self._run_blocking(
+                lambda: self._reconciler.sync(changes, context, own_addresses, full=full)
+            )
+        except SyncFailed as failure:
+            self.unsynced = failure.unsynced
+            self._sync_failed(failure, max(scope, Scope.FULL))
             return
         except Exception as error:  # noqa: BLE001 a bug met in one sync must not end the process
-            self._doubtful = True
-            self._sync_failed(KernelError(f"internal error: {error!r}"))
+            self._sync_failed(SyncFailed(f"internal error: {error!r}", full=full), Scope.ANEW)
             return
-        self._doubtful = False
-        assert isinstance(outcome, SyncOutcome)
+        self.unsynced = frozenset()
         self.pacer.succeeded(loop.time(), full=outcome.report.full)
-        self.hooks.succeeded(outcome)
-        self._synced_once.set()
-        if not self._requested:
+        for listener in self._listeners:
+            listener.synced(outcome)
+        if not self._asked.is_set():
             self._idle.set()
 
-    def _sync_failed(self, error: KernelError) -> None:
-        self._full_requested = True
-        self.hooks.failed(error, self.pacer.failed(asyncio.get_running_loop().time()))
+    def _sync_failed(self, failure: SyncFailed, needed: Scope) -> None:
+        self._scope = max(self._scope, needed)
+        self._idle.clear()
+        retry_in = self.pacer.failed(asyncio.get_running_loop().time())
+        for listener in self._listeners:
+            listener.failed(self._tracker.family, failure, retry_in)

@@ -5,6 +5,8 @@ Pure decisions over a clock value, so that the loop around it can be tested in v
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from pointsman.waiting import Backoff, TokenBucket
@@ -19,6 +21,8 @@ class Pace(msgspec.Struct, frozen=True):
 
     min_period: float
     sync_period: float
+    drift_period: float = math.inf
+    """How often to look whether someone else changed our rules."""
     full_period: float = FULL_SYNC_PERIOD
 
 
@@ -29,7 +33,7 @@ class Pacer:
         self._bucket = TokenBucket(0.0, BURST, now)
         self._retries = Backoff(FIRST_RETRY, FIRST_RETRY)
         self.pace = pace
-        self._full_due = now + pace.full_period
+        self._full_due = math.inf
         self._retry_due: float | None = None
 
     @property
@@ -63,7 +67,10 @@ class Pacer:
         return wait
 
     def next_due(self) -> float:
-        """When a sync must run without anybody asking: the retry (a full sync itself), or the periodic full one."""
+        """When a sync must run unasked: the retry (a full sync itself), or the periodic full one.
+
+        Never before the first sync: until all objects are listed, a full sync would take every rule away.
+        """
         return self._full_due if self._retry_due is None else self._retry_due
 
     def full_due(self, now: float) -> bool:

@@ -1,7 +1,8 @@
 """Changes in, kernel state out: plan what is dirty, hand it to the backend, remember only what was accepted.
 
-One Reconciler serves one IP family on that family's worker thread. After a failure nothing is forgotten: the
-plans already hold the desired state, the changed service ports stay on the list, and the next sync is a full one.
+One Reconciler serves one IP family on that family's worker thread. What the rest of the process may know leaves it
+as a value: a `SyncOutcome`, or a `SyncFailed`. After a failure nothing is forgotten: the plans already hold the
+desired state, the changed service ports stay on the list, and the next sync is a full one.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ import msgspec
 
 from pointsman.backends.contract import Backend, Difference, SyncReport, SyncRequest
 from pointsman.errors import KernelError
-from pointsman.model.claims import ClaimIndex
-from pointsman.model.node_context import NodeContext
+from pointsman.model.addresses import Family
+from pointsman.model.claims import Claim, ClaimIndex
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.node_context import NodeContext, Situation
 from pointsman.model.plan import Outcome, ServicePlan
-from pointsman.model.planning import clash_report, plan_service_port
+from pointsman.model.planning import plan_service_port
 from pointsman.model.problem import Problem
-from pointsman.model.service import ServicePortName
+from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.tracker import Changes, PortState
 
-OnRefused = Callable[[ServicePortName, Problem], None]
+Planner = Callable[
+    [ServicePort, tuple[Endpoint, ...], NodeContext, Mapping[Claim, ServicePortName]], ServicePlan | Problem
+]
 
 
 class PlanChange(msgspec.Struct, frozen=True):
@@ -31,16 +36,67 @@ class PlanChange(msgspec.Struct, frozen=True):
     new: ServicePlan | None
 
 
+class Refusal(msgspec.Struct, frozen=True):
+    """A service port, or one of its addresses, that is not served, and why."""
+
+    name: ServicePortName
+    problem: Problem
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """How much is planned after a sync."""
+
+    service_ports: int = 0
+    endpoints: int = 0
+    without_local_internal: int = 0
+    """Service ports whose internal traffic policy is Local and that have no endpoint on this node."""
+    without_local_external: int = 0
+
+
 class SyncOutcome(msgspec.Struct, frozen=True):
     """A successful sync: what the backend reports, what changed, how long it took."""
 
     report: SyncReport
     changes: Mapping[ServicePortName, PlanChange]
     trigger_times: Mapping[str, tuple[float, ...]]
-    context: NodeContext
+    situation: Situation
     seconds: float
     first: bool
     """No sync had succeeded before this one in this process."""
+    totals: Totals = Totals()
+    refused: tuple[Refusal, ...] = ()
+    """What was found to be refused since the last sync; a refusal that lasts is named once."""
+
+    @property
+    def family(self) -> Family:
+        return self.situation.context.family
+
+
+class SyncFailed(KernelError):
+    """The kernel refused a sync: the old rules stand, nothing is lost, the next sync is a full one."""
+
+    def __init__(
+        self,
+        message: str,
+        errno: int = 0,
+        *,
+        full: bool,
+        unsynced: frozenset[ServicePortName] = frozenset(),
+        refused: tuple[Refusal, ...] = (),
+    ) -> None:
+        super().__init__(message, errno)
+        self.full = full
+        self.unsynced = unsynced
+        """Service ports whose latest plan the kernel has not accepted."""
+        self.refused = refused
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A copy of what the kernel should hold, and how it differs from that where it was asked."""
+
+    plans: Mapping[ServicePortName, ServicePlan]
+    unsynced: frozenset[ServicePortName]
+    differences: tuple[Difference, ...] | None = None
 
 
 class Reconciler:
@@ -50,36 +106,32 @@ class Reconciler:
         self,
         backend: Backend,
         *,
-        on_refused: OnRefused | None = None,
+        plan: Planner = plan_service_port,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.backend = backend
         self.plans: dict[ServicePortName, ServicePlan] = {}
-        self.without_local_internal: set[ServicePortName] = set()
-        self.without_local_external: set[ServicePortName] = set()
-        self.endpoint_count = 0
-        self._on_refused = on_refused
+        self._plan_service_port = plan
         self._clock = clock
+        self._tally = _Tally()
+        self._refusals = _Refusals()
         self._states: dict[ServicePortName, PortState] = {}
         self._claims = ClaimIndex()
         self._before: dict[ServicePortName, ServicePlan | None] = {}
         self._trigger_times: dict[str, tuple[float, ...]] = {}
-        self._rejected: Mapping[ServicePortName, str] = {}
         self._context: NodeContext | None = None
         self._full_needed = True
         self._succeeded_once = False
 
-    @property
-    def unsynced(self) -> int:
-        """Service ports whose latest plan the kernel has not accepted yet."""
-        return len(self._before)
-
-    @property
-    def unsynced_names(self) -> frozenset[ServicePortName]:
-        return frozenset(self._before)
-
-    def sync(self, changes: Changes, context: NodeContext, *, full: bool = False) -> SyncOutcome:
-        """Bring the kernel up to date; raises KernelError with nothing lost when it refuses."""
+    def sync(
+        self,
+        changes: Changes,
+        context: NodeContext,
+        own_addresses: tuple[bytes, ...] = (),
+        *,
+        full: bool = False,
+    ) -> SyncOutcome:
+        """Bring the kernel up to date; raises SyncFailed with nothing lost when it refuses."""
         started = self._clock()
         self._absorb(changes, context)
         request = SyncRequest(
@@ -92,20 +144,24 @@ class Reconciler:
         try:
             report = self.backend.sync(request)
         except KernelError as error:
-            error.partial = not request.full
-            raise
-        for name, reason in report.rejected.items():
-            if self._rejected.get(name) != reason:
-                self._refuse(name, Problem("KernelRefused", reason))
-        self._rejected = report.rejected
+            raise SyncFailed(
+                str(error),
+                error.errno,
+                full=request.full,
+                unsynced=frozenset(self._before),
+                refused=self._refusals.take(),
+            ) from error
+        self._refusals.by_kernel(report.rejected)
         accepted = {name: PlanChange(old, self.plans.get(name)) for name, old in self._before.items()}
         outcome = SyncOutcome(
             report=report,
             changes=accepted,
             trigger_times=self._trigger_times,
-            context=context,
+            situation=Situation(context, own_addresses),
             seconds=self._clock() - started,
             first=not self._succeeded_once,
+            totals=self._tally.totals(len(self.plans)),
+            refused=self._refusals.take(),
         )
         self._before = {}
         self._trigger_times = {}
@@ -117,17 +173,21 @@ class Reconciler:
         """Compare the kernel with the plans, changing nothing."""
         return self.backend.verify(SyncRequest(context=context, plans=self.plans, changed={}, full=True))
 
+    def snapshot(self, verify_with: NodeContext | None = None) -> Snapshot:
+        """The plans as they are now; with a context the kernel is read and compared, too."""
+        found = None if verify_with is None else tuple(self.verify(verify_with))
+        return Snapshot(dict(self.plans), frozenset(self._before), found)
+
     def _absorb(self, changes: Changes, context: NodeContext) -> None:
         states = dict(changes.states)
         if changes.complete:
             states |= dict.fromkeys(self._states.keys() - states.keys())
         dirty = set(states)
         for name, state in states.items():
-            old = self._states.pop(name, None)
-            self.endpoint_count -= len(old.endpoints) if old is not None else 0
-            if state is not None:
+            if state is None:
+                self._states.pop(name, None)
+            else:
                 self._states[name] = state
-                self.endpoint_count += len(state.endpoints)
             dirty |= self._claims.update(name, state.port if state is not None else None)
         for key, times in changes.trigger_times.items():
             self._trigger_times[key] = self._trigger_times.get(key, ()) + times
@@ -139,51 +199,84 @@ class Reconciler:
             self._replan(name, context)
 
     def _replan(self, name: ServicePortName, context: NodeContext) -> None:
-        state = self._states.get(name)
-        plan = None
-        if state is not None:
-            plan = self._plan(name, state, context)
+        planned = self._plan(name, context)
+        if isinstance(planned, Problem):
+            self._refusals.by_plan(name, (planned,))
+            plan = None
+        else:
+            self._refusals.by_plan(name, planned.refused if planned is not None else ())
+            plan = planned
         old = self.plans.get(name)
         if plan == old:
             return
         self._before.setdefault(name, old)
         if plan is None:
-            self.plans.pop(name, None)
+            del self.plans[name]
         else:
             self.plans[name] = plan
-            for problem in plan.refused:
-                if old is None or problem not in old.refused:
-                    self._refuse(name, problem)
-        self._count_missing_local(name, plan)
+        self._tally.replaced(old, plan)
 
-    def _plan(self, name: ServicePortName, state: PortState, context: NodeContext) -> ServicePlan | None:
-        lost = self._claims.lost(name)
-        try:
-            plan = plan_service_port(state.port, state.endpoints, context, lost)
-        except Exception as error:  # noqa: BLE001 one object must never keep the others from being served
-            self._refuse(name, Problem("InternalError", f"cannot be planned: {error!r}"))
+    def _plan(self, name: ServicePortName, context: NodeContext) -> ServicePlan | Problem | None:
+        state = self._states.get(name)
+        if state is None:
             return None
-        if plan is None:
-            clash = clash_report(state.port, lost)
-            if clash is not None:
-                self._refuse(name, clash)
-        return plan
+        try:
+            return self._plan_service_port(state.port, state.endpoints, context, self._claims.lost(name))
+        except Exception as error:  # noqa: BLE001 one object must never keep the others from being served
+            return Problem("InternalError", f"cannot be planned: {error!r}")
 
-    def _count_missing_local(self, name: ServicePortName, plan: ServicePlan | None) -> None:
-        port = plan.port if plan is not None else None
-        internal = plan is not None and port is not None and port.internal_local
-        external = (
-            plan is not None and port is not None and port.external_local and port.externally_accessible
+
+class _Tally:
+    """Counts what the plans hold, by what each change adds and takes away."""
+
+    def __init__(self) -> None:
+        self._endpoints = 0
+        self._without_local_internal = 0
+        self._without_local_external = 0
+
+    def replaced(self, old: ServicePlan | None, new: ServicePlan | None) -> None:
+        for plan, by in ((old, -1), (new, 1)):
+            if plan is None:
+                continue
+            port = plan.port
+            self._endpoints += by * len(plan.all_endpoints)
+            if port.internal_local and plan.internal_outcome is Outcome.DROP:
+                self._without_local_internal += by
+            if port.external_local and port.externally_accessible and plan.external_outcome is Outcome.DROP:
+                self._without_local_external += by
+
+    def totals(self, service_ports: int) -> Totals:
+        return Totals(
+            service_ports, self._endpoints, self._without_local_internal, self._without_local_external
         )
-        for lacking, policy, outcome in (
-            (self.without_local_internal, internal, plan.internal_outcome if plan else None),
-            (self.without_local_external, external, plan.external_outcome if plan else None),
-        ):
-            if policy and outcome is Outcome.DROP:
-                lacking.add(name)
-            else:
-                lacking.discard(name)
 
-    def _refuse(self, name: ServicePortName, problem: Problem) -> None:
-        if self._on_refused is not None:
-            self._on_refused(name, problem)
+
+class _Refusals:
+    """What is refused now, so that each refusal is told once for as long as it lasts."""
+
+    def __init__(self) -> None:
+        self._by_plan: dict[ServicePortName, tuple[Problem, ...]] = {}
+        self._by_kernel: Mapping[ServicePortName, str] = {}
+        self._untold: list[Refusal] = []
+
+    def by_plan(self, name: ServicePortName, problems: tuple[Problem, ...]) -> None:
+        known = self._by_plan.get(name, ())
+        if problems == known:
+            return
+        self._untold += [Refusal(name, problem) for problem in problems if problem not in known]
+        if problems:
+            self._by_plan[name] = problems
+        else:
+            del self._by_plan[name]
+
+    def by_kernel(self, rejected: Mapping[ServicePortName, str]) -> None:
+        self._untold += [
+            Refusal(name, Problem("KernelRefused", reason))
+            for name, reason in rejected.items()
+            if self._by_kernel.get(name) != reason
+        ]
+        self._by_kernel = rejected
+
+    def take(self) -> tuple[Refusal, ...]:
+        untold, self._untold = tuple(self._untold), []
+        return untold

@@ -13,7 +13,7 @@ import msgspec
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed, Flow
 from pointsman.model.addresses import Family
-from pointsman.model.node_context import NodeContext
+from pointsman.model.node_context import NodeContext, Situation
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.obs.log import get_log
@@ -38,12 +38,12 @@ class _Notes(msgspec.Struct, frozen=True):
     """What was noted up to now."""
 
     unsettled: Mapping[ServicePortName, Unsettled]
-    context: NodeContext
+    situation: Situation
     number: int
     """Grows with every addition."""
 
     def checklist(self) -> Checklist:
-        return checklist_of(self.unsettled.values(), self.context)
+        return checklist_of(self.unsettled.values(), self.situation)
 
 
 class StaleFlowCleaner:
@@ -68,7 +68,7 @@ class StaleFlowCleaner:
         self._lock = threading.Lock()
         self._plans: dict[ServicePortName, ServicePlan] = {}
         self._unsettled: dict[ServicePortName, Unsettled] = {}
-        self._context = NodeContext(family, "")
+        self._situation = Situation(NodeContext(family, ""))
         self._additions = 0
 
     @property
@@ -79,7 +79,7 @@ class StaleFlowCleaner:
     def add(
         self,
         changes: Mapping[ServicePortName, PlanChange],
-        context: NodeContext,
+        situation: Situation,
         *,
         everything: bool = False,
     ) -> bool:
@@ -89,7 +89,7 @@ class StaleFlowCleaner:
         our rules away, and packets passed untranslated until they came back.
         """
         with self._lock:
-            self._context = context
+            self._situation = situation
             self._additions += 1
             for name, change in changes.items():
                 self._note(name, change)
@@ -164,7 +164,7 @@ class StaleFlowCleaner:
 
     def _notes(self) -> _Notes:
         with self._lock:
-            return _Notes(dict(self._unsettled), self._context, self._additions)
+            return _Notes(dict(self._unsettled), self._situation, self._additions)
 
     def _settle(self, notes: _Notes) -> None:
         """Forget what was checked, unless it changed again meanwhile."""

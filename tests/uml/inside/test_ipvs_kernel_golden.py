@@ -129,6 +129,6 @@ def test_small_steps_lead_to_the_recorded_state(
     for step in scenario.steps:
         for family, outcome in running.advance(step).items():
             assert not outcome.report.full
-            assert running.reconcilers[family].verify(outcome.context) == []
+            assert running.reconcilers[family].verify(outcome.situation.context) == []
             assert running.reconcilers[family].backend.drift() is None
         _assert_recorded(step, families, dump)

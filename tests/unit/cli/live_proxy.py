@@ -11,11 +11,12 @@ from pathlib import Path
 
 from tests.process.assembled import Assembly
 
+from pointsman.app.control_handlers import control_routes, page_data_routes
 from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
 from pointsman.model.node import host_ips
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
-from pointsman.node.snapshot import Inspector, control_routes, page_data_routes
+from pointsman.node.snapshot import Inspector
 from pointsman.report.status import ReloadReport
 from pointsman.serve.control import ControlServer
 from pointsman.serve.http import Listener, routed

@@ -3,7 +3,9 @@ from hypothesis import strategies as st
 from tests.factory import context, endpoint, packed, service_port
 
 from pointsman.model.claims import ClaimIndex
-from pointsman.model.planning import clash_report, plan_service_port
+from pointsman.model.plan import ServicePlan
+from pointsman.model.planning import plan_service_port
+from pointsman.model.problem import Problem
 from pointsman.model.service import Protocol, ServicePort
 
 OLD = service_port(
@@ -62,18 +64,18 @@ def test_one_address_as_external_and_balancer_ip_of_one_service_is_no_clash() ->
 
 def test_a_loser_keeps_its_other_frontends_and_is_told() -> None:
     made = plan_service_port(NEW, (endpoint(),), context(), {CONTESTED: OLD.name})
-    assert made is not None
+    assert isinstance(made, ServicePlan)
     assert made.port.external_ips == ()
     assert [problem.reason for problem in made.refused] == ["ContestedAddress"]
     assert "default/old:http" in made.refused[0].message
 
 
-def test_a_lost_cluster_ip_leaves_no_plan() -> None:
+def test_a_lost_cluster_ip_leaves_a_problem_in_place_of_a_plan() -> None:
     lost = {(NEW.cluster_ip, Protocol.TCP, 80): OLD.name}
-    assert plan_service_port(NEW, (), context(), lost) is None
-    clash = clash_report(NEW, lost)
-    assert clash is not None
-    assert clash.reason == "ContestedClusterIP"
+    made = plan_service_port(NEW, (), context(), lost)
+    assert isinstance(made, Problem)
+    assert made.reason == "ContestedClusterIP"
+    assert "default/old:http" in made.message
 
 
 _ports = st.builds(

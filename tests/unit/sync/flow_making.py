@@ -7,7 +7,7 @@ from typing import Any
 from pointsman.kernel.conntrack import Flow
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.node_context import NodeContext
+from pointsman.model.node_context import NodeContext, Situation
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
@@ -16,7 +16,7 @@ CLUSTER, EXTERNAL, BALANCER = b"\x0a\x60\0\x0a", b"\xc0\0\x02\x05", b"\xc0\0\x02
 NODE, OTHER_HOST, CLIENT = b"\x0a\0\0\x01", b"\x0a\0\0\x63", b"\x0a\xf4\x09\x09"
 POD_A, POD_B = (b"\x0a\xf4\0\x05", 5353), (b"\x0a\xf4\0\x06", 5353)
 NODE_PORT = 30053
-CONTEXT = NodeContext(Family.IPV4, "n", node_ips=(NODE,), local_addresses=(NODE, b"\x7f\0\0\x01"))
+SITUATION = Situation(NodeContext(Family.IPV4, "n", node_ips=(NODE,)), (NODE, b"\x7f\0\0\x01"))
 NAME = ServicePortName("kube-system", "dns", "dns", Protocol.UDP)
 SCTP_NAME, TCP_NAME = (ServicePortName("a", "b", "", protocol) for protocol in (Protocol.SCTP, Protocol.TCP))
 
@@ -35,8 +35,8 @@ def plan(
 ) -> ServicePlan:
     """The first address is the cluster IP."""
     described = ServicePort(name, Family.IPV4, addresses[0], port, node_port, addresses[1:], **more)
-    made = plan_service_port(described, endpoints, CONTEXT)
-    assert made is not None
+    made = plan_service_port(described, endpoints, SITUATION.context)
+    assert isinstance(made, ServicePlan)
     return made
 
 

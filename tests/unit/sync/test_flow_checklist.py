@@ -8,7 +8,6 @@ import pytest
 from tests.unit.sync.flow_making import (
     BALANCER,
     CLUSTER,
-    CONTEXT,
     EXTERNAL,
     NODE,
     NODE_PORT,
@@ -16,6 +15,7 @@ from tests.unit.sync.flow_making import (
     POD_A,
     POD_B,
     SCTP_NAME,
+    SITUATION,
     TCP_NAME,
     flow,
     plan,
@@ -25,7 +25,7 @@ from tests.unit.sync.flow_making import (
 
 from pointsman.kernel.conntrack import FlowQuery
 from pointsman.model.addresses import Family
-from pointsman.model.node_context import NodeContext, NodePortAddresses
+from pointsman.model.node_context import NodeContext, NodePortAddresses, Situation
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.sync.flow_checklist import (
@@ -38,9 +38,9 @@ from pointsman.sync.flow_checklist import (
 from pointsman.sync.reconcile import PlanChange
 
 
-def checklist(*changes: PlanChange, context: NodeContext = CONTEXT) -> Checklist:
+def checklist(*changes: PlanChange, situation: Situation = SITUATION) -> Checklist:
     noted = [unsettled_after(None, change) for change in changes]
-    return checklist_of([entry for entry in noted if entry is not None], context)
+    return checklist_of([entry for entry in noted if entry is not None], situation)
 
 
 FRONTENDS = [(CLUSTER, 53), (EXTERNAL, 53), (BALANCER, 53), (NODE, NODE_PORT), (b"\x7f\0\0\x01", NODE_PORT)]
@@ -132,14 +132,11 @@ def test_a_node_port_counts_on_addresses_of_this_node_only() -> None:
 
 
 def test_selected_node_port_addresses_limit_what_is_touched() -> None:
-    selected = NodeContext(
-        Family.IPV4,
-        "n",
-        node_ips=(NODE,),
-        local_addresses=(NODE, OTHER_HOST),
-        node_port_addresses=NodePortAddresses(match_all=False, addresses=(NODE,), loopback=False),
+    where = NodePortAddresses(match_all=False, addresses=(NODE,), loopback=False)
+    selected = Situation(
+        NodeContext(Family.IPV4, "n", node_ips=(NODE,), node_port_addresses=where), (NODE, OTHER_HOST)
     )
-    check = checklist(PlanChange(plan(pod(POD_A)), plan(pod(POD_B))), context=selected)
+    check = checklist(PlanChange(plan(pod(POD_A)), plan(pod(POD_B))), situation=selected)
     ours = flow(NODE, NODE_PORT, POD_A)
     others = [flow(OTHER_HOST, NODE_PORT, POD_A), flow(b"\x7f\0\0\x01", NODE_PORT, POD_A)]
     assert stale_flows([ours, *others], check) == [ours]
@@ -242,7 +239,7 @@ def test_a_handshake_at_a_frontend_that_was_taken_away_meanwhile_is_left_alone()
     first = unsettled_after(None, PlanChange(None, plan(host, name=TCP_NAME)))
     then = unsettled_after(first, PlanChange(plan(host, name=TCP_NAME), None))
     assert then is not None
-    assert stale_flows([syn(EXTERNAL, 53), syn(CLUSTER, 53)], checklist_of([then], CONTEXT)) == []
+    assert stale_flows([syn(EXTERNAL, 53), syn(CLUSTER, 53)], checklist_of([then], SITUATION)) == []
 
 
 def test_few_ports_are_asked_for_exactly_and_many_by_protocol() -> None:

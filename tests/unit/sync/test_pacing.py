@@ -1,3 +1,5 @@
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,15 +29,19 @@ def test_failures_back_off_up_to_the_sync_period_and_a_success_resets() -> None:
     pacer = Pacer(PACE, 0.0)
     assert [pacer.failed(0.0) for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
     assert pacer.next_due() == 30.0
-    pacer.succeeded(40.0, full=False)
-    assert pacer.next_due() == PACE.full_period
+    pacer.succeeded(40.0, full=True)
+    assert pacer.next_due() == 40.0 + PACE.full_period
     assert pacer.failed(41.0) == 1
 
 
-def test_a_full_sync_is_due_every_hour_and_postponed_by_any_full_one() -> None:
+def test_a_full_sync_is_due_an_hour_after_the_last_full_one_and_never_before_the_first() -> None:
     pacer = Pacer(PACE, 0.0)
+    assert pacer.next_due() == math.inf
+    pacer.succeeded(0.0, full=True)
     assert not pacer.full_due(3599.0)
     assert pacer.full_due(3600.0)
+    pacer.succeeded(50.0, full=False)
+    assert pacer.next_due() == 3600.0
     pacer.succeeded(100.0, full=True)
     assert pacer.next_due() == 3700.0
 

@@ -1,3 +1,5 @@
+import errno
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,8 +15,7 @@ from pointsman.model.planning import plan_service_port
 from pointsman.model.problem import Problem
 from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.tracker import Changes, PortState, Tracker
-from pointsman.sync import reconcile
-from pointsman.sync.reconcile import Reconciler
+from pointsman.sync.reconcile import Reconciler, Refusal, SyncFailed, Totals
 from pointsman.testing.recording import RecordingBackend
 
 WEB = service_port()
@@ -54,11 +55,11 @@ def test_a_failed_sync_loses_nothing_and_the_next_is_full(
 ) -> None:
     reconciler.sync(changes(WEB), context())
     backend.failures = [KernelError("no")]
-    with pytest.raises(KernelError):
+    with pytest.raises(SyncFailed) as failed:
         reconciler.sync(
             Changes({API.name: PortState(API, ()), WEB.name: None}, {"default/api": (1.0,)}), context()
         )
-    assert reconciler.unsynced == 2
+    assert failed.value.unsynced == {API.name, WEB.name}
     outcome = reconciler.sync(Changes({}), context())
     assert outcome.report.full
     assert set(backend.programmed) == {API.name}
@@ -67,17 +68,18 @@ def test_a_failed_sync_loses_nothing_and_the_next_is_full(
     assert outcome.changes[WEB.name].old is not None
 
 
-def test_an_error_says_whether_a_partial_sync_failed(
+def test_a_failure_says_what_the_kernel_said_and_whether_the_sync_was_a_full_one(
     reconciler: Reconciler, backend: RecordingBackend
 ) -> None:
-    backend.failures = [KernelError("full")]
-    with pytest.raises(KernelError) as full:
+    backend.failures = [KernelError("out of memory", errno.ENOMEM)]
+    with pytest.raises(SyncFailed, match="out of memory") as full:
         reconciler.sync(changes(WEB), context())
     reconciler.sync(Changes({}), context())
     backend.failures = [KernelError("partial")]
-    with pytest.raises(KernelError) as partial:
+    with pytest.raises(SyncFailed) as partial:
         reconciler.sync(changes(API), context())
-    assert (full.value.partial, partial.value.partial) == (False, True)
+    assert (full.value.full, partial.value.full) == (True, False)
+    assert full.value.errno == errno.ENOMEM
 
 
 def test_a_new_context_replans_everything(reconciler: Reconciler, backend: RecordingBackend) -> None:
@@ -87,77 +89,86 @@ def test_a_new_context_replans_everything(reconciler: Reconciler, backend: Recor
     assert outcome.changes == {}
 
 
-def test_a_contested_address_is_handed_over(backend: RecordingBackend) -> None:
-    refused: list[tuple[ServicePortName, Problem]] = []
-    reconciler = Reconciler(backend, on_refused=lambda name, problem: refused.append((name, problem)))
+def reasons(refused: Iterable[Refusal]) -> list[tuple[ServicePortName, str]]:
+    return [(refusal.name, refusal.problem.reason) for refusal in refused]
+
+
+def test_a_contested_address_is_handed_over(reconciler: Reconciler, backend: RecordingBackend) -> None:
     old = service_port("old", cluster_ip="10.96.0.1", external_ips=("198.51.100.1",), created="2020")
     new = service_port("new", cluster_ip="10.96.0.2", external_ips=("198.51.100.1",), created="2021")
-    reconciler.sync(changes(new), context())
-    reconciler.sync(changes(old), context())
+    assert reconciler.sync(changes(new), context()).refused == ()
+    outcome = reconciler.sync(changes(old), context())
     assert backend.programmed[new.name].port.external_ips == ()
-    assert [(name, problem.reason) for name, problem in refused] == [(new.name, "ContestedAddress")]
+    assert reasons(outcome.refused) == [(new.name, "ContestedAddress")]
     reconciler.sync(Changes({old.name: None}), context())
     assert backend.programmed[new.name].port.external_ips == new.external_ips
 
 
-def test_a_clash_of_cluster_ips_serves_the_older_one(backend: RecordingBackend) -> None:
-    refused: list[str] = []
-    reconciler = Reconciler(backend, on_refused=lambda name, problem: refused.append(problem.reason))
-    twin = service_port("twin", created="2030")
-    reconciler.sync(changes(WEB, twin), context())
-    assert set(backend.programmed) == {WEB.name}
-    assert refused == ["ContestedClusterIP"]
-
-
-def test_an_object_that_cannot_be_planned_harms_only_itself(
-    backend: RecordingBackend, monkeypatch: pytest.MonkeyPatch
+def test_a_clash_of_cluster_ips_serves_the_older_one_and_is_told_once(
+    reconciler: Reconciler, backend: RecordingBackend
 ) -> None:
-    refused: list[str] = []
-    real = plan_service_port
+    twin = service_port("twin", created="2030")
+    outcome = reconciler.sync(changes(WEB, twin), context())
+    assert set(backend.programmed) == {WEB.name}
+    assert reasons(outcome.refused) == [(twin.name, "ContestedClusterIP")]
+    assert reconciler.sync(Changes({}), context(masquerade_all=True)).refused == ()
+    reconciler.sync(Changes({WEB.name: None}), context())
+    assert set(backend.programmed) == {twin.name}
+    assert reasons(reconciler.sync(changes(WEB), context()).refused) == [(twin.name, "ContestedClusterIP")]
 
-    def breaks_on_api(port: ServicePort, *rest: Any) -> ServicePlan | None:
+
+def test_an_object_that_cannot_be_planned_harms_only_itself(backend: RecordingBackend) -> None:
+    def breaks_on_api(port: ServicePort, *rest: Any) -> ServicePlan | Problem:
         if port.name == API.name:
             raise ZeroDivisionError
-        return real(port, *rest)
+        return plan_service_port(port, *rest)
 
-    monkeypatch.setattr(reconcile, "plan_service_port", breaks_on_api)
-    reconciler = Reconciler(backend, on_refused=lambda name, problem: refused.append(problem.reason))
-    reconciler.sync(changes(WEB, API), context())
+    outcome = Reconciler(backend, plan=breaks_on_api).sync(changes(WEB, API), context())
     assert set(backend.programmed) == {WEB.name}
-    assert refused == ["InternalError"]
+    assert reasons(outcome.refused) == [(API.name, "InternalError")]
 
 
-def test_what_the_kernel_refused_is_reported(backend: RecordingBackend) -> None:
+def test_what_the_kernel_refused_is_told_once_for_each_reason(
+    reconciler: Reconciler, backend: RecordingBackend
+) -> None:
     refused: list[str] = []
-    backend.refuse = {WEB.name: "EINVAL"}
-    Reconciler(backend, on_refused=lambda name, problem: refused.append(problem.message)).sync(
-        changes(WEB), context()
-    )
-    assert refused == ["EINVAL"]
-
-
-def test_a_refusal_that_lasts_is_reported_once(backend: RecordingBackend) -> None:
-    refused: list[str] = []
-    backend.refuse = {WEB.name: "EINVAL"}
-    reconciler = Reconciler(backend, on_refused=lambda name, problem: refused.append(problem.message))
-    reconciler.sync(changes(WEB), context())
-    reconciler.sync(changes(API), context())
-    assert refused == ["EINVAL"]
-    backend.refuse = {WEB.name: "ENOENT"}
-    reconciler.sync(changes(), context())
+    for why, changed in (("EINVAL", WEB), ("EINVAL", API), ("ENOENT", API)):
+        backend.refuse = {WEB.name: why}
+        outcome = reconciler.sync(changes(changed), context())
+        refused += [refusal.problem.message for refusal in outcome.refused]
     assert refused == ["EINVAL", "ENOENT"]
 
 
-def test_missing_local_endpoints_are_counted(reconciler: Reconciler) -> None:
+def test_what_a_failed_sync_refused_is_told_with_the_failure_and_not_again(
+    reconciler: Reconciler, backend: RecordingBackend
+) -> None:
+    twin = service_port("twin", created="2030")
+    backend.failures = [KernelError("no")]
+    with pytest.raises(SyncFailed) as failed:
+        reconciler.sync(changes(WEB, twin), context())
+    assert reasons(failed.value.refused) == [(twin.name, "ContestedClusterIP")]
+    assert reconciler.sync(Changes({}), context()).refused == ()
+
+
+def test_the_outcome_counts_what_is_planned(reconciler: Reconciler) -> None:
     lonely = service_port(internal_local=True, external_local=True, node_port=30080)
-    reconciler.sync(changes(lonely), context())
-    assert reconciler.without_local_internal == reconciler.without_local_external == {lonely.name}
-    here = PortState(lonely, (endpoint(local=True),))
-    reconciler.sync(Changes({lonely.name: here}), context())
-    assert reconciler.without_local_internal == set()
-    assert reconciler.endpoint_count == 1
-    reconciler.sync(Changes({lonely.name: None}), context())
-    assert reconciler.endpoint_count == 0
+    assert reconciler.sync(changes(lonely), context()).totals == Totals(1, 1, 1, 1)
+    here = PortState(lonely, (endpoint(local=True), endpoint("10.244.1.2")))
+    assert reconciler.sync(Changes({lonely.name: here, API.name: PortState(API, ())}), context()).totals == (
+        Totals(2, 2)
+    )
+    assert reconciler.sync(Changes({lonely.name: None, API.name: None}), context()).totals == Totals()
+
+
+def test_a_snapshot_stays_as_it_was_taken(reconciler: Reconciler, backend: RecordingBackend) -> None:
+    reconciler.sync(changes(WEB), context())
+    backend.programmed.clear()
+    taken = reconciler.snapshot(context())
+    reconciler.sync(Changes({WEB.name: None}), context(), full=True)
+    assert set(taken.plans) == {WEB.name}
+    assert taken.differences is not None
+    assert [difference.what for difference in taken.differences] == ["default/web:http"]
+    assert reconciler.snapshot().differences is None
 
 
 def test_a_complete_picture_removes_what_is_not_in_it(

@@ -10,11 +10,11 @@ from typing import Self
 from tests.unit.sync.flow_making import (
     BALANCER,
     CLUSTER,
-    CONTEXT,
     EXTERNAL,
     NAME,
     POD_A,
     POD_B,
+    SITUATION,
     TCP_NAME,
     flow,
     plan,
@@ -88,7 +88,7 @@ def test_a_run_deletes_what_is_stale_and_counts_it() -> None:
     metrics = Metrics("nftables")
     table = FakeTable([flow(CLUSTER, 53, POD_A), flow(CLUSTER, 53, POD_B, source_port=5000)])
     driver = cleaner(table, metrics)
-    assert driver.add({NAME: PlanChange(plan(pod(POD_A), pod(POD_B)), plan(pod(POD_B)))}, CONTEXT)
+    assert driver.add({NAME: PlanChange(plan(pod(POD_A), pod(POD_B)), plan(pod(POD_B)))}, SITUATION)
     report = driver.run()
     assert (report.deleted, report.problem) == (1, "")
     assert table.entries == [flow(CLUSTER, 53, POD_B, source_port=5000)]
@@ -102,7 +102,7 @@ def test_changes_that_leave_nothing_stale_ask_the_kernel_nothing() -> None:
     table = FakeTable([flow(CLUSTER, 53, POD_A, protocol=6)])
     driver = cleaner(table)
     more = PlanChange(plan(pod(POD_A), name=TCP_NAME), plan(pod(POD_A), pod(POD_B), name=TCP_NAME))
-    assert not driver.add({TCP_NAME: more}, CONTEXT)
+    assert not driver.add({TCP_NAME: more}, SITUATION)
     assert driver.run().deleted == 0
     assert table.queries == []
 
@@ -111,19 +111,19 @@ def test_after_a_sync_that_rewrote_everything_all_service_ports_are_checked() ->
     table = FakeTable([])
     driver = cleaner(table)
     tcp = plan(pod(POD_A), name=TCP_NAME)
-    driver.add({NAME: PlanChange(None, plan(pod(POD_A))), TCP_NAME: PlanChange(None, tcp)}, CONTEXT)
+    driver.add({NAME: PlanChange(None, plan(pod(POD_A))), TCP_NAME: PlanChange(None, tcp)}, SITUATION)
     driver.run()
     slipped = [flow(CLUSTER, 53, None), syn(CLUSTER, 53)]
     kept = [flow(EXTERNAL, 53, POD_A), syn(EXTERNAL, 53, replied=True), syn(BALANCER, 53, POD_B)]
     table.entries = [*slipped, *kept]
-    assert not driver.add({}, CONTEXT)
-    assert driver.add({}, CONTEXT, everything=True)
+    assert not driver.add({}, SITUATION)
+    assert driver.add({}, SITUATION, everything=True)
     assert driver.run().deleted == 2
     assert table.entries == kept
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), None)}, CONTEXT)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), None)}, SITUATION)
     driver.run()
     table.queries.clear()
-    driver.add({}, CONTEXT, everything=True)
+    driver.add({}, SITUATION, everything=True)
     driver.run()
     assert {query.protocol for query in table.queries} == {6}, "what is gone is not checked again"
 
@@ -131,7 +131,7 @@ def test_after_a_sync_that_rewrote_everything_all_service_ports_are_checked() ->
 def test_a_handshake_that_was_answered_while_flows_were_listed_is_spared() -> None:
     table = FakeTable([syn(CLUSTER, 53)])
     driver = cleaner(table)
-    driver.add({TCP_NAME: PlanChange(None, plan(pod(POD_A), name=TCP_NAME))}, CONTEXT)
+    driver.add({TCP_NAME: PlanChange(None, plan(pod(POD_A), name=TCP_NAME))}, SITUATION)
 
     def answered() -> None:
         table.entries = [syn(CLUSTER, 53, replied=True)]
@@ -147,7 +147,7 @@ def test_after_a_restart_only_flows_without_a_serving_endpoint_go() -> None:
     table = FakeTable([flow(CLUSTER, 53, POD_A, source_port=1), *kept])
     driver = cleaner(table)
     unchanged = plan(pod(POD_A), name=other, addresses=(b"\x0a\x60\0\x0b",), node_port=0, port=443)
-    driver.add({NAME: PlanChange(None, plan(pod(POD_B))), other: PlanChange(None, unchanged)}, CONTEXT)
+    driver.add({NAME: PlanChange(None, plan(pod(POD_B))), other: PlanChange(None, unchanged)}, SITUATION)
     assert driver.run().deleted == 1
     assert table.entries == kept
 
@@ -156,10 +156,10 @@ def test_a_failed_run_keeps_its_notes_and_the_next_one_knows_newer_changes() -> 
     table = FakeTable([flow(CLUSTER, 53, POD_A), flow(CLUSTER, 53, POD_B, source_port=2)])
     table.failure = Rejected("no buffer space", errno.ENOBUFS)
     driver = cleaner(table)
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, CONTEXT)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, SITUATION)
     assert "no buffer space" in driver.run().problem
     assert driver.waiting == 1
-    driver.add({NAME: PlanChange(plan(), plan(pod(POD_B)))}, CONTEXT)
+    driver.add({NAME: PlanChange(plan(), plan(pod(POD_B)))}, SITUATION)
     table.failure = None
     assert driver.run().deleted == 1
     assert table.entries == [flow(CLUSTER, 53, POD_B, source_port=2)]
@@ -169,9 +169,9 @@ def test_frontends_lost_between_two_failed_runs_are_still_checked() -> None:
     table = FakeTable([flow(BALANCER, 53, POD_A)])
     table.failure = Rejected("busy")
     driver = cleaner(table)
-    driver.add({NAME: PlanChange(None, plan(pod(POD_A)))}, CONTEXT)
+    driver.add({NAME: PlanChange(None, plan(pod(POD_A)))}, SITUATION)
     driver.run()
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), None)}, CONTEXT)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), None)}, SITUATION)
     table.failure = None
     assert driver.run().deleted == 1
 
@@ -180,7 +180,7 @@ def test_a_run_past_its_deadline_stops_and_keeps_its_notes() -> None:
     now = iter(range(0, 1000, 20))
     table = FakeTable([flow(CLUSTER, 53, POD_A)])
     driver = cleaner(table, deadline=timedelta(seconds=10), monotonic=lambda: float(next(now)))
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, CONTEXT)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, SITUATION)
     assert "too slow" in driver.run().problem
     assert driver.waiting == 1
 
@@ -189,7 +189,7 @@ def test_a_kernel_without_conntrack_netlink_is_reported_and_not_asked_again_for_
     table = FakeTable([])
     table.failure = NotSupported("list tracked flows: the kernel needs CONFIG_NF_CT_NETLINK")
     driver = cleaner(table)
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, CONTEXT)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, SITUATION)
     assert "CONFIG_NF_CT_NETLINK" in driver.run().problem
     assert driver.waiting == 0
 
@@ -198,20 +198,20 @@ def test_a_bug_met_in_a_run_is_reported_and_later_runs_work() -> None:
     table = FakeTable([flow(CLUSTER, 53, POD_A)])
     table.failure = ZeroDivisionError()
     driver = cleaner(table)
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, CONTEXT)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, SITUATION)
     assert "ZeroDivisionError" in driver.run().problem
     assert driver.waiting == 0
     table.failure = None
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, CONTEXT)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, SITUATION)
     assert driver.run().deleted == 1
 
 
 def test_an_endpoint_that_came_back_while_flows_were_listed_keeps_them() -> None:
     table = FakeTable([flow(CLUSTER, 53, POD_A)])
     driver = cleaner(table)
-    driver.add({NAME: PlanChange(plan(pod(POD_A), pod(POD_B)), plan(pod(POD_B)))}, CONTEXT)
+    driver.add({NAME: PlanChange(plan(pod(POD_A), pod(POD_B)), plan(pod(POD_B)))}, SITUATION)
     back = PlanChange(plan(pod(POD_B)), plan(pod(POD_A), pod(POD_B)))
-    table.after_dump = lambda: driver.add({NAME: back}, CONTEXT)
+    table.after_dump = lambda: driver.add({NAME: back}, SITUATION)
     assert driver.run().deleted == 0
     assert driver.waiting == 1
     assert driver.run().deleted == 0

@@ -8,33 +8,34 @@ from tests.fake.virtual_time import run
 from pointsman.backends.contract import Damage, Drift
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
+from pointsman.model.node_context import Situation
 from pointsman.model.tracker import Tracker
-from pointsman.sync.loop import SyncHooks, SyncLoop
+from pointsman.sync.loop import SyncListener, SyncLoop
 from pointsman.sync.pacing import Pace, Pacer
-from pointsman.sync.reconcile import Reconciler, SyncOutcome
+from pointsman.sync.reconcile import Reconciler, SyncFailed, SyncOutcome
 from pointsman.testing.recording import RecordingBackend
 
 
-class Notes(SyncHooks):
+class Notes(SyncListener):
     def __init__(self) -> None:
         self.events: list[tuple[str, float]] = []
 
     def _note(self, what: str) -> None:
         self.events.append((what, round(asyncio.get_running_loop().time(), 6)))
 
-    def queued(self) -> None:
+    def queued(self, family: Family) -> None:
         self._note("queued")
 
-    def succeeded(self, outcome: SyncOutcome) -> None:
+    def synced(self, outcome: SyncOutcome) -> None:
         self._note("full" if outcome.report.full else "partial")
 
-    def failed(self, error: KernelError, retry_in: float) -> None:
+    def failed(self, family: Family, failure: SyncFailed, retry_in: float) -> None:
         self._note("failed")
 
-    def unsure(self, error: Exception) -> None:
+    def unsure(self, family: Family, error: Exception) -> None:
         self._note("unsure")
 
-    def drifted(self, drift: Drift) -> None:
+    def drifted(self, family: Family, drift: Drift) -> None:
         self._note(f"drift: {drift}")
 
     def times(self, *kinds: str) -> list[float]:
@@ -55,11 +56,10 @@ class Bench:
         self.loop = SyncLoop(
             self.tracker,
             Reconciler(self.backend),
-            Pacer(Pace(min_period, 30.0), now),
-            context=context,
+            Pacer(Pace(min_period, 30.0, drift_period), now),
+            situation=lambda: Situation(context()),
             run_blocking=self._inline,
-            hooks=self.notes,
-            drift_period=drift_period,
+            listeners=[self.notes],
         )
         self.task = asyncio.create_task(self.loop.run())
 
@@ -126,6 +126,21 @@ async def test_a_failure_is_retried_with_growing_pauses_and_loses_nothing() -> N
     assert b.notes.times("failed") == [0.0, 1.0, 3.0]
     assert b.notes.times("full") == [7.0]
     assert len(b.backend.programmed) == 1
+    await b.stop()
+
+
+@bench
+async def test_what_the_kernel_has_not_accepted_yet_is_known_meanwhile() -> None:
+    b = Bench(sync_takes=0.5)
+    b.backend.failures = [KernelError("no")]
+    b.change(1)
+    await asyncio.sleep(0.2)
+    assert {name.service for name in b.loop.unsynced} == {"s1"}
+    b.change(2)
+    await asyncio.sleep(0.4)
+    assert {name.service for name in b.loop.unsynced} == {"s1", "s2"}
+    await b.loop.wait_idle()
+    assert b.loop.unsynced == frozenset()
     await b.stop()
 
 

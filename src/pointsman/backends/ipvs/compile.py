@@ -41,7 +41,7 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
 
 def node_addresses(context: NodeContext) -> tuple[bytes, ...]:
     """The node's own addresses as far as services are concerned: no loopback, no IPv6 link-local."""
-    return tuple(address for address in context.local_addresses if _usable(address))
+    return tuple(address for address in context.addresses_in_rules if _usable(address))
 
 
 def node_port_addresses(context: NodeContext) -> tuple[bytes, ...]:

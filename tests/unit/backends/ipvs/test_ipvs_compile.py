@@ -16,7 +16,7 @@ from pointsman.model.node_context import NodeContext, NodePortAddresses
 from pointsman.model.service import Protocol, ServicePort
 
 NODE = packed("172.30.0.10")
-HERE = context(node_ips=(NODE,), local_addresses=(packed("127.0.0.1"), NODE))
+HERE = context(node_ips=(NODE,), addresses_in_rules=(packed("127.0.0.1"), NODE))
 LOCAL = endpoint("10.244.1.1", local=True)
 REMOTE = endpoint("10.244.2.1")
 
@@ -71,7 +71,7 @@ def test_sctp_node_ports_are_told_apart_by_address() -> None:
 
 
 def test_without_any_node_port_address_there_is_no_trace_of_the_node_port() -> None:
-    nowhere = context(node_port_addresses=NodePortAddresses(match_all=False), local_addresses=(NODE,))
+    nowhere = context(node_port_addresses=NodePortAddresses(match_all=False), addresses_in_rules=(NODE,))
     fragment = compiled(service_port(node_port=30080), REMOTE, node=nowhere)
     assert not any("30080" in text for text in [*reals(fragment), *entries(fragment)])
 
@@ -152,7 +152,7 @@ def test_affinity_and_scheduler_are_the_servers_settings() -> None:
 
 def test_ipv6_sets_have_their_own_names() -> None:
     six = packed("fd00:30::10")
-    node = context(Family.IPV6, node_ips=(six,), local_addresses=(packed("::1"), packed("fe80::1"), six))
+    node = context(Family.IPV6, node_ips=(six,), addresses_in_rules=(packed("::1"), packed("fe80::1"), six))
     fragment = compiled(
         service_port(cluster_ip="fd00:10:96::a", node_port=30080), endpoint("fd00:10:244::1"), node=node
     )
@@ -165,7 +165,7 @@ def test_ipv6_sets_have_their_own_names() -> None:
 
 
 def test_loopback_and_link_local_are_not_the_nodes_own() -> None:
-    four = context(local_addresses=(packed("127.0.0.1"), packed("127.9.9.9"), NODE))
+    four = context(addresses_in_rules=(packed("127.0.0.1"), packed("127.9.9.9"), NODE))
     assert node_addresses(four) == (NODE,)
     chosen = NodePortAddresses(match_all=False, addresses=(packed("127.0.0.1"), NODE))
     assert node_port_addresses(context(node_port_addresses=chosen)) == (NODE,)

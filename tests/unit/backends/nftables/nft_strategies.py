@@ -109,7 +109,7 @@ def plans(draw: st.DrawFn, context: NodeContext, max_size: int = 5) -> Plans:
             affinity_seconds=draw(st.sampled_from([0, 0, 0, 60, 10800])),
         )
         plan = plan_service_port(port, draw(endpoint_lists(family)), context)
-        assert plan is not None
+        assert isinstance(plan, ServicePlan)
         found[port.name] = plan
     return found
 

@@ -1,0 +1,73 @@
+"""What the control socket and the status page answer, as HTTP handlers over an Inspector."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from pointsman.explain.target import BadQuestion, target_from_text
+from pointsman.node.snapshot import Inspector
+from pointsman.report.overview import MAX_ROWS
+from pointsman.serve.http import Handler, reply, text_response
+
+
+def control_routes(inspector: Inspector) -> dict[str, Handler]:
+    """What the control socket answers."""
+
+    async def status(_request: web.BaseRequest) -> web.Response:
+        return _json(inspector.status())
+
+    async def verify(_request: web.BaseRequest) -> web.Response:
+        return _json(await inspector.verify())
+
+    return {
+        "/status": status,
+        "/verify": verify,
+        "/explain": explain_handler(inspector, kernel=True),
+        "/plans": services_handler(inspector),
+    }
+
+
+def page_data_routes(inspector: Inspector) -> dict[str, Handler]:
+    """What the status page reads; it never makes the proxy read the kernel."""
+
+    async def status(_request: web.BaseRequest) -> web.Response:
+        return _json(inspector.status())
+
+    return {
+        "/status.json": status,
+        "/services.json": services_handler(inspector),
+        "/explain.json": explain_handler(inspector, kernel=False),
+    }
+
+
+def explain_handler(inspector: Inspector, *, kernel: bool) -> Handler:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        query = request.query
+        try:
+            target = target_from_text(query.get("target", ""))
+            wanted = kernel and query.get("kernel", "1") != "0"
+            explanation = await inspector.explain(target, query.get("from", ""), kernel=wanted)
+        except BadQuestion as error:
+            return text_response(f"{error}\n", 400)
+        return _json(explanation)
+
+    return answer
+
+
+def services_handler(inspector: Inspector) -> Handler:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        query = request.query
+        offset, limit = _number(query.get("offset"), 0), _number(query.get("limit"), MAX_ROWS)
+        return _json(await inspector.services(query.get("search", "")[:200], offset, limit))
+
+    return answer
+
+
+def _number(text: str | None, default: int) -> int:
+    usable = text is not None and text.isascii() and text.isdigit() and len(text) < 10
+    return int(text) if usable and text is not None else default
+
+
+def _json(value: object) -> web.Response:
+    return reply(msgspec.json.encode(value), "application/json", headers={"Cache-Control": "no-store"})

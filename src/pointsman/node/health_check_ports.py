@@ -1,0 +1,59 @@
+"""Health check node ports follow the syncs: after each, the Services that ask for one have theirs open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from pointsman.model.addresses import Family, address_text
+from pointsman.model.node_context import NodeContext
+from pointsman.model.tracker import Tracker
+from pointsman.node.surroundings import Recorder
+from pointsman.serve.health import ProxyHealth
+from pointsman.serve.service_health import ServiceHealth, ServiceHealthPorts
+from pointsman.sync.loop import SyncListener
+from pointsman.sync.reconcile import SyncOutcome
+
+
+class HealthCheckPorts(SyncListener):
+    """The ports of all IP families, with the counts of local endpoints as the trackers have them."""
+
+    def __init__(
+        self, trackers: Mapping[Family, Tracker], node_name: str, health: ProxyHealth, recorder: Recorder
+    ) -> None:
+        self._trackers = trackers
+        self._recorder = recorder
+        self._ports = {
+            family: ServiceHealthPorts(node_name, lambda: health.health().healthy, self._not_opened)
+            for family in trackers
+        }
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def synced(self, outcome: SyncOutcome) -> None:
+        task = asyncio.get_running_loop().create_task(self._follow(outcome.situation.context))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        for ports in self._ports.values():
+            await ports.close()
+
+    async def _follow(self, context: NodeContext) -> None:
+        family, where = context.family, context.node_port_addresses
+        wanted = {
+            port.name.key: ServiceHealth(
+                namespace=port.name.namespace,
+                name=port.name.service,
+                port=port.health_check_node_port,
+                local_endpoints=count,
+            )
+            for port, count in self._trackers[family].local_ready_counts()
+        }
+        addresses = (family.any_address,) if where.match_all else where.addresses
+        await self._ports[family].sync(wanted, [address_text(address) for address in addresses])
+
+    def _not_opened(self, service: ServiceHealth, message: str) -> None:
+        self._recorder.service_event(
+            service.namespace, service.name, "Warning", "FailedToStartServiceHealthcheck", message
+        )

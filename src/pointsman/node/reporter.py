@@ -1,0 +1,138 @@
+"""Syncs as the outside sees them: every outcome and failure becomes metrics, health, history, log lines and events here."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from pointsman.backends.contract import Drift
+from pointsman.model.addresses import Family
+from pointsman.model.problem import Problem
+from pointsman.model.service import ServicePortName
+from pointsman.node.surroundings import Recorder
+from pointsman.obs.log import get_log
+from pointsman.obs.registry import Metrics
+from pointsman.report.status import SyncPoint
+from pointsman.serve.health import ProxyHealth
+from pointsman.sync.loop import SyncListener
+from pointsman.sync.reconcile import Refusal, SyncFailed, SyncOutcome, Totals
+
+HISTORY = 240
+"""Syncs remembered for `status` and the status page."""
+
+_log = get_log(__name__)
+
+
+class FamilyRecord(msgspec.Struct):
+    """What the syncs of one IP family have come to so far."""
+
+    history: deque[SyncPoint] = msgspec.field(default_factory=lambda: deque(maxlen=HISTORY))
+    totals: Totals = Totals()
+    last_error: str = ""
+    rejected: Mapping[ServicePortName, str] = {}
+    """Service ports the kernel refused in the last sync that succeeded."""
+    drift_repaired: int = 0
+
+
+class Reporter(SyncListener):
+    """The one place where a sync is turned into what others see of it."""
+
+    def __init__(
+        self, families: Iterable[Family], metrics: Metrics, health: ProxyHealth, recorder: Recorder
+    ) -> None:
+        self.records = {family: FamilyRecord() for family in families}
+        self._metrics = metrics
+        self._health = health
+        self._recorder = recorder
+
+    def queued(self, family: Family) -> None:
+        self._health.queued(family)
+        self._metrics.last_queued.labels(ip_family=family.value).set(time.time())
+
+    def synced(self, outcome: SyncOutcome) -> None:
+        family, report, now = outcome.family, outcome.report, time.time()
+        self._health.updated(family)
+        self._measure(outcome, now)
+        self._refused(outcome.refused)
+        record = self.records[family]
+        record.rejected = report.rejected
+        record.totals = outcome.totals
+        record.last_error = ""
+        record.history.append(SyncPoint(now, outcome.seconds, report.full, len(outcome.changes)))
+        for note in report.notes:
+            _log.info("Sync note", ipFamily=family.value, note=note)
+        _log.info(
+            "Synced",
+            v=0 if outcome.first else 2,
+            ipFamily=family.value,
+            changed=len(outcome.changes),
+            full=report.full,
+            ms=round(outcome.seconds * 1000, 1),
+        )
+
+    def failed(self, family: Family, failure: SyncFailed, retry_in: float) -> None:
+        metrics, label = self._metrics, family.value
+        self._health.queued(family)
+        metrics.nftables_failures.labels(ip_family=label).inc()
+        metrics.restore_failures.labels(ip_family=label).inc()
+        if not failure.full:
+            metrics.partial_restore_failures.labels(ip_family=label).inc()
+        self._refused(failure.refused)
+        record = self.records[family]
+        record.last_error = str(failure)
+        record.history.append(SyncPoint(time.time(), 0.0, failure.full, changed=0, error=str(failure)))
+        _log.error(
+            "Sync failed, the old rules stand", err=failure, ipFamily=label, retryIn=f"{retry_in:.0f}s"
+        )
+
+    def unsure(self, family: Family, error: Exception) -> None:
+        _log.warning("Cannot read our rules; rewriting them", err=error, ipFamily=family.value)
+
+    def drifted(self, family: Family, drift: Drift) -> None:
+        self.records[family].drift_repaired += 1
+        self._metrics.drift_repaired.labels(ip_family=family.value).inc()
+        _log.warning("Someone else changed our rules; restoring them", ipFamily=family.value, what=str(drift))
+        self._recorder.node_event(
+            "Warning", "ProxyRulesRestored", f"{family.value} rules were changed by others: {drift}"
+        )
+
+    def left_out(self, kind: str, key: str, problem: Problem, *, shown: str = "") -> None:
+        """An object, or part of it, cannot be used: a log line, a metric, and an event on a Service."""
+        self._metrics.objects_skipped.labels(kind=kind, reason=problem.reason).inc()
+        _log.warning("Left out of the rules", kind=kind, object=shown or key, reason=problem.message)
+        if kind == "Service":
+            namespace, _, name = key.rpartition("/")
+            self._recorder.service_event(namespace, name, "Warning", problem.reason, problem.message)
+
+    def _refused(self, refused: Iterable[Refusal]) -> None:
+        for refusal in refused:
+            self.left_out("Service", refusal.name.key, refusal.problem, shown=str(refusal.name))
+
+    def _measure(self, outcome: SyncOutcome, now: float) -> None:
+        label, metrics, report = outcome.family.value, self._metrics, outcome.report
+        metrics.last_sync.labels(ip_family=label).set(now)
+        metrics.sync_seconds.labels(ip_family=label).observe(outcome.seconds)
+        detail = metrics.sync_full_seconds if report.full else metrics.sync_partial_seconds
+        detail.labels(ip_family=label).observe(outcome.seconds)
+        programming = metrics.programming_seconds.labels(ip_family=label)
+        for times in outcome.trigger_times.values():
+            for when in times:
+                programming.observe(max(0.0, now - when))
+        for table, count in report.rules_total.items():
+            metrics.rules_owned.labels(ip_family=label, table=table).set(count)
+            metrics.iptables_rules.labels(table=table, ip_family=label).set(count)
+        for table, count in report.rules_last.items():
+            metrics.iptables_rules_written.labels(table=table, ip_family=label).set(count)
+        metrics.batch_bytes.labels(ip_family=label).set(report.batch_bytes)
+        metrics.services_rejected.labels(ip_family=label).set(len(report.rejected))
+        totals = outcome.totals
+        metrics.service_ports.labels(ip_family=label).set(totals.service_ports)
+        metrics.endpoints.labels(ip_family=label).set(totals.endpoints)
+        for policy, lacking in (
+            ("internal", totals.without_local_internal),
+            ("external", totals.without_local_external),
+        ):
+            metrics.no_local_endpoints.labels(traffic_policy=policy, ip_family=label).set(lacking)

@@ -1,0 +1,147 @@
+"""What this node is, as far as rules depend on it, and what the first sync waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from pointsman.config.types import KubeProxyConfiguration
+from pointsman.model.addresses import Family, is_link_local, is_loopback
+from pointsman.model.node import NodeFacts, host_ips, node_facts
+from pointsman.model.node_context import NodeContext, Situation
+from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
+from pointsman.node.node_context import node_context
+
+NODE_WAIT = 30.0
+"""How long the first sync waits for the Node object and its addresses, as kube-proxy does."""
+
+KINDS: tuple[type[KubeObject], ...] = (Service, EndpointSlice, Node, ServiceCIDR)
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the proxy is told at start."""
+
+    config: KubeProxyConfiguration
+    node_name: str
+    external_allow: Sequence[str] = ()
+    from_manifests: bool = False
+    node_wait: float = NODE_WAIT
+
+
+class NodeState:
+    """Configuration, Node object, own addresses and service ranges; each change says whether rules may differ now."""
+
+    def __init__(self, settings: Settings, addresses: Mapping[Family, tuple[bytes, ...]]) -> None:
+        self.settings = settings
+        self.config = settings.config
+        self.addresses = addresses
+        self.node_object: Node | None = None
+        self._service_cidrs: dict[str, tuple[str, ...]] = {}
+        self.facts, self._contexts = self._seen()
+
+    @property
+    def name(self) -> str:
+        return self.settings.node_name
+
+    @property
+    def has_addresses(self) -> bool:
+        """The Node object lists some; until then it is worth waiting for."""
+        return self.node_object is not None and bool(host_ips(self.node_object))
+
+    def context(self, family: Family) -> NodeContext:
+        return self._contexts[family]
+
+    def situation(self, family: Family) -> Situation:
+        return Situation(self._contexts[family], self.addresses[family])
+
+    def configured(self, config: KubeProxyConfiguration) -> bool:
+        self.config = config
+        return self._changed()
+
+    def node_seen(self, node: Node) -> bool:
+        self.node_object = node
+        return self._changed()
+
+    def addresses_read(self, addresses: Mapping[Family, tuple[bytes, ...]]) -> bool:
+        self.addresses = addresses
+        return self._changed()
+
+    def service_range_seen(self, key: str, cidrs: Iterable[str] | None) -> bool:
+        """The ranges of a ServiceCIDR object, None when it is deleted."""
+        if cidrs is None:
+            self._service_cidrs.pop(key, None)
+        else:
+            self._service_cidrs[key] = tuple(cidrs)
+        return self._changed()
+
+    def _changed(self) -> bool:
+        before = self._contexts
+        self.facts, self._contexts = self._seen()
+        return self._contexts != before
+
+    def _seen(self) -> tuple[NodeFacts, dict[Family, NodeContext]]:
+        facts = node_facts(self.name, self.node_object, self.config.bind_address, self._fallback_ips())
+        service_cidrs = [text for texts in self._service_cidrs.values() for text in texts]
+        return facts, {
+            family: node_context(
+                self.config,
+                family,
+                facts,
+                local_addresses=addresses,
+                service_cidrs=service_cidrs,
+                external_allow=self.settings.external_allow,
+            )
+            for family, addresses in self.addresses.items()
+        }
+
+    def _fallback_ips(self) -> list[bytes]:
+        """With manifests there may be no Node object: the first routable address of each family, IPv4 first."""
+        if not self.settings.from_manifests:
+            return []
+        routable = (
+            next((one for one in self.addresses.get(family, ()) if _routable(one)), None)
+            for family in (Family.IPV4, Family.IPV6)
+        )
+        return [address for address in routable if address is not None]
+
+
+def _routable(address: bytes) -> bool:
+    return not is_loopback(address) and not is_link_local(address)
+
+
+class StartGate:
+    """Opens once, when every kind of object has been listed and the Node is known or no longer waited for."""
+
+    def __init__(self, node_name: str, *, needs_node: bool) -> None:
+        self.is_open = False
+        self._node_name = node_name
+        self._unlisted = dict.fromkeys(KINDS)
+        self._needs_node = needs_node
+        self._node_known = False
+
+    @property
+    def waiting_for(self) -> str:
+        """What is missing before the first sync, in words; empty once open."""
+        if self._unlisted:
+            return f"the first list of {', '.join(kind.__name__ for kind in self._unlisted)}"
+        return "" if self.is_open else f"the Node {self._node_name}"
+
+    def listed(self, kind: type[KubeObject]) -> bool:
+        """True when this opened the gate; so for the others below."""
+        self._unlisted.pop(kind, None)
+        return self._opened()
+
+    def node_seen(self, *, has_addresses: bool) -> bool:
+        self._node_known = has_addresses
+        return self._opened()
+
+    def stop_waiting_for_node(self) -> bool:
+        self._needs_node = False
+        return self._opened()
+
+    def _opened(self) -> bool:
+        if self.is_open or self._unlisted or (self._needs_node and not self._node_known):
+            return False
+        self.is_open = True
+        return True

@@ -1,0 +1,151 @@
+"""What follows a sync: flows are checked, leftovers of other modes go in the end, and nothing happens after the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Self
+
+from tests import factory
+from tests.process.assembled import until
+
+from pointsman.backends.contract import SyncReport
+from pointsman.errors import Busy
+from pointsman.kernel.conntrack import Flow, FlowQuery
+from pointsman.model.addresses import Family
+from pointsman.model.node_context import Situation
+from pointsman.model.service import Protocol
+from pointsman.node.aftercare import Background, FlowCare, TidyUp
+from pointsman.obs.registry import Metrics
+from pointsman.sync.reconcile import PlanChange, SyncOutcome
+from pointsman.sync.stale import StaleFlowCleaner
+
+OWN_ADDRESS, CLIENT, NODE_PORT = b"\x0a\x01\x02\x03", b"\x0a\x01\x02\x99", 30053
+DNS = factory.service_port("dns", port=53, protocol=Protocol.UDP, node_port=NODE_PORT)
+GONE, HERE = factory.endpoint("10.244.1.1", port=53), factory.endpoint("10.244.1.2", port=53)
+STALE = Flow(
+    *(Protocol.UDP.value, CLIENT, 4000, OWN_ADDRESS, NODE_PORT),
+    *(GONE.address, GONE.port, CLIENT, 4000, b"\0\0\0\1"),
+)
+
+
+def synced(family: Family = Family.IPV4, change: PlanChange | None = None) -> SyncOutcome:
+    changes = {} if change is None else {DNS.name: change}
+    situation = Situation(factory.context(family), (OWN_ADDRESS,))
+    return SyncOutcome(SyncReport(full=True), changes, {}, situation, 0.0, first=True)
+
+
+MOVED = PlanChange(factory.plan(DNS, GONE), factory.plan(DNS, HERE))
+
+
+class SlowTable:
+    """A conntrack table with one flow; a look at it takes as long as a test says."""
+
+    def __init__(self) -> None:
+        self.entries = [STALE]
+        self.looks = 0
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def open(self, _family: Family) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held open."""
+
+    def flows(
+        self, query: FlowQuery, wanted: Callable[[bytes, int, bytes, int], bool], _expired: object
+    ) -> list[Flow]:
+        self.looks += 1
+        self.begun.set()
+        assert self.go_on.wait(5)
+        return [
+            entry
+            for entry in self.entries
+            if query.matches(entry.protocol, entry.destination, entry.destination_port)
+            and wanted(entry.destination, entry.destination_port, entry.reply_source, entry.reply_source_port)
+        ]
+
+    def still_unreplied(self, flows: list[Flow]) -> list[Flow]:
+        return flows
+
+    def delete(self, flows: list[Flow], _expired: object) -> int:
+        self.entries = [entry for entry in self.entries if entry not in flows]
+        return len(flows)
+
+
+def flow_care(table: SlowTable, background: Background) -> FlowCare:
+    cleaner = StaleFlowCleaner(Family.IPV4, Metrics("iptables"), open_table=table.open)  # type: ignore[arg-type]
+    return FlowCare({Family.IPV4: cleaner}, background)
+
+
+async def test_leftovers_go_only_after_every_family_and_are_tried_again() -> None:
+    attempts: list[int] = []
+
+    def remove() -> bool:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise Busy("somebody holds the xtables lock")
+        return len(attempts) == 3
+
+    background = Background(retry_seconds=0.01)
+    tidying = TidyUp([Family.IPV4, Family.IPV6], background, {"remove leftovers": remove})
+    tidying.synced(synced(Family.IPV4))
+    tidying.synced(synced(Family.IPV4))
+    await asyncio.sleep(0.05)
+    assert attempts == []
+    tidying.synced(synced(Family.IPV6))
+    await until(lambda: len(attempts) == 3)
+    tidying.synced(synced(Family.IPV6))
+    await asyncio.sleep(0.05)
+    await background.close()
+    assert len(attempts) == 3
+
+
+async def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked() -> None:
+    complaints: list[object] = []
+    let_go, begun = threading.Event(), threading.Event()
+
+    def remove() -> bool:
+        begun.set()
+        let_go.wait(5)
+        raise Busy("still held")
+
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, details: complaints.append(details))
+    background = Background(retry_seconds=0.01)
+    tidying = TidyUp([Family.IPV4], background, {"remove leftovers": remove})
+    tidying.synced(synced())
+    await until(begun.is_set)
+    closing = asyncio.create_task(background.close())
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    let_go.set()
+    await closing
+    table = SlowTable()
+    flow_care(table, background).synced(synced(change=MOVED))
+    await asyncio.sleep(0.1)
+    assert table.looks == 0
+    assert complaints == []
+
+
+async def test_where_node_ports_answer_everywhere_flows_to_any_own_address_are_checked() -> None:
+    table, background = SlowTable(), Background()
+    table.go_on.set()
+    flow_care(table, background).synced(synced(change=MOVED))
+    await until(lambda: table.entries == [])
+    await background.close()
+
+
+async def test_what_came_while_flows_were_checked_is_checked_at_once_afterwards() -> None:
+    table, background = SlowTable(), Background(retry_seconds=3600.0)
+    care = flow_care(table, background)
+    care.synced(synced(change=MOVED))
+    await until(table.begun.is_set)
+    first = table.looks
+    care.synced(synced(change=PlanChange(MOVED.new, None)))
+    table.go_on.set()
+    await until(lambda: table.looks > 2 * first)
+    await background.close()

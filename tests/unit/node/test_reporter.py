@@ -1,0 +1,122 @@
+"""What syncs and failures leave in metrics, health, history and events: all of it is made by the reporter."""
+
+from __future__ import annotations
+
+import pytest
+from tests import factory
+
+from pointsman.backends import mode_named
+from pointsman.backends.contract import Damage, Drift, SyncReport
+from pointsman.model.addresses import Family
+from pointsman.model.node_context import Situation
+from pointsman.model.problem import Problem
+from pointsman.node.reporter import Reporter
+from pointsman.obs.registry import Metrics
+from pointsman.serve.health import ProxyHealth
+from pointsman.sync.reconcile import PlanChange, Refusal, SyncFailed, SyncOutcome, Totals
+
+WEB = factory.service_port()
+
+
+class Events:
+    """A recorder that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+
+    def node_event(self, kind: str, reason: str, note: str) -> None:
+        self.told.append((kind, reason, note))
+
+    def service_event(self, namespace: str, name: str, kind: str, reason: str, note: str) -> None:
+        self.told.append((namespace, name, kind, reason, note))
+
+
+class Desk:
+    """A reporter and everything it writes to."""
+
+    def __init__(self, mode: str = "nftables") -> None:
+        self.metrics = Metrics(mode, mode_named(mode).metrics)
+        self.events = Events()
+        self.health = ProxyHealth(1)
+        self.reporter = Reporter([Family.IPV4], self.metrics, self.health, self.events)
+        self.record = self.reporter.records[Family.IPV4]
+
+    def metric(self, name: str) -> float | None:
+        lines = self.metrics.exposition().decode().splitlines()
+        return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), None)
+
+
+def outcome(**fields: object) -> SyncOutcome:
+    change = PlanChange(None, factory.plan(WEB))
+    made: dict[str, object] = {
+        "report": SyncReport(
+            full=False, rejected={WEB.name: "EINVAL"}, rules_total={"map": 7}, batch_bytes=99
+        ),
+        "changes": {WEB.name: change},
+        "trigger_times": {"default/web": (0.0, 1.0)},
+        "situation": Situation(factory.context()),
+        "seconds": 0.5,
+        "first": True,
+        "totals": Totals(3, 12, 1, 2),
+    }
+    return SyncOutcome(**{**made, **fields})  # type: ignore[arg-type]
+
+
+def test_one_sync_sets_all_its_metrics_its_history_and_health() -> None:
+    desk = Desk()
+    desk.reporter.queued(Family.IPV4)
+    desk.reporter.synced(outcome())
+    family = 'ip_family="IPv4"'
+    expected = {
+        f"pointsman_service_ports{{{family}}}": 3,
+        f"pointsman_endpoints{{{family}}}": 12,
+        f"pointsman_services_rejected{{{family}}}": 1,
+        f"pointsman_batch_bytes{{{family}}}": 99,
+        f'pointsman_rules_owned{{{family},table="map"}}': 7,
+        f"kubeproxy_sync_partial_proxy_rules_duration_seconds_count{{{family}}}": 1,
+        f"kubeproxy_sync_full_proxy_rules_duration_seconds_count{{{family}}}": None,
+        f"kubeproxy_network_programming_duration_seconds_count{{{family}}}": 2,
+        f'kubeproxy_sync_proxy_rules_no_local_endpoints_total{{{family},traffic_policy="internal"}}': 1,
+        f'kubeproxy_sync_proxy_rules_no_local_endpoints_total{{{family},traffic_policy="external"}}': 2,
+    }
+    assert {name: desk.metric(name) for name in expected} == expected
+    assert [(point.seconds, point.full, point.changed) for point in desk.record.history] == [(0.5, False, 1)]
+    assert desk.record.totals.endpoints == 12
+    assert desk.record.rejected == {WEB.name: "EINVAL"}
+    assert Family.IPV4 in desk.health.health().status
+
+
+@pytest.mark.parametrize(("full", "counted"), [(True, None), (False, 1)])
+def test_failed_restores_are_counted_and_partial_ones_apart(full: bool, counted: int | None) -> None:
+    desk = Desk("iptables")
+    desk.reporter.failed(Family.IPV4, SyncFailed("line 3 refused", full=full), 1.0)
+    prefix = "kubeproxy_sync_proxy_rules_iptables"
+    assert desk.metric(f'{prefix}_restore_failures_total{{ip_family="IPv4"}}') == 1
+    assert desk.metric(f'{prefix}_partial_restore_failures_total{{ip_family="IPv4"}}') == counted
+    assert desk.record.last_error == "line 3 refused"
+    desk.reporter.synced(outcome())
+    assert desk.record.last_error == ""
+    assert [point.error for point in desk.record.history] == ["line 3 refused", ""]
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_refusal_becomes_a_metric_and_an_event_on_its_service(failing: bool) -> None:
+    desk = Desk()
+    refused = (Refusal(WEB.name, Problem("ContestedAddress", "198.51.100.1:80 is served by default/old")),)
+    if failing:
+        desk.reporter.failed(Family.IPV4, SyncFailed("no", full=True, refused=refused), 1.0)
+    else:
+        desk.reporter.synced(outcome(refused=refused))
+    skipped = 'pointsman_objects_skipped_total{kind="Service",reason="ContestedAddress"}'
+    assert desk.metric(skipped) == 1
+    assert desk.events.told == [
+        ("default", "web", "Warning", "ContestedAddress", "198.51.100.1:80 is served by default/old")
+    ]
+
+
+def test_repaired_drift_is_counted_and_told_on_the_node() -> None:
+    desk = Desk()
+    desk.reporter.drifted(Family.IPV4, Drift("table kube-proxy", Damage.DELETED))
+    assert desk.record.drift_repaired == 1
+    assert desk.metric('pointsman_drift_repaired_total{ip_family="IPv4"}') == 1
+    assert [entry[:2] for entry in desk.events.told] == [("Warning", "ProxyRulesRestored")]
