@@ -169,7 +169,7 @@ class NftablesBackend:
                     rejected[name] = reason
         else:
             raise Rejected("the kernel keeps refusing parts of the change", errno.EINVAL)
-        change.adopt()
+        contents.apply(change.delta)
         self._rejected = rejected
         if change.batch:
             self._watch.committed(self._open())

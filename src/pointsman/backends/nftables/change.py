@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TypeVar
 
 from pointsman.backends.nftables.balancers import Balancer, with_spares
 from pointsman.backends.nftables.batch import AddElements, AddSlots, Batch, DeleteElements, Operation
-from pointsman.backends.nftables.contents import Contents, balancer_order
+from pointsman.backends.nftables.contents import Contents, Delta, balancer_order
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool
 from pointsman.backends.nftables.key_fields import packed_slots
 from pointsman.model.service import ServicePortName
 
-_T = TypeVar("_T")
 _EMPTY = Fragment("")
 _IDLE_BALANCERS = 128
 
 
 class Change:
-    """The way from one state of the table to the next."""
+    """The way from one state of the table to the next: the batch, and what to remember once it is committed."""
 
     def __init__(self, contents: Contents, updates: Mapping[ServicePortName, Fragment | None]) -> None:
         self._contents = contents
@@ -37,31 +35,7 @@ class Change:
         self._count_shared()
         self._created, self._removed = self._balancer_changes()
         self.batch = self._batch()
-
-    def adopt(self) -> None:
-        """Call when the kernel has accepted the batch."""
-        contents = self._contents
-        for name, fragment in self._updates.items():
-            if fragment is None:
-                contents.fragments.pop(name, None)
-                contents.with_chains.discard(name)
-                continue
-            contents.fragments[name] = fragment
-            if fragment.chains:
-                contents.with_chains.add(name)
-            else:
-                contents.with_chains.discard(name)
-        contents.shared = _positive(contents.shared, self._shared)
-        contents.balancers = _positive(contents.balancers, self._balancers)
-        contents.present |= self._created
-        contents.present -= self._removed
-        contents.verdicts = _positive(contents.verdicts, self._verdicts)
-        for where, entries in self._add.items():
-            contents.counts[where] += len(entries)
-        for where, slots in self._add_slots.items():
-            contents.counts[where] += len(slots)
-        for where, keys in self._delete.items():
-            contents.counts[where] -= len(keys)
+        self.delta = self._delta()
 
     def _compare(self, old: Fragment, new: Fragment) -> None:
         if old.elements != new.elements:
@@ -145,6 +119,24 @@ class Change:
         in_use = contents.present - idle | new
         return created, idle - with_spares(in_use)
 
+    def _delta(self) -> Delta:
+        elements: Counter[str] = Counter()
+        for where, entries in self._add.items():
+            elements[where] += len(entries)
+        for where, slots in self._add_slots.items():
+            elements[where] += len(slots)
+        for where, keys in self._delete.items():
+            elements[where] -= len(keys)
+        return Delta(
+            fragments=self._updates,
+            shared=self._shared,
+            balancers=self._balancers,
+            created=self._created,
+            removed=self._removed,
+            verdicts=self._verdicts,
+            elements=elements,
+        )
+
     def _batch(self) -> Batch:
         contents = self._contents
         steps = contents.steps
@@ -164,11 +156,3 @@ class Change:
         operations += [steps.flush_rules(name) for name in names]
         operations += [steps.delete_chain(name) for name in names]
         return Batch(contents.traits, [*operations, *self._later])
-
-
-def _positive(counts: Counter[_T], difference: Counter[_T]) -> Counter[_T]:
-    for key, change in difference.items():
-        counts[key] += change
-        if counts[key] <= 0:
-            del counts[key]
-    return counts

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
 
 from pointsman.backends.nftables import schema, text
 from pointsman.backends.nftables.balancers import Balancer, balancer_chain, with_spares
@@ -20,6 +23,20 @@ from pointsman.backends.nftables.key_fields import SLOT_LENGTH, packed_slots, sl
 from pointsman.backends.nftables.schema import Chain, Data, SetSpec
 from pointsman.model.node_context import NodeContext
 from pointsman.model.service import ServicePortName
+
+_T = TypeVar("_T")
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What a committed change adds to the contents and takes from them; counts are negative for what goes."""
+
+    fragments: Mapping[ServicePortName, Fragment | None]
+    shared: Counter[Element]
+    balancers: Counter[Balancer]
+    created: set[Balancer]
+    removed: set[Balancer]
+    verdicts: Counter[str]
+    elements: Counter[str]
 
 
 class Contents:
@@ -61,6 +78,24 @@ class Contents:
         for fragment in fragments.values():
             for pool in fragment.pools:
                 self.counts[pool.where] += len(pool.slots)
+
+    def apply(self, delta: Delta) -> None:
+        """Remember a change that the kernel has accepted."""
+        for name, fragment in delta.fragments.items():
+            if fragment is None:
+                self.fragments.pop(name, None)
+            else:
+                self.fragments[name] = fragment
+            if fragment is not None and fragment.chains:
+                self.with_chains.add(name)
+            else:
+                self.with_chains.discard(name)
+        _add(self.shared, delta.shared)
+        _add(self.balancers, delta.balancers)
+        _add(self.verdicts, delta.verdicts)
+        self.present |= delta.created
+        self.present -= delta.removed
+        self.counts.update(delta.elements)
 
     # --- the whole table ------------------------------------------------------------------------------------
 
@@ -160,6 +195,14 @@ class Contents:
                 ordered = sorted(entries, key=lambda entry: entry[0].key)
                 members[name] = [text.element_words(e, label, spec, traits) for e, label in ordered]
         return text.table_text(traits, self.comment, self.all_sets(), members, self.all_chains())
+
+
+def _add(counts: Counter[_T], difference: Counter[_T]) -> None:
+    """Like Counter.update, but what falls to zero goes."""
+    for key, change in difference.items():
+        counts[key] += change
+        if counts[key] <= 0:
+            del counts[key]
 
 
 def _longest(fragments: Iterable[Fragment]) -> int:
