@@ -13,11 +13,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 
 from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic, compiled_each
-from pointsman.backends.iptables import canary, static
-from pointsman.backends.iptables.compile import Fragment
-from pointsman.backends.iptables.isolate import refused_among, remove_leftovers
-from pointsman.backends.iptables.memory import Memory, comments_wanted
-from pointsman.backends.iptables.restore import (
+from pointsman.backends.iptables import drift, static
+from pointsman.backends.iptables.batch import (
     EMPTY,
     NOTHING_PRESENT,
     Batch,
@@ -26,6 +23,9 @@ from pointsman.backends.iptables.restore import (
     partial_batch,
     present_in,
 )
+from pointsman.backends.iptables.fragment import Fragment
+from pointsman.backends.iptables.isolate import refused_among, remove_leftovers
+from pointsman.backends.iptables.memory import Memory, comments_wanted
 from pointsman.backends.iptables.settings import (
     INVALID_COUNTER,
     LARGE_CLUSTER_ENDPOINTS,
@@ -88,7 +88,7 @@ class IptablesBackend:
         return report
 
     def drift(self) -> Drift | None:
-        return None if self._in_doubt else canary.flush_report(self._runner)
+        return None if self._in_doubt else drift.flush_report(self._runner)
 
     def verify(self, request: SyncRequest) -> list[Difference]:
         settings = self._settings

@@ -9,37 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import msgspec
-
 from pointsman.backends.iptables import service_chains
+from pointsman.backends.iptables.fragment import Fragment
 from pointsman.backends.iptables.settings import LOCALHOST_COUNTER, Settings, from_local
 from pointsman.backends.netfilter import names, spelling
 from pointsman.model.addresses import address_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import FrontendKind, Outcome, ServicePlan
-
-
-class Fragment(msgspec.Struct, frozen=True, gc=False):
-    """The rules of one service port. Text is kept as bytes: a large cluster has hundreds of thousands of lines."""
-
-    declarations: bytes = b""
-    """`:CHAIN - [0:0]` lines of its own chains, all in table nat."""
-    rules: bytes = b""
-    """The rules in them, chain after chain in the same order."""
-    nat_services: bytes = b""
-    nat_node_ports: bytes = b""
-    filter_services: bytes = b""
-    filter_external: bytes = b""
-    filter_firewall: bytes = b""
-    filter_node_ports: bytes = b""
-    nat_count: int = 0
-    """Rules in table nat, shared chains included."""
-    filter_count: int = 0
-    endpoints: int = 0
-
-    @property
-    def chains(self) -> list[str]:
-        return [line[1:].partition(" ")[0] for line in self.declarations.decode().splitlines()]
 
 
 def compile_plan(plan: ServicePlan, settings: Settings, *, comments: bool = True) -> Fragment:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from pointsman.backends.iptables.compile import Fragment
+from pointsman.backends.iptables.fragment import Fragment
 from pointsman.backends.netfilter import names
 from pointsman.kernel.iptables import Iptables, RestoreRejected
 from pointsman.model.service import ServicePortName

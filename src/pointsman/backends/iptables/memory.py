@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pointsman.backends.iptables.compile import Fragment, compile_plan
+from pointsman.backends.iptables.compile import compile_plan
+from pointsman.backends.iptables.fragment import Fragment
 from pointsman.backends.iptables.settings import LARGE_CLUSTER_ENDPOINTS, Settings
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName

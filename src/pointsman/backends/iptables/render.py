@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from pointsman.backends.contract import SyncRequest
 from pointsman.backends.iptables import static
-from pointsman.backends.iptables.compile import Fragment, compile_plan
+from pointsman.backends.iptables.compile import compile_plan
+from pointsman.backends.iptables.fragment import Fragment
 from pointsman.backends.iptables.settings import (
     INVALID_COUNTER,
     LARGE_CLUSTER_ENDPOINTS,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pointsman.backends.contract import Difference
 from pointsman.backends.iptables import static
-from pointsman.backends.iptables.compile import Fragment
+from pointsman.backends.iptables.fragment import Fragment
 from pointsman.backends.iptables.settings import Settings
 from pointsman.backends.netfilter import names, saved
 from pointsman.backends.netfilter.spelling import canonical

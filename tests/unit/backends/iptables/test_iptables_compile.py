@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.factory import context, endpoint, packed, plan, service_port
 
 from pointsman.backends.iptables import service_chains
-from pointsman.backends.iptables.compile import Fragment, compile_plan
+from pointsman.backends.iptables.compile import compile_plan
+from pointsman.backends.iptables.fragment import Fragment
 from pointsman.backends.iptables.render import USUAL_KERNEL
 from pointsman.backends.iptables.settings import KernelFacts, Settings, settings_of
 from pointsman.backends.netfilter import names, spelling

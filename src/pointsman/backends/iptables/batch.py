@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from pointsman.backends.iptables import static
-from pointsman.backends.iptables.compile import Fragment
+from pointsman.backends.iptables.fragment import Fragment
 from pointsman.backends.iptables.settings import Settings
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.jumps import Jump
