@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pointsman import KUBERNETES_MINOR, __version__
 from pointsman.app.control_handlers import control_routes, page_data_routes
-from pointsman.config.gates import GATES, effective_gates
+from pointsman.config.gates import PROXY_GATES, effective_gates
 from pointsman.config.load import config_to_json
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.node.proxy import Proxy
@@ -38,6 +38,7 @@ class Servers:
             configuration=lambda: b'{"kubeproxy.config.k8s.io":%s}' % config_to_json(proxy.config),
             flags=lambda: flags,
             version=__version__,
+            gates=effective_gates(config.feature_gates),
             profiling=config.enable_profiling,
             set_verbosity=set_verbosity,
             extra=page_routes(page_data_routes(inspector)),
@@ -91,7 +92,7 @@ class Servers:
             platform=f"{platform.system().lower()}/{platform.machine()}",
         ).set(1)
         gates = effective_gates(proxy.config.feature_gates)
-        for gate in GATES.values():
+        for gate in PROXY_GATES.values():
             proxy.metrics.feature_enabled.labels(name=gate.name, stage=gate.stage.value).set(
                 gates.enabled(gate.name)
             )

@@ -11,10 +11,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pointsman.config.gates_elsewhere import LOCKED_OFF, LOCKED_ON, SETTABLE
+from pointsman.config import gates_elsewhere as elsewhere
 from pointsman.suggestions import did_you_mean
-
-ALL_ALPHA, ALL_BETA = "AllAlpha", "AllBeta"
 
 
 class Stage(enum.Enum):
@@ -26,30 +24,29 @@ class Stage(enum.Enum):
     DEPRECATED = "DEPRECATED"
 
 
+_GROUPS = {Stage.ALPHA: "AllAlpha", Stage.BETA: "AllBeta"}
+"""Gates that switch all of one stage."""
+
+
 class Gate(msgspec.Struct, frozen=True):
-    """A gate that touches the proxy, as of the Kubernetes version we follow."""
+    """A gate as of the Kubernetes version we follow."""
 
     name: str
     stage: Stage
     default: bool
-    effect: str
+    effect: str = ""
+    """What it does here; empty for a gate of other components."""
     locked: bool = False
     """Setting it to anything but its default is an error."""
 
 
-GATES: Mapping[str, Gate] = {
+PROXY_GATES: dict[str, Gate] = {
     gate.name: gate
     for gate in (
         Gate("AllowServiceExternalIPs", Stage.GA, True, "answer on the externalIPs of Services"),
         Gate("ComponentFlagz", Stage.BETA, True, "serve /flagz"),
         Gate("ComponentStatusz", Stage.BETA, True, "serve /statusz"),
-        Gate(
-            "ContextualLogging",
-            Stage.GA,
-            True,
-            "no effect here: log lines always carry their context",
-            locked=True,
-        ),
+        Gate("ContextualLogging", Stage.BETA, True, "no effect here: log lines always carry their context"),
         Gate("KubeProxyIPVS", Stage.DEPRECATED, True, "allow mode ipvs"),
         Gate(
             "KubeProxyNFTablesLocalhostNodePorts",
@@ -86,39 +83,63 @@ GATES: Mapping[str, Gate] = {
 }
 
 
-class FeatureGates(msgspec.Struct, frozen=True):
-    """The effective state of the gates that touch the proxy."""
+GATES: Mapping[str, Gate] = PROXY_GATES | {
+    name: Gate(name, stage, default, locked=locked)
+    for names, stage, default, locked in (
+        (elsewhere.ALPHA, Stage.ALPHA, False, False),
+        (elsewhere.BETA_ON, Stage.BETA, True, False),
+        (elsewhere.BETA_OFF, Stage.BETA, False, False),
+        (elsewhere.SETTLED, Stage.GA, True, False),
+        (elsewhere.LOCKED_ON, Stage.GA, True, True),
+    )
+    for name in names.split()
+}
 
-    states: Mapping[str, bool]
+
+class FeatureGates(msgspec.Struct, frozen=True):
+    """Gates as some settings leave them: a setting by name wins over AllAlpha and AllBeta, these over the default."""
+
+    settings: Mapping[str, bool]
 
     def enabled(self, name: str) -> bool:
         """Whether the gate is on; asking for a gate not in the table is a programming error (KeyError)."""
-        return self.states[name]
+        gate = GATES[name]
+        if gate.locked:
+            return gate.default
+        group = _GROUPS.get(gate.stage, "")
+        return self.settings.get(name, self.settings.get(group, gate.default))
 
 
 def effective_gates(settings: Mapping[str, bool]) -> FeatureGates:
-    """Defaults, then AllAlpha and AllBeta, then the settings by name."""
-    states = {gate.name: gate.default for gate in GATES.values()}
-    for group, stage in ((ALL_ALPHA, Stage.ALPHA), (ALL_BETA, Stage.BETA)):
-        if group in settings:
-            states.update((gate.name, settings[group]) for gate in GATES.values() if gate.stage is stage)
-    states.update((name, on) for name, on in settings.items() if name in states and not GATES[name].locked)
-    return FeatureGates(states)
+    """The one reader of `featureGates`."""
+    return FeatureGates(settings)
 
 
 def gate_problems(settings: Mapping[str, bool]) -> list[str]:
     """Why these settings cannot be used, one sentence each."""
     problems = []
     for name, on in sorted(settings.items()):
-        locked = _locked_state(name)
-        if not is_known(name):
-            problems.append(f"unrecognized feature gate: {name}{did_you_mean(name, GATES)}")
-        elif locked is not None and on is not locked:
-            state = str(locked).lower()
+        gate = GATES.get(name)
+        if gate is None and name not in _GROUPS.values():
+            problems.append(f"unrecognized feature gate: {name}{did_you_mean(name, PROXY_GATES)}")
+        elif gate is not None and gate.locked and on is not gate.default:
+            state = str(gate.default).lower()
             problems.append(
                 f"cannot set feature gate {name} to {str(on).lower()}, feature is locked to {state}"
             )
-    return problems
+    return problems + _dependency_problems(effective_gates(settings))
+
+
+def _dependency_problems(gates: FeatureGates) -> list[str]:
+    off: dict[str, list[str]] = {}
+    for needed, users in elsewhere.NEEDED_BY.items():
+        if not gates.enabled(needed):
+            for user in filter(gates.enabled, users.split()):
+                off.setdefault(user, []).append(needed)
+    return [
+        f"{name} is enabled, but depends on features that are disabled: {', '.join(needed)}"
+        for name, needed in sorted(off.items())
+    ]
 
 
 def gate_warnings(settings: Mapping[str, bool]) -> list[str]:
@@ -127,8 +148,9 @@ def gate_warnings(settings: Mapping[str, bool]) -> list[str]:
     for name in sorted(settings):
         gate = GATES.get(name)
         if gate is None:
-            if name not in (ALL_ALPHA, ALL_BETA) and is_known(name):
-                warnings.append(f"feature gate {name} has no effect on a service proxy")
+            continue
+        if not gate.effect:
+            warnings.append(f"feature gate {name} has no effect on a service proxy")
         elif gate.stage is Stage.DEPRECATED:
             warnings.append(f"feature gate {name} is deprecated and will be removed in a future release")
         elif gate.stage is Stage.GA:
@@ -138,31 +160,13 @@ def gate_warnings(settings: Mapping[str, bool]) -> list[str]:
     return warnings
 
 
-def is_known(name: str) -> bool:
-    return (
-        name in GATES or name in (ALL_ALPHA, ALL_BETA) or name in SETTABLE or _locked_state(name) is not None
-    )
-
-
 def gates_help() -> str:
     """One line per gate, as in kube-proxy's help."""
-    lines = [
-        f"{ALL_ALPHA}=true|false (ALPHA - default=false)",
-        f"{ALL_BETA}=true|false (BETA - default=false)",
-    ]
-    for gate in GATES.values():
+    lines = [f"{group}=true|false ({stage.value} - default=false)" for stage, group in _GROUPS.items()]
+    for gate in PROXY_GATES.values():
         if not gate.locked:
             stage = f"{gate.stage.value} - " if gate.stage.value else ""
             lines.append(
                 f"{gate.name}=true|false ({stage}default={str(gate.default).lower()}): {gate.effect}"
             )
     return "\n".join(lines)
-
-
-def _locked_state(name: str) -> bool | None:
-    gate = GATES.get(name)
-    if gate is not None:
-        return gate.default if gate.locked else None
-    if name in LOCKED_ON:
-        return True
-    return False if name in LOCKED_OFF else None

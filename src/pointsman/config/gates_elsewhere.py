@@ -1,100 +1,132 @@
 """Feature gates of the Kubernetes version we follow that mean nothing to a service proxy.
 
-kube-proxy accepts them because it shares the gate registry with every other component; so do we, with a warning.
+kube-proxy accepts them because it shares the gate registry with every other component; so do we, with a warning. Their
+stages and defaults matter all the same: kube-proxy refuses to start when one that is on depends on one that is off.
 """
 
 from __future__ import annotations
 
-SETTABLE = frozenset(
-    """
-    APIResponseCompression APIServerIdentity APIServerWebhookAuthenticationToken
-    APIServingWithRoutine AllowDNSOnlyNodeCSR AllowInsecureKubeletCertificateSigningRequests
-    AllowParsingUserUIDFromCertAuth AllowUnsafeMalformedObjectDeletion AtomicFIFO
-    AtomicWriteVolumeUserFields AuthorizePodWebsocketUpgradeCreatePermission CBORServingAndStorage
-    CPUManagerPolicyAlphaOptions CPUManagerPolicyBetaOptions CRDObservedGenerationTracking
-    CRIListStreaming CSIVolumeHealth ChangeContainerStatusOnKubeletRestart
-    ClearingNominatedNodeNameAfterBinding ClientsAllowCARotation ClientsAllowCBOR
-    ClientsAllowTLSCacheGC ClientsPreferCBOR CloudControllerManagerWatchBasedRoutesReconciliation
-    CloudControllerManagerWebhook ClusterTrustBundle ClusterTrustBundleProjection CompositePodGroup
-    ConcurrentWatchObjectDecode ConsistentListFromCacheSkipTimeoutFallback ConstrainedImpersonation
-    ContainerCheckpoint ContainerRestartRules ContainerStopSignals
-    ControllerManagerReleaseLeaderElectionLockOnExit CoordinatedLeaderElection
-    CrossNamespaceVolumeDataSource CustomCPUCFSQuotaPeriod DRAConsumableCapacity
-    DRADerivedAttributes DRADeviceBindingConditions DRADeviceCompatibilityGroups
-    DRAFractionalCapacityRange DRAListTypeAttributes DRANodeAllocatableResources
-    DRAOptionalNodeOperations DRAPartitionableDevices DRAPartitionableDevicesType
-    DRAResourceClaimGranularStatusAuthorization DRAResourcePoolStatus DRASchedulerFilterTimeout
-    DRAWorkloadResourceClaims DeclarativeValidationBeta DefaultPodSysctls
-    DeploymentReplicaSetTerminatingReplicas DetectCacheInconsistency EmptyDirVolumeMode EnvFiles
-    EtcdRangeStream EventedPLEG EvictionRequestAPI ExcludeAdmissionWebhookVirtualResources
-    ExtendWebSocketsToKubelet GRPCContainerProbeTLS GenericWorkload GracefulNodeShutdown
-    GracefulNodeShutdownBasedOnPodPriority H2CContainerProbe HPAGeneration HPAOptimizedSelectorStore
-    HPAScaleToZero HugepageAwareEviction ImageVolumeWithDigest InOrderInformersBatchProcess
-    InPlacePodLevelResourcesVerticalScaling InPlacePodVerticalScalingExclusiveCPUs
-    InPlacePodVerticalScalingExclusiveMemory InPlacePodVerticalScalingMemoryBackedVolumes
-    InPlacePodVerticalScalingSchedulerPreemption InformerResourceVersion
-    InterPodAffinityHostnameFastPath KMSv1 KubeletAllocatedPodsEndpoint KubeletCrashLoopBackOffMax
-    KubeletEnsureSecretPulledImages KubeletInUserNamespace KubeletPodResourcesListUseActivePods
-    KubeletRegistrationGetOnExistsOnly KubeletSeparateDiskGC
-    KubeletServiceAccountTokenForCredentialProviders ListFromCacheSnapshot
-    LocalStorageCapacityIsolationFSQuotaMonitoring ManifestBasedAdmissionControlConfig
-    MatchLabelKeysInPodTopologySpread MatchLabelKeysInPodTopologySpreadSelectorMerge
-    MaxUnavailableStatefulSet MemoryQoS MutablePVNodeAffinity MutablePodResourcesForSuspendedJobs
-    MutableSchedulingDirectivesForSuspendedJobs MutatingAdmissionPolicy
-    NodeControllerLeaseCircuitBreaker NodeLifecycleConditions NominatedNodeNameForExpectation
-    OpenAPIEnums OpportunisticBatching PersistentVolumeClaimUnusedSinceTime
-    PodAndContainerStatsFromCRI PodCertificateRequest PodDeletionCost PodGroupPreemptionPolicy
-    PodLevelResourceManagers PodLevelResources PodLevelResourcesFixDefaulting
-    PodLevelResourcesFixKubeletQOSClass PodLogsQuerySplitStreams PodTopologyLabelsAdmission PodsAPI
-    PortForwardWebsockets QOSReserved ReduceDefaultCrashLoopBackOffDecay ReloadKubeletClientCAFile
-    ReloadKubeletServerCertificateFile RemoteRequestHeaderUID ResourceHealthStatus
-    ResourceHealthStatusMessage RestartAllContainersOnContainerExits RotateKubeletServerCertificate
-    RuntimeClassInImageCriApi SELinuxMount SchedulerAsyncAPICalls SchedulerAsyncPreemption
-    SchedulerPopFromBackoffQ SchedulerPreQueueingHints ServiceAccountNodeAudienceRestriction
-    ServiceCIDRStatusFieldWiping ShardedListAndWatch SizeBasedListCostEstimate
-    StaleControllerConsistencyDaemonSet StaleControllerConsistencyHPA StaleControllerConsistencyJob
-    StaleControllerConsistencyReplicaSet StaleControllerConsistencyStatefulSet
-    StatefulSetRecreateStrategy StatefulSetSemanticRevisionComparison StorageCapacityScoring
-    StorageNamespaceIndex StorageVersionAPI StorageVersionHash StorageVersionMigrator
-    StructuredAuthenticationConfigurationEgressSelector
-    StructuredAuthenticationConfigurationJWKSMetrics TaintTolerationComparisonOperators
-    TokenRequestServiceAccountUIDValidation TopologyAwareWorkloadScheduling
-    TopologyManagerPolicyAlphaOptions TopologyManagerPolicyBetaOptions
-    TranslateStreamCloseWebsocketRequests UnauthenticatedHTTP2DOSMitigation
-    UnknownVersionInteroperabilityProxy UnlockWhileProcessingFIFO UserNamespacesHostNetworkSupport
-    VolumeBindMountOptions VolumeLimitScaling WatchList WatchListCompression
-    WebhookRoundTripLoadBalancing WindowsCPUAndMemoryAffinity WindowsGracefulNodeShutdown
-    WindowsHostNetwork WorkloadWithJob
-    """.split()  # noqa: SIM905  a quoted list of this length reads worse
-)
+ALPHA = """
+    APIServerWebhookAuthenticationToken APIServingWithRoutine AtomicWriteVolumeUserFields
+    CBORServingAndStorage CPUManagerPolicyAlphaOptions CRIListStreaming CSIVolumeHealth
+    ClientsAllowCBOR ClientsPreferCBOR CloudControllerManagerWatchBasedRoutesReconciliation
+    CloudControllerManagerWebhook CompositePodGroup ConsistentListFromCacheSkipTimeoutFallback
+    ContainerStopSignals ControllerManagerReleaseLeaderElectionLockOnExit
+    CrossNamespaceVolumeDataSource DRADerivedAttributes DRADeviceCompatibilityGroups
+    DRAListTypeAttributes DRANodeAllocatableResources DRAOptionalNodeOperations
+    DRAPartitionableDevicesType DRAResourcePoolStatus DefaultPodSysctls EmptyDirVolumeMode
+    EventedPLEG EvictionRequestAPI GRPCContainerProbeTLS H2CContainerProbe ImageVolumeWithDigest
+    InPlacePodVerticalScalingExclusiveCPUs InPlacePodVerticalScalingExclusiveMemory
+    InPlacePodVerticalScalingMemoryBackedVolumes InPlacePodVerticalScalingSchedulerPreemption
+    InterPodAffinityHostnameFastPath KubeletAllocatedPodsEndpoint MutablePVNodeAffinity
+    NodeLifecycleConditions PodGroupPreemptionPolicy PodLogsQuerySplitStreams QOSReserved
+    ReduceDefaultCrashLoopBackOffDecay RuntimeClassInImageCriApi SchedulerPreQueueingHints
+    ShardedListAndWatch StatefulSetRecreateStrategy StorageVersionAPI
+    TaintTolerationComparisonOperators TopologyAwareWorkloadScheduling
+    TopologyManagerPolicyAlphaOptions UserNamespacesHostNetworkSupport VolumeBindMountOptions
+    WindowsCPUAndMemoryAffinity WorkloadWithJob
+"""
+"""Off by default."""
 
-LOCKED_ON = frozenset(
-    """
+BETA_ON = """
+    APIResponseCompression APIServerIdentity AllowParsingUserUIDFromCertAuth
+    AllowUnsafeMalformedObjectDeletion AtomicFIFO AuthorizePodWebsocketUpgradeCreatePermission
+    CPUManagerPolicyBetaOptions CRDObservedGenerationTracking
+    ClearingNominatedNodeNameAfterBinding ClientsAllowCARotation ClientsAllowTLSCacheGC
+    ConcurrentWatchObjectDecode ConstrainedImpersonation ContainerCheckpoint
+    ContainerRestartRules DRAConsumableCapacity DRADeviceBindingConditions
+    DRAFractionalCapacityRange DRAPartitionableDevices
+    DRAResourceClaimGranularStatusAuthorization DRASchedulerFilterTimeout
+    DeclarativeValidationBeta DeploymentReplicaSetTerminatingReplicas DetectCacheInconsistency
+    EnvFiles EtcdRangeStream ExcludeAdmissionWebhookVirtualResources ExtendWebSocketsToKubelet
+    GracefulNodeShutdown GracefulNodeShutdownBasedOnPodPriority HPAGeneration
+    HPAOptimizedSelectorStore HPAScaleToZero HugepageAwareEviction InOrderInformersBatchProcess
+    InPlacePodLevelResourcesVerticalScaling KubeletCrashLoopBackOffMax
+    KubeletEnsureSecretPulledImages KubeletInUserNamespace KubeletSeparateDiskGC
+    KubeletServiceAccountTokenForCredentialProviders ListFromCacheSnapshot
+    ManifestBasedAdmissionControlConfig MatchLabelKeysInPodTopologySpread
+    MatchLabelKeysInPodTopologySpreadSelectorMerge MaxUnavailableStatefulSet MemoryQoS
+    MutablePodResourcesForSuspendedJobs MutableSchedulingDirectivesForSuspendedJobs
+    NodeControllerLeaseCircuitBreaker NominatedNodeNameForExpectation OpenAPIEnums
+    OpportunisticBatching PersistentVolumeClaimUnusedSinceTime PodDeletionCost PodLevelResources
+    PodLevelResourcesFixDefaulting PodLevelResourcesFixKubeletQOSClass
+    PodTopologyLabelsAdmission PodsAPI PortForwardWebsockets ReloadKubeletClientCAFile
+    ReloadKubeletServerCertificateFile RemoteRequestHeaderUID ResourceHealthStatus
+    ResourceHealthStatusMessage RestartAllContainersOnContainerExits
+    RotateKubeletServerCertificate SchedulerAsyncPreemption SchedulerPopFromBackoffQ
+    ServiceAccountNodeAudienceRestriction SizeBasedListCostEstimate
+    StaleControllerConsistencyDaemonSet StaleControllerConsistencyHPA
+    StaleControllerConsistencyJob StaleControllerConsistencyReplicaSet
+    StaleControllerConsistencyStatefulSet StatefulSetSemanticRevisionComparison
+    StorageCapacityScoring StorageVersionHash
+    StructuredAuthenticationConfigurationEgressSelector
+    StructuredAuthenticationConfigurationJWKSMetrics TokenRequestServiceAccountUIDValidation
+    TopologyManagerPolicyBetaOptions TranslateStreamCloseWebsocketRequests
+    UnauthenticatedHTTP2DOSMitigation UnknownVersionInteroperabilityProxy
+    UnlockWhileProcessingFIFO VolumeLimitScaling WatchList WatchListCompression
+    WebhookRoundTripLoadBalancing WindowsGracefulNodeShutdown
+"""
+
+BETA_OFF = """
+    CoordinatedLeaderElection DRAWorkloadResourceClaims GenericWorkload
+    LocalStorageCapacityIsolationFSQuotaMonitoring PodAndContainerStatsFromCRI
+    PodLevelResourceManagers SchedulerAsyncAPICalls
+"""
+
+SETTLED = """
+    AllowDNSOnlyNodeCSR AllowInsecureKubeletCertificateSigningRequests
+    ChangeContainerStatusOnKubeletRestart ClusterTrustBundle ClusterTrustBundleProjection
+    CustomCPUCFSQuotaPeriod InformerResourceVersion KMSv1 KubeletPodResourcesListUseActivePods
+    KubeletRegistrationGetOnExistsOnly MutatingAdmissionPolicy PodCertificateRequest
+    SELinuxMount ServiceCIDRStatusFieldWiping StorageNamespaceIndex StorageVersionMigrator
+    WindowsHostNetwork
+"""
+"""Generally available or deprecated, and still to be switched."""
+
+LOCKED_ON = """
     AggregatedDiscoveryRemoveBetaType AllowOverwriteTerminationGracePeriodSeconds
     CPUManagerPolicyOptions CRDValidationRatcheting CSIServiceAccountTokenSecrets
     CustomResourceFieldSelectors DRAAdminAccess DRADeviceTaintRules DRADeviceTaints
     DRAExtendedResource DRAPrioritizedList DRAResourceClaimDeviceStatus DeclarativeValidation
     DeclarativeValidationTakeover DisableAllocatorDualWrite DisableCPUQuotaWithExclusiveCPUs
     DisableNodeKubeProxyVersion DynamicResourceAllocation ExecProbeTimeout
-    ExternalServiceAccountTokenSigner GitRepoVolumeDriver HPAConfigurableTolerance HostnameOverride
-    ImageMaximumGCAge ImageVolume InOrderInformers InPlacePodVerticalScaling
+    ExternalServiceAccountTokenSigner GitRepoVolumeDriver HPAConfigurableTolerance
+    HostnameOverride ImageMaximumGCAge ImageVolume InOrderInformers InPlacePodVerticalScaling
     InPlacePodVerticalScalingInitContainers JobManagedBy KubeletCgroupDriverFromCRI
-    KubeletFineGrainedAuthz KubeletPSI KubeletPodResourcesDynamicResources KubeletPodResourcesGet
-    KubeletTracing MatchLabelKeysInPodAffinity MutableCSINodeAllocatableCount NodeDeclaredFeatures
-    NodeInclusionPolicyInPodTopologySpread NodeLogQuery NodeSwap PLEGOnDemandRelist
-    PodObservedGenerationTracking PodReadyToStartContainersCondition PodSchedulingReadiness
-    ProcMountType RecoverVolumeExpansionFailure RecursiveReadOnlyMounts
-    RelaxedEnvironmentVariableValidation SELinuxChangePolicy SELinuxMountReadWriteOncePod
-    SeparateCacheWatchRPC SeparateTaintEvictionController ServiceAccountTokenJTI
-    ServiceAccountTokenNodeBinding ServiceAccountTokenNodeBindingValidation
-    ServiceAccountTokenPodNodeInfo SupplementalGroupsPolicy SystemdWatchdog
-    TopologyManagerPolicyOptions UserNamespacesSupport VolumeAttributesClass
-    WatchCacheInitializationPostStartHook
-    """.split()  # noqa: SIM905  a quoted list of this length reads worse
-)
+    KubeletFineGrainedAuthz KubeletPSI KubeletPodResourcesDynamicResources
+    KubeletPodResourcesGet KubeletTracing MatchLabelKeysInPodAffinity
+    MutableCSINodeAllocatableCount NodeDeclaredFeatures NodeInclusionPolicyInPodTopologySpread
+    NodeLogQuery NodeSwap PLEGOnDemandRelist PodObservedGenerationTracking
+    PodReadyToStartContainersCondition PodSchedulingReadiness ProcMountType
+    RecoverVolumeExpansionFailure RecursiveReadOnlyMounts RelaxedEnvironmentVariableValidation
+    SELinuxChangePolicy SELinuxMountReadWriteOncePod SeparateCacheWatchRPC
+    SeparateTaintEvictionController ServiceAccountTokenJTI ServiceAccountTokenNodeBinding
+    ServiceAccountTokenNodeBindingValidation ServiceAccountTokenPodNodeInfo
+    SupplementalGroupsPolicy SystemdWatchdog TopologyManagerPolicyOptions UserNamespacesSupport
+    VolumeAttributesClass WatchCacheInitializationPostStartHook
+"""
 
-LOCKED_OFF = frozenset(
-    """
-
-    """.split()  # noqa: SIM905  a quoted list of this length reads worse
-)
+NEEDED_BY = {
+    "APIServerIdentity": "StorageVersionAPI UnknownVersionInteroperabilityProxy",
+    "AtomicFIFO": """
+        NodeControllerLeaseCircuitBreaker StaleControllerConsistencyDaemonSet StaleControllerConsistencyHPA
+        StaleControllerConsistencyJob StaleControllerConsistencyReplicaSet StaleControllerConsistencyStatefulSet
+    """,
+    "ContainerRestartRules": "RestartAllContainersOnContainerExits",
+    "DRAConsumableCapacity": "DRAFractionalCapacityRange",
+    "DRAPartitionableDevices": "DRADeviceCompatibilityGroups DRAPartitionableDevicesType",
+    "DRAResourcePoolStatus": "DRAPartitionableDevicesType",
+    "GenericWorkload": """
+        CompositePodGroup DRAWorkloadResourceClaims PodGroupPreemptionPolicy TopologyAwareWorkloadScheduling
+        WorkloadWithJob
+    """,
+    "GracefulNodeShutdown": "GracefulNodeShutdownBasedOnPodPriority WindowsGracefulNodeShutdown",
+    "MatchLabelKeysInPodTopologySpread": "MatchLabelKeysInPodTopologySpreadSelectorMerge",
+    "PodLevelResources": """
+        InPlacePodLevelResourcesVerticalScaling PodLevelResourceManagers PodLevelResourcesFixDefaulting
+        PodLevelResourcesFixKubeletQOSClass
+    """,
+    "ResourceHealthStatus": "ResourceHealthStatusMessage",
+    "TopologyAwareWorkloadScheduling": "CompositePodGroup",
+}
+"""Each gate with those that depend on it; a gate that depends on locked ones only is not listed."""

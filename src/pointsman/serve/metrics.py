@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 import msgspec
 from aiohttp import web
 
+from pointsman.config.gates import FeatureGates
 from pointsman.obs.registry import CONTENT_TYPE, Metrics
+from pointsman.serve.guards import by_address
 from pointsman.serve.health import Answer, ProxyHealth
 from pointsman.serve.http import Handler, reply, text_response
 from pointsman.serve.profiling import profiling_routes
-from pointsman.serve.zpages import flags_page, status_page
+from pointsman.serve.zpages import flags_page, healthz_text, status_page
 
 
 def health_routes(health: ProxyHealth, metrics: Metrics) -> dict[str, Handler]:
@@ -40,9 +42,8 @@ class Pages(msgspec.Struct, frozen=True):
     """JSON of the effective configuration in its external form, under the key kubeproxy.config.k8s.io."""
     flags: Callable[[], Mapping[str, str]]
     version: str
+    gates: FeatureGates
     profiling: bool = False
-    profiling_anywhere: bool = False
-    """Serve profiles also on addresses other than loopback."""
     set_verbosity: Callable[[int], None] = lambda _level: None
     extra: Mapping[str, Handler] = {}
     """Further routes, such as the status page at `/`."""
@@ -60,10 +61,12 @@ def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
     async def ping(_request: web.BaseRequest) -> web.Response:
         return text_response("ok")
 
-    async def healthz(_request: web.BaseRequest) -> web.Response:
+    async def healthz(request: web.BaseRequest) -> web.Response:
         metrics.healthcheck.labels(name="ping", type="healthz").set(1)
         metrics.healthchecks.labels(name="ping", status="success", type="healthz").inc()
-        return text_response("ok")
+        if "verbose" not in request.query:
+            return text_response("ok")
+        return text_response(healthz_text(request.query.getall("exclude", [])))
 
     async def proxy_mode(_request: web.BaseRequest) -> web.Response:
         return text_response(metrics.mode)
@@ -80,17 +83,18 @@ def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
         "/healthz": healthz,
         "/healthz/ping": ping,
         "/proxyMode": proxy_mode,
-        "/configz": configz,
-        "/flagz": flagz,
+        "/configz": by_address(configz),
         **pages.extra,
     }
+    if pages.gates.enabled("ComponentFlagz"):
+        routes["/flagz"] = by_address(flagz)
     if pages.profiling:
-        routes |= profiling_routes(pages.set_verbosity, anywhere=pages.profiling_anywhere)
-    paths = sorted({*routes, "/statusz"})
-    statusz = status_page(pages.version, paths)
+        routes |= profiling_routes(pages.set_verbosity)
+    if pages.gates.enabled("ComponentStatusz"):
+        statusz = status_page(pages.version, sorted({*routes, "/statusz"}))
 
-    async def statusz_page(_request: web.BaseRequest) -> web.Response:
-        return text_response(statusz())
+        async def statusz_page(_request: web.BaseRequest) -> web.Response:
+            return text_response(statusz())
 
-    routes["/statusz"] = statusz_page
+        routes["/statusz"] = by_address(statusz_page)
     return routes

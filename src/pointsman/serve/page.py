@@ -16,13 +16,10 @@ from typing import Final
 
 from aiohttp import web
 
-from pointsman.model.addresses import address_from_text, is_loopback, split_host_port
-from pointsman.serve.http import Handler, reply, text_response
+from pointsman.serve.guards import by_address, on_loopback
+from pointsman.serve.http import Handler, reply
 
 _FILES: Final = Path(__file__).with_name("page_files")
-_LOOPBACK_HINT: Final = (
-    "shown to loopback connections only: open this page on the node itself or through kubectl port-forward\n"
-)
 
 
 def page_routes(data: Mapping[str, Handler]) -> dict[str, Handler]:
@@ -39,7 +36,7 @@ def page_routes(data: Mapping[str, Handler]) -> dict[str, Handler]:
         return reply(body, "text/html; charset=utf-8", headers=headers)
 
     guarded = {
-        path: _by_address(handler) if path == "/status.json" else _on_loopback(handler)
+        path: by_address(handler) if path == "/status.json" else on_loopback(handler)
         for path, handler in data.items()
     }
     return {"/": page, **guarded}
@@ -67,26 +64,3 @@ def _policy() -> str:
         f"default-src 'none'; style-src {hashed(_part('page.css'))}; script-src {hashed(_part('page.js'))}; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-
-
-def _by_address(handler: Handler) -> Handler:
-    """Only under an IP address or `localhost`: a name that an attacker lets point here must not read anything."""
-
-    async def guarded(request: web.BaseRequest) -> web.StreamResponse:
-        host, _ = split_host_port(request.host) or (request.host.removeprefix("[").removesuffix("]"), "")
-        if host != "localhost" and address_from_text(host) is None:
-            return text_response("open this page by IP address or as localhost\n", 403)
-        return await handler(request)
-
-    return guarded
-
-
-def _on_loopback(handler: Handler) -> Handler:
-    async def guarded(request: web.BaseRequest) -> web.StreamResponse:
-        name = request.transport.get_extra_info("peername") if request.transport else None
-        peer = address_from_text(name[0]) if name else None
-        if peer is None or not is_loopback(peer):
-            return text_response(_LOOPBACK_HINT, 403)
-        return await handler(request)
-
-    return _by_address(guarded)

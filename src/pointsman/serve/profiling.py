@@ -1,6 +1,6 @@
 """Profiles of the running process under /debug/pprof/, only when profiling is switched on.
 
-Stacks show how a node is built and what it does, so they are given to loopback only, unless forced. Profiles are
+Stacks show how a node is built and what it does, so they are given to loopback only. Profiles are
 sampled from outside the threads (worker threads included) and printed as collapsed stacks, one line per
 stack with its count, which flame graph tools read as they are.
 """
@@ -19,7 +19,7 @@ from typing import Final
 
 from aiohttp import web
 
-from pointsman.model.addresses import address_from_text, is_loopback
+from pointsman.serve.guards import on_loopback
 from pointsman.serve.http import Handler, text_response
 
 _SAMPLE_SECONDS: Final = 0.01
@@ -35,7 +35,7 @@ _INDEX: Final = """/debug/pprof/ of pointsman
 """
 
 
-def profiling_routes(set_verbosity: Callable[[int], None], *, anywhere: bool = False) -> dict[str, Handler]:
+def profiling_routes(set_verbosity: Callable[[int], None]) -> dict[str, Handler]:
     """Routes for profiles and for the log verbosity."""
 
     async def index(_request: web.BaseRequest) -> web.Response:
@@ -78,18 +78,7 @@ def profiling_routes(set_verbosity: Callable[[int], None], *, anywhere: bool = F
         "/debug/pprof/cmdline": cmdline,
         "/debug/flags/v": verbosity,
     }
-    return routes if anywhere else {path: _loopback_only(handler) for path, handler in routes.items()}
-
-
-def _loopback_only(handler: Handler) -> Handler:
-    async def guarded(request: web.BaseRequest) -> web.StreamResponse:
-        name = request.transport.get_extra_info("sockname") if request.transport else None
-        address = address_from_text(name[0].partition("%")[0]) if name else None
-        if address is None or not is_loopback(address):
-            return text_response("profiles are served on loopback only\n", 403)
-        return await handler(request)
-
-    return guarded
+    return {path: on_loopback(handler) for path, handler in routes.items()}
 
 
 def _collapsed(frame: FrameType | None) -> str:

@@ -1,10 +1,10 @@
-"""The texts of /flagz and /statusz: for people, not for programs."""
+"""The texts of /flagz, /statusz and /healthz?verbose: for people, not for programs."""
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 _NOTICE = (
     "Warning: this page is meant for people. Its layout may change at any time; do not build tools on it.\n"
@@ -16,6 +16,15 @@ def flags_page(flags: Mapping[str, str]) -> str:
     """Every flag and its value, sorted."""
     lines = [f"{name}={flags[name]}" for name in sorted(flags)]
     return "\n".join(["", "kube-proxy flagz", _NOTICE, *lines, ""])
+
+
+def healthz_text(excluded: Collection[str]) -> str:
+    """Every check of the metrics port's /healthz (there is one), as kube-proxy lists them."""
+    unknown = ", ".join(f'"{name}"' for name in sorted({*excluded} - {"ping"}))
+    lines = ["[+]ping excluded: ok" if "ping" in excluded else "[+]ping ok"]
+    if unknown:
+        lines.append(f"warn: some health checks cannot be excluded: no matches for {unknown}")
+    return "\n".join([*lines, "healthz check passed", ""])
 
 
 def uptime_text(nanoseconds: int) -> str:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from pointsman.config.gates import GATES, effective_gates, gate_problems, gate_warnings, gates_help
+from pointsman.config.gates import PROXY_GATES, effective_gates, gate_problems, gate_warnings, gates_help
 
 
 def test_defaults_are_upstreams() -> None:
     gates = effective_gates({})
-    on = {name for name in GATES if gates.enabled(name)}
-    assert set(GATES) - on == {"KubeProxyNFTablesLocalhostNodePorts", "LoggingAlphaOptions"}
+    on = {name for name in PROXY_GATES if gates.enabled(name)}
+    assert set(PROXY_GATES) - on == {"KubeProxyNFTablesLocalhostNodePorts", "LoggingAlphaOptions"}
 
 
 def test_named_setting_wins_over_its_group() -> None:
@@ -31,6 +31,32 @@ def test_unknown_gate_is_an_error_with_the_nearest_name() -> None:
     assert gate_problems({"KubeProxyIPV": False}) == [
         "unrecognized feature gate: KubeProxyIPV, did you mean KubeProxyIPVS?"
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaints"),
+    [
+        ({"AllAlpha": True, "AllBeta": True}, 0),
+        ({"AllAlpha": True, "GenericWorkload": True}, 0),
+        ({"AllAlpha": True}, 4),
+        ({"AtomicFIFO": False}, 6),
+        ({"AtomicFIFO": False, "AllBeta": False}, 0),
+        ({"StorageVersionAPI": True, "APIServerIdentity": False}, 2),
+    ],
+)
+def test_a_gate_needs_those_it_depends_on_as_in_kube_proxy(
+    settings: dict[str, bool], complaints: int
+) -> None:
+    assert len(gate_problems(settings)) == complaints
+
+
+def test_a_missing_dependency_is_named() -> None:
+    (problem,) = gate_problems({"DRAPartitionableDevicesType": True, "DRAPartitionableDevices": False})
+    assert problem.endswith("that are disabled: DRAPartitionableDevices, DRAResourcePoolStatus")
+
+
+def test_contextual_logging_may_be_switched_as_in_kube_proxy() -> None:
+    assert gate_problems({"ContextualLogging": False}) == []
 
 
 def test_gate_of_another_component_is_accepted_with_a_warning() -> None:

@@ -91,7 +91,7 @@ def test_rule_is_reported_by_field(body: str, problem: str) -> None:
         "healthzBindAddress: '[::]:10256'",
         "bindAddress: 010.0.0.1",
         "logging: {options: {text: {splitStream: true, infoBufferSize: 1Ki}}}\nfeatureGates: {LoggingAlphaOptions: true}",
-        "featureGates: {AllAlpha: true, AllBeta: false}",
+        "featureGates: {AllAlpha: true, AllBeta: true}",
     ],
 )
 def test_usable_configurations_have_no_problems(body: str) -> None:

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from pointsman.config.gates import FeatureGates, effective_gates
 from pointsman.model.addresses import Family
 from pointsman.model.objects import Meta, Node
 from pointsman.obs.registry import Metrics
@@ -17,6 +18,7 @@ from pointsman.serve.http import Handler, Listener, routed, text_response
 from pointsman.serve.metrics import Pages, health_routes, metrics_routes
 from pointsman.serve.zpages import flags_page, status_page, uptime_text
 
+CANNOT_EXCLUDE = 'warn: some health checks cannot be excluded: no matches for "x"\n'
 SECOND = 1_000_000_000
 
 
@@ -25,6 +27,7 @@ def pages(
     profiling: bool = False,
     set_verbosity: Callable[[int], None] = print,
     extra: Mapping[str, Handler] | None = None,
+    gates: FeatureGates | None = None,
 ) -> Pages:
     return Pages(
         configuration=lambda: b'{"kubeproxy.config.k8s.io":{}}',
@@ -33,6 +36,7 @@ def pages(
         profiling=profiling,
         set_verbosity=set_verbosity,
         extra=extra or {},
+        gates=gates or effective_gates({}),
     )
 
 
@@ -42,17 +46,21 @@ def asked(
     method: str = "GET",
     data: bytes | None = None,
     bind: str = "127.0.0.1:0",
+    host: str = "",
 ) -> list[tuple[int, Mapping[str, str], str]]:
     """Serve the routes and ask for each path in turn."""
 
     async def scenario() -> list[tuple[int, Mapping[str, str], str]]:
         listener = Listener("test", routed(routes))
         await listener.start(bind)
-        host, port = listener.addresses[0]
+        address, port = listener.addresses[0]
+        headers = {"Host": host} if host else {}
         answers: list[tuple[int, Mapping[str, str], str]] = []
         async with aiohttp.ClientSession(auto_decompress=False) as session:
             for path in paths:
-                async with session.request(method, f"http://{host}:{port}{path}", data=data) as answer:
+                async with session.request(
+                    method, f"http://{address}:{port}{path}", data=data, headers=headers
+                ) as answer:
                     answers.append((answer.status, dict(answer.headers), await answer.text()))
         await listener.stop()
         return answers
@@ -86,6 +94,28 @@ def test_plain_pages() -> None:
     assert config[2] == '{"kubeproxy.config.k8s.io":{}}'
 
 
+@pytest.mark.parametrize(
+    ("query", "body"),
+    [
+        ("verbose", "[+]ping ok\nhealthz check passed\n"),
+        ("verbose=0&exclude=ping", "[+]ping excluded: ok\nhealthz check passed\n"),
+        ("verbose&exclude=x", f"[+]ping ok\n{CANNOT_EXCLUDE}healthz check passed\n"),
+        ("exclude=ping", "ok"),
+    ],
+)
+def test_healthz_lists_its_checks_when_asked_to_as_kube_proxy_does(query: str, body: str) -> None:
+    ((status, _, text),) = asked(metrics_routes(Metrics("iptables"), pages()), f"/healthz?{query}")
+    assert (status, text) == (200, body)
+
+
+def test_what_a_node_is_like_is_not_told_under_a_name_that_leads_here() -> None:
+    routes = metrics_routes(Metrics("nftables"), pages(profiling=True))
+    told = ["/configz", "/flagz", "/statusz", "/debug/pprof/heap"]
+    for name, status in (("evil.example", 403), ("evil.example:10249", 403), ("localhost", 200)):
+        assert {answer[0] for answer in asked(routes, *told, host=name)} == {status}
+    assert asked(routes, "/metrics", "/healthz", host="node.example")[0][0] == 200
+
+
 def test_metrics_and_slis_are_prometheus_text() -> None:
     answers = asked(
         metrics_routes(Metrics("iptables"), pages()), "/healthz", "/healthz/ping", "/metrics", "/metrics/slis"
@@ -110,6 +140,16 @@ def test_statusz_lists_the_served_paths_and_flagz_the_flags() -> None:
     assert "/metrics/slis" in status[2]
     assert "/debug" not in status[2]
     assert "proxy-mode=nftables\nv=2\n" in flags[2]
+
+
+def test_pages_switched_off_by_their_gates_are_404_and_not_listed() -> None:
+    gates = effective_gates({"ComponentFlagz": False, "ComponentStatusz": True})
+    flagz, statusz = asked(metrics_routes(Metrics("iptables"), pages(gates=gates)), "/flagz", "/statusz")
+    assert (flagz[0], statusz[0]) == (404, 200)
+    assert "/flagz" not in statusz[2]
+    gates = effective_gates({"ComponentStatusz": False})
+    flagz, statusz = asked(metrics_routes(Metrics("iptables"), pages(gates=gates)), "/flagz", "/statusz")
+    assert (flagz[0], statusz[0]) == (200, 404)
 
 
 def test_uptime_and_start_come_from_their_clocks() -> None:
@@ -155,20 +195,6 @@ def test_verbosity_is_set_by_put_and_bad_values_are_refused() -> None:
     assert asked(routes, "/debug/flags/v", method="PUT", data=b"loud")[0][0] == 400
     assert asked(routes, "/debug/flags/v")[0][0] == 406
     assert levels == [4]
-
-
-def test_profiles_are_refused_where_the_connection_is_not_loopback() -> None:
-    class FromOutside:
-        def get_extra_info(self, _name: str) -> tuple[str, int]:
-            return ("192.0.2.1", 10249)
-
-    class Request:
-        transport = FromOutside()
-        path = "/debug/pprof/heap"
-
-    guarded = metrics_routes(Metrics("nftables"), pages(profiling=True))["/debug/pprof/heap"]
-    answer: web.Response = asyncio.run(guarded(Request()))  # type: ignore[arg-type]
-    assert answer.status == 403
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:0", "[::1]:0", "[::]:0"])
