@@ -1,21 +1,28 @@
 # `make demo` runs the main job, `make test` the tests. Both set up everything they need first, and say what they do.
+# `make test VENV=.venv-3.13 PYTHON=python3.13` does it with another Python, in an environment beside the usual one.
 
 SHELL := /bin/bash
-VENV := .venv
-PYTHON := $(VENV)/bin/python
+export VENV ?= .venv
+export PYTHON ?= python3
 PROGRAM := $(VENV)/.program
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean setup packages demo-packages
+.PHONY: demo test quick lint coverage bench clean setup packages demo-packages
 
 demo: demo-packages $(PROGRAM)
-	@$(PYTHON) -m pointsman demo
+	@$(VENV)/bin/python -m pointsman demo
 
 test: setup
 	@scripts/test
 
-lint: setup
+quick: $(STAMP)
+	@scripts/quick
+
+lint: $(STAMP)
 	@scripts/lint
+
+coverage: setup
+	@scripts/coverage
 
 bench: setup
 	@scripts/bench
@@ -28,15 +35,15 @@ packages:
 demo-packages:
 	@scripts/packages demo
 
-$(PROGRAM): pyproject.toml
+$(PROGRAM): pyproject.toml requirements/run.txt requirements/build.txt
 	@echo "==> virtual environment in $(VENV), Pointsman into it"
 	@scripts/venv $(VENV)
 	@touch $@
 
-$(STAMP): $(PROGRAM)
+$(STAMP): $(PROGRAM) requirements/dev.txt
 	@echo "==> development tools into $(VENV)"
 	@scripts/venv $(VENV) dev
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .uml build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .uml .coverage* build dist

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.process.node_space import shipped_environment
 
 from pointsman.config.command_line import parse_run
 from pointsman.config.load import load
@@ -76,6 +77,17 @@ def test_the_chart_and_the_package_have_one_version() -> None:
     chart = yaml.safe_load((DEPLOY / "helm/pointsman/Chart.yaml").read_text())
     assert chart["appVersion"] == chart["version"] == __version__
     assert f"pointsman:{__version__}" in (DEPLOY / "kustomize/daemonset.yaml").read_text()
+
+
+def test_image_and_unit_run_the_program_alike() -> None:
+    """The process tests take their environment from the unit, so that both are tested."""
+    image = re.search(r"^ENV (PATH=.*)$", (DEPLOY / "image/Containerfile").read_text(), re.MULTILINE)
+    unit = re.findall(
+        r"^Environment=(\S+)$", (DEPLOY / "systemd/pointsman.service").read_text(), re.MULTILINE
+    )
+    assert image is not None
+    assert dict([setting.split("=") for setting in unit]) == shipped_environment()
+    assert unit == [setting for setting in image[1].split() if setting.startswith("PYTHONOPTIMIZE=")]
 
 
 def test_the_unit_starts_an_existing_command() -> None:

@@ -1,0 +1,55 @@
+"""The recording backend keeps the contract that tests of others rely on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from tests.factory import context, endpoint, plan, service_port
+
+from pointsman.backends.contract import SyncRequest
+from pointsman.errors import KernelError
+from pointsman.testing import RecordingBackend
+
+WEB = plan(service_port("web"), endpoint())
+API = plan(service_port("api", cluster_ip="10.96.0.11"), endpoint())
+BOTH = {WEB.name: WEB, API.name: API}
+
+
+def test_a_full_sync_leads_to_the_plans_and_a_partial_one_to_the_change() -> None:
+    backend = RecordingBackend()
+    backend.sync(SyncRequest(context(), {WEB.name: WEB}, {}, full=True))
+    backend.sync(SyncRequest(context(), BOTH, {API.name: API}))
+    assert backend.programmed == BOTH
+    backend.sync(SyncRequest(context(), {API.name: API}, {WEB.name: None}))
+    assert backend.programmed == {API.name: API}
+    assert [full for full, _ in backend.requests] == [True, False, False]
+
+
+def test_a_failed_sync_changes_nothing() -> None:
+    backend = RecordingBackend()
+    backend.sync(SyncRequest(context(), {WEB.name: WEB}, {}, full=True))
+    backend.failures = [KernelError("no")]
+    with pytest.raises(KernelError):
+        backend.sync(SyncRequest(context(), BOTH, {API.name: API}))
+    assert backend.programmed == {WEB.name: WEB}
+    assert [difference.service for difference in backend.verify(SyncRequest(context(), BOTH, {}))] == [
+        str(API.name)
+    ]
+
+
+def test_what_is_refused_is_reported_and_left_out() -> None:
+    backend = RecordingBackend()
+    backend.refuse = {API.name: "EINVAL"}
+    report = backend.sync(SyncRequest(context(), BOTH, {}, full=True))
+    assert report.rejected == {API.name: "EINVAL"}
+    assert backend.programmed == {WEB.name: WEB}
+
+
+def test_the_program_does_not_load_the_test_parts() -> None:
+    code = (
+        "import sys, pointsman.cli.main, pointsman.app.supervisor; print('pointsman.testing' in sys.modules)"
+    )
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
