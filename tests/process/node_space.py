@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -31,6 +32,7 @@ SECOND_IP = "172.30.0.11"
 BACKEND_PORT = 8080
 HEALTH_PORT = 10256
 METRICS_PORT = 10249
+UNIT_FILE = Path(__file__).parents[2] / "deploy/systemd/pointsman.service"
 
 needs_root = [
     pytest.mark.kernel,
@@ -204,6 +206,12 @@ class Traffic:
             time.sleep(0.001)
 
 
+@cache
+def shipped_environment() -> dict[str, str]:
+    """What the unit file sets, so that whole processes run in tests as they run at users' sites."""
+    return dict(re.findall(r"^Environment=(\w+)=(.*)$", UNIT_FILE.read_text(), re.MULTILINE))
+
+
 class NodeProcess:
     """`pointsman run` (or `kube-proxy`) in a NodeSpace, its files under `directory`."""
 
@@ -260,7 +268,11 @@ class NodeProcess:
         )
         with self.node.namespace.entered(), self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **shipped_environment()},
             )
 
     def send(self, number: signal.Signals) -> None:
