@@ -1,12 +1,19 @@
-"""A fourth proxy mode in one module: its kernel is a dictionary of lines, one for each frontend."""
+"""A fourth proxy mode: this module, one row in the table, and nothing else.
+
+Its kernel is a directory with one file of lines per IP family, so that several processes see the same one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from pointsman.backends.contract import (
     Announcement,
     Cleaning,
+    Damage,
     Difference,
     Drift,
     KernelCounter,
@@ -18,49 +25,51 @@ from pointsman.backends.contract import (
     Traffic,
 )
 from pointsman.backends.packet_quirks import PacketQuirks
-from pointsman.config.mode_table import ModeRow
-from pointsman.kernel.sysctl import Sysctls
+from pointsman.config.mode_table import MODES, ModeRow
+from pointsman.kernel.sysctl import Degraded, Sysctls
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.plan import FrontendKind
 from pointsman.obs.metric_groups import MetricGroup
 
 TOY = "toy"
-ROW = ModeRow(module=__name__, periods="nftables", masquerade="nftables", node_ports=("localhost",))
-
-kernel: dict[Family, dict[str, str]] = {}
-"""By family and frontend: where it leads."""
-damage: list[Drift] = []
-"""What somebody else is going to have done."""
+ROW = ModeRow(module="tests.fake.toy_mode", periods="nftables", masquerade="nftables")
+KERNEL = "TOY_KERNEL"
+"""The environment variable that names the directory."""
 
 
-def lines(request: SyncRequest) -> dict[str, str]:
-    found = {}
+def held(family: Family) -> Path:
+    return Path(os.environ[KERNEL]) / f"{family.value}.txt"
+
+
+def wanted(request: SyncRequest) -> str:
+    found = []
     for name, plan in sorted(request.plans.items()):
+        targets = ", ".join(str(endpoint) for endpoint in plan.cluster_endpoints)
         for frontend in plan.frontends:
             at = address_text(frontend.address) if frontend.address else "node"
-            targets = ", ".join(str(endpoint) for endpoint in plan.cluster_endpoints)
-            found[f"{at}:{frontend.port}/{name.protocol.lower}"] = f"{name} [{targets}]"
-    return found
+            found.append(f"{at} {frontend.port} {name.protocol.lower} -> {name} at {targets}\n")
+    return "".join(found)
 
 
 class ToyBackend:
+    """Writes the whole file at every sync."""
+
     def __init__(self, family: Family) -> None:
         self.family = family
 
     def sync(self, request: SyncRequest) -> SyncReport:
-        kernel[self.family] = lines(request)
-        return SyncReport(full=request.full, rules_total={"lines": len(kernel[self.family])})
+        text = wanted(request)
+        held(self.family).write_text(text)
+        return SyncReport(full=request.full, rules_total={"lines": text.count("\n")}, batch_bytes=len(text))
 
     def drift(self) -> Drift | None:
-        return damage.pop() if damage else None
+        return None if held(self.family).exists() else Drift("the toy kernel", Damage.DELETED)
 
     def verify(self, request: SyncRequest) -> list[Difference]:
-        want, have = lines(request), kernel.get(self.family, {})
-        return [
-            Difference(f"line {key}", want.get(key, ""), have.get(key, ""))
-            for key in sorted(want.keys() | have.keys())
-            if want.get(key) != have.get(key)
-        ]
+        want = set(wanted(request).splitlines())
+        have = set(held(self.family).read_text().splitlines()) if held(self.family).exists() else set()
+        missing = [Difference("line", line, "") for line in sorted(want - have)]
+        return missing + [Difference("line", "", line) for line in sorted(have - want)]
 
     def traffic(self) -> Traffic:
         return Traffic()
@@ -69,35 +78,56 @@ class ToyBackend:
         """Kernel state stays."""
 
 
+def _preflight(_setup: Setup, _family: Family) -> Sequence[str]:
+    return () if Path(os.environ[KERNEL]).is_dir() else ("the toy kernel is missing",)
+
+
+def _prepare(_setup: Setup, _sysctls: Sysctls, _families: Sequence[Family]) -> Sequence[Degraded]:
+    return (Degraded("toy", "a toy is only a toy"),)
+
+
 def _backend(_setup: Setup, family: Family, _sysctls: Sysctls) -> ToyBackend:
     return ToyBackend(family)
 
 
 def _render(_setup: Setup, request: SyncRequest) -> str:
-    return _text(lines(request))
-
-
-def _text(held: Mapping[str, str]) -> str:
-    return "".join(f"{key} -> {target}\n" for key, target in held.items())
+    return wanted(request)
 
 
 def _cleanup(_cleaning: Cleaning) -> Iterator[Removed]:
-    for family in list(kernel):
-        yield Removed("lines", where=family.value, count=len(kernel.pop(family)))
+    for family in Family:
+        if held(family).exists():
+            held(family).unlink()
+            yield Removed("toy lines", where=family.value)
+
+
+def _synced_families() -> int:
+    return sum(held(family).exists() for family in Family)
 
 
 MODE = Mode(
     name=TOY,
-    preflight=lambda _setup, _family: (),
+    preflight=_preflight,
+    prepare=_prepare,
     backend=_backend,
     render=_render,
     cleanup=_cleanup,
-    quirks=PacketQuirks(refuses_other_ports_of=frozenset(FrontendKind), usual_node_ports="loopback"),
-    localhost_node_ports=lambda _config: True,
+    quirks=PacketQuirks(refuses_other_ports_of=frozenset(FrontendKind)),
+    localhost_node_ports=lambda _config: False,
     drift_seconds=0.05,
     metrics=frozenset((MetricGroup.FULL_AND_PARTIAL_SYNCS,)),
-    counters=(
-        KernelCounter("toy_lines_total", "Lines of the toy kernel", lambda: sum(map(len, kernel.values()))),
-    ),
+    counters=(KernelCounter("toy_families_total", "Families in the toy kernel", _synced_families),),
     announcements=(Announcement("ToyMode", "This mode is a toy."),),
 )
+
+
+def main() -> int:
+    """The program with the toy mode: what `pointsman` would be had the row been in the table."""
+    from pointsman.cli.main import main as pointsman
+
+    MODES[TOY] = ROW
+    return pointsman()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

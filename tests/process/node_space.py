@@ -245,16 +245,22 @@ class NodeProcess:
         fresh.replace(self.manifests / "objects.json")
 
     def start(
-        self, *flags: str, program: str = "pointsman", from_api: bool = False, wrap: Sequence[str] = ()
+        self,
+        *flags: str,
+        program: str = "pointsman",
+        from_api: bool = False,
+        wrap: Sequence[str] = (),
+        command: Sequence[str] = (),
     ) -> None:
+        """`command` replaces the program itself, `wrap` goes in front of it."""
         entry = "main" if program == "pointsman" else "kube_proxy_main"
         code = f"import sys; from pointsman.cli.main import {entry}; sys.exit({entry}())"
         guard = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
         source = () if from_api else (f"--manifests={self.manifests}",)
-        command = (
+        arguments = (
             *guard,
             *wrap,
-            *(sys.executable, "-c", code),
+            *(command or (sys.executable, "-c", code)),
             *(("run",) if program == "pointsman" else ()),
             *(
                 ()
@@ -268,7 +274,7 @@ class NodeProcess:
         )
         with self.node.namespace.entered(), self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command,
+                arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

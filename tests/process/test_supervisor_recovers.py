@@ -22,6 +22,7 @@ from pointsman.node.proxy import Proxy
 def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """For a proxy that touches neither kernel nor host."""
     monkeypatch.setitem(MODES, toy_mode.TOY, toy_mode.ROW)
+    monkeypatch.setenv(toy_mode.KERNEL, str(tmp_path))
     monkeypatch.setattr(modes, "remove_leftovers", lambda *_: [])
     monkeypatch.setattr(Supervisor, "_prepare_host", lambda *_: None)
     monkeypatch.setattr(supervisor, "_FIRST_PAUSE", 0.01)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from pointsman.config.mode_table import MODES
 from pointsman.errors import PointsmanError
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import CLUSTER_RANGES
@@ -49,7 +50,7 @@ def configuration(mode: str, **changes: object) -> Manifest:
         "hostnameOverride": "n1",
         "clusterCIDR": ",".join(CLUSTER_RANGES),
         "conntrack": {"maxPerCore": 0},
-        **{section: {"minSyncPeriod": "50ms"} for section in ("iptables", "ipvs", "nftables")},
+        **{row.periods: {"minSyncPeriod": "50ms"} for row in MODES.values()},
     }
     for name, value in changes.items():
         if isinstance(value, dict) and isinstance(made.get(name), dict):
