@@ -269,6 +269,17 @@ def test_verify_names_the_service_behind_a_difference(namespace: Namespace, back
     assert (extra.what, extra.want, extra.have) == ("set cluster-ips 10.96.77.77", "", "present")
 
 
+def test_verify_names_a_service_in_full_where_the_comment_is_cut(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    port = service_port(name="s" * 63, port_name="p" * 63, namespace="n" * 63, cluster_ip="10.96.0.1")
+    made = plan(port, endpoint("10.244.1.1"), node_context=NODE)
+    request = everything(NODE, {made.name: made})
+    backend.sync(request)
+    namespace.run(["nft", "flush", "map", "ip", "kube-proxy", "endpoints"])
+    assert {difference.service for difference in backend.verify(request)} == {str(made.name)}
+
+
 def test_verify_without_a_table_says_so(namespace: Namespace, backend: NftablesBackend) -> None:
     (difference,) = backend.verify(everything(NODE, some_plans()))
     assert difference.what == "table ip kube-proxy"

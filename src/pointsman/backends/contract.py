@@ -82,6 +82,7 @@ class Difference(msgspec.Struct, frozen=True):
     have: str
     """Empty when something is missing."""
     service: str = ""
+    """The service port it belongs to, as its name prints; empty for what is shared or unknown."""
 
 
 class Damage(enum.Enum):

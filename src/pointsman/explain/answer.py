@@ -27,9 +27,6 @@ from pointsman.model.service import ServicePortName
 from pointsman.model.topology import endpoint_reason
 from pointsman.suggestions import similar
 
-_LABEL_LENGTH = 117
-"""Backends may cut the service's name in their labels beyond this."""
-
 
 def explain(view: View, target: Target, client: str = "") -> Explanation:
     """The explanation; raises BadQuestion when the client cannot be understood."""
@@ -295,10 +292,7 @@ def _concerns(entry: Difference, name: ServicePortName) -> bool:
     """Whether it is about this service port: its own objects, and shared ones that are missing or changed; not what others left over."""
     if not entry.service:
         return bool(entry.want)
-    text = str(name)
-    return entry.service == text or (
-        len(text) > _LABEL_LENGTH and entry.service[:_LABEL_LENGTH] == text[:_LABEL_LENGTH]
-    )
+    return entry.service == str(name)
 
 
 def _kernel_causes(family: FamilyView, name: ServicePortName, kernel: KernelAnswer) -> Iterator[Cause]:

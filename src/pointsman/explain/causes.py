@@ -14,11 +14,17 @@ from pointsman.explain.view import FamilyView, View
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import Frontend, ServicePlan
 from pointsman.model.problem import Problem
-from pointsman.model.remarks import IP_MODE_PROXY, NO_BALANCER_ADDRESS, SKIPPED
-from pointsman.model.service import ServicePort
+from pointsman.model.remarks import IP_MODE_PROXY, NO_BALANCER_ADDRESS
+from pointsman.model.service import NotOurs, ServicePort
 
 _SHOWN = 5
 
+_NOT_OURS_ADVICE = {
+    NotOurs.HEADLESS.value: "clients use the pod addresses that DNS returns for its name; there is no cluster IP to answer",
+    NotOurs.EXTERNAL_NAME.value: "its name is a DNS alias; connections never pass through this proxy",
+    NotOurs.OTHER_PROXY.value: "remove the label service.kubernetes.io/service-proxy-name to have it served here",
+    NotOurs.NO_CLUSTER_IP.value: "the API server allocates a cluster IP when the Service is created; is the object complete?",
+}
 _REMARK_ADVICE = {
     IP_MODE_PROXY: "packets to it go to the load balancer, as the Service's status asks; set ipMode VIP to serve it on the node",
     NO_BALANCER_ADDRESS: "the cloud controller (or MetalLB and the like) has not assigned one yet; look at its log",
@@ -35,22 +41,11 @@ def listed(words: Iterable[str]) -> str:
 def skipped_causes(key: str, remarks: tuple[Problem, ...]) -> Iterator[Cause]:
     """Why a Service that exists has no service ports here."""
     for remark in remarks:
-        if remark.reason == SKIPPED:
-            yield Cause(
-                "NotServed", f"Service {key} is not for this proxy: {remark.message}", _skip_advice(remark)
-            )
+        if remark.reason in _NOT_OURS_ADVICE:
+            advice = _NOT_OURS_ADVICE[remark.reason]
+            yield Cause("NotServed", f"Service {key} is not for this proxy: {remark.message}", advice)
         else:
             yield Cause(remark.reason, f"Service {key}: {remark.message}")
-
-
-def _skip_advice(remark: Problem) -> str:
-    if remark.message.startswith("headless"):
-        return "clients must use the pod addresses that DNS returns for its name; there is no cluster IP to answer"
-    if "ExternalName" in remark.message:
-        return "its name is a DNS alias; connections never pass through this proxy"
-    if "label" in remark.message:
-        return "remove the label service.kubernetes.io/service-proxy-name to have it served here"
-    return "the API server allocates a cluster IP when the Service is created; is the object complete?"
 
 
 def port_causes(
@@ -188,7 +183,7 @@ def _source_ranges(
 
 
 def _refusal_advice(refused: Problem) -> str:
-    if refused.reason.startswith("Contested"):
+    if refused.holder is not None:
         return "one address, protocol and port can serve one Service only; the older one keeps it"
     if refused.reason == "AddressNotAllowed":
         return "add its range to --external-ip-allow-cidrs if it may be claimed"

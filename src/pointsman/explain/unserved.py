@@ -60,7 +60,7 @@ def _losers(family: FamilyView, target: Target, address: bytes) -> Iterator[Caus
             continue
         plan = family.plans.get(name)
         for refused in plan.refused if plan is not None else ():
-            if address_text(address) in refused.message:
+            if refused.address == address:
                 yield Cause(refused.reason, f"{name} claims it and does not get it: {refused.message}")
 
 
@@ -95,7 +95,7 @@ def _ip_mode(view: View, address: bytes) -> Iterator[Cause]:
     text = address_text(address)
     for key, remarks in sorted(view.remarks.items()):
         for remark in remarks:
-            if remark.reason == IP_MODE_PROXY and remark.message.startswith(f"{text} "):
+            if remark.reason == IP_MODE_PROXY and remark.address == address:
                 yield Cause(
                     IP_MODE_PROXY,
                     f"{text} is a load balancer address of {key} with ipMode Proxy: not served on nodes",

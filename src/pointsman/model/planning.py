@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from pointsman.model.addresses import address_text
+from pointsman.model.addresses import address_text, host_port_text
 from pointsman.model.claims import Claim
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
@@ -29,8 +29,7 @@ def plan_service_port(
     if lost or port.external_ips or port.load_balancer_ips:
         winner = lost.get((port.cluster_ip, port.protocol, port.port))
         if winner is not None:
-            text = address_text(port.cluster_ip)
-            return Problem("ContestedClusterIP", f"{text}:{port.port} is served by {winner}")
+            return _contested("ContestedClusterIP", port.cluster_ip, port, winner)
         port = _granted_port(port, context, lost, refused)
     chosen = select_endpoints(port, endpoints, context.node_name, context.zone)
     internal = outcome_of(chosen.has_any, chosen.local if port.internal_local else chosen.cluster)
@@ -76,38 +75,42 @@ def _granted_port(
     node_port = port.node_port
     winner = lost.get((b"", port.protocol, node_port)) if node_port else None
     if winner is not None:
-        refused.append(Problem("ContestedNodePort", f"node port {node_port} is served by {winner}"))
+        message = f"node port {node_port} is served by {winner}"
+        refused.append(Problem("ContestedNodePort", message, holder=winner))
         node_port = 0
-    external = tuple(a for a in port.external_ips if _may_have(a, port, context, lost, refused))
-    balancer = tuple(a for a in port.load_balancer_ips if _may_have(a, port, context, lost, refused))
+    refusals = {
+        address: refusal
+        for address in (*port.external_ips, *port.load_balancer_ips)
+        if (refusal := _refusal(address, port, context, lost)) is not None
+    }
+    refused += refusals.values()
     if not refused:
         return port
     return msgspec.structs.replace(
-        port, node_port=node_port, external_ips=external, load_balancer_ips=balancer
+        port,
+        node_port=node_port,
+        external_ips=tuple(a for a in port.external_ips if a not in refusals),
+        load_balancer_ips=tuple(a for a in port.load_balancer_ips if a not in refusals),
     )
 
 
-def _may_have(
-    address: bytes,
-    port: ServicePort,
-    context: NodeContext,
-    lost: Mapping[Claim, ServicePortName],
-    refused: list[Problem],
-) -> bool:
+def _refusal(
+    address: bytes, port: ServicePort, context: NodeContext, lost: Mapping[Claim, ServicePortName]
+) -> Problem | None:
+    """Why the service port may not have an external address that it asks for; None when it may."""
     winner = lost.get((address, port.protocol, port.port))
-    text = address_text(address)
     if winner is not None:
-        refused.append(Problem("ContestedAddress", f"{text}:{port.port} is served by {winner}"))
-        return False
+        return _contested("ContestedAddress", address, port, winner)
+    text = address_text(address)
     if any(cidr.contains(address) for cidr in context.service_cidrs):
-        refused.append(
-            Problem(
-                "ForbiddenAddress", f"{text} lies in the service range; only cluster IPs may come from it"
-            )
-        )
-        return False
+        message = f"{text} lies in the service range; only cluster IPs may come from it"
+        return Problem("ForbiddenAddress", message, address)
     allowed = context.external_allow
     if allowed and not any(cidr.contains(address) for cidr in allowed):
-        refused.append(Problem("AddressNotAllowed", f"{text} is outside --external-ip-allow-cidrs"))
-        return False
-    return True
+        return Problem("AddressNotAllowed", f"{text} is outside --external-ip-allow-cidrs", address)
+    return None
+
+
+def _contested(reason: str, address: bytes, port: ServicePort, winner: ServicePortName) -> Problem:
+    message = f"{host_port_text(address, port.port)} is served by {winner}"
+    return Problem(reason, message, address, holder=winner)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
+
+if TYPE_CHECKING:
+    from pointsman.model.service import ServicePortName
 
 
 class Problem(msgspec.Struct, frozen=True, gc=False):
@@ -11,3 +16,7 @@ class Problem(msgspec.Struct, frozen=True, gc=False):
     reason: str
     """Short CamelCase word for metrics and events."""
     message: str
+    address: bytes = b""
+    """The address that is not served, where the problem is about one."""
+    holder: ServicePortName | None = None
+    """Who is served there instead."""

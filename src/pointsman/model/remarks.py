@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from pointsman.model.addresses import address_from_text
 from pointsman.model.objects import SERVICE_NAME_LABEL, Meta, Service
 from pointsman.model.problem import Problem
-from pointsman.model.service import should_skip
+from pointsman.model.service import NotOurs, should_skip
 
 IP_MODE_PROXY = "IPModeProxy"
 NO_BALANCER_ADDRESS = "NoLoadBalancerAddress"
-SKIPPED = "Skipped"
+
+_NOT_OURS = {
+    NotOurs.OTHER_PROXY: "another service proxy is named by its label",
+    NotOurs.EXTERNAL_NAME: "type is ExternalName",
+    NotOurs.HEADLESS: "headless (clusterIP None)",
+    NotOurs.NO_CLUSTER_IP: "no clusterIP yet",
+}
 
 
 class Remarks:
@@ -38,7 +45,7 @@ class Remarks:
         self._forget(key, ("Service", key))
 
     def slice_changed(self, key: str) -> None:
-        """A slice arrived or went: what was wrong with it before counts no more."""
+        """A slice arrived or went: what was wrong with it before is discarded."""
         service = self._slice_service.pop(key, None)
         if service is not None:
             self._forget(service, ("EndpointSlice", key))
@@ -73,7 +80,7 @@ class Remarks:
 def _service_remarks(service: Service) -> Iterable[Problem]:
     skipped = should_skip(service)
     if skipped is not None:
-        yield Problem(SKIPPED, skipped)
+        yield Problem(skipped.value, _NOT_OURS[skipped])
         return
     if service.spec.type != "LoadBalancer":
         return
@@ -83,4 +90,5 @@ def _service_remarks(service: Service) -> Iterable[Problem]:
         yield Problem(NO_BALANCER_ADDRESS, "status.loadBalancer.ingress holds no IP address")
     for entry in ingress:
         if entry.ip and entry.ip_mode not in (None, "VIP"):
-            yield Problem(IP_MODE_PROXY, f"{entry.ip} has ipMode {entry.ip_mode}")
+            address = address_from_text(entry.ip) or b""
+            yield Problem(IP_MODE_PROXY, f"{entry.ip} has ipMode {entry.ip_mode}", address)

@@ -104,17 +104,24 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
         return self.internal_local or (self.external_local and self.has_external_chain)
 
 
-def should_skip(service: Service) -> str | None:
+class NotOurs(enum.Enum):
+    """Why a Service is none of our business."""
+
+    OTHER_PROXY = "OtherProxy"
+    EXTERNAL_NAME = "ExternalName"
+    HEADLESS = "Headless"
+    NO_CLUSTER_IP = "NoClusterIP"
+
+
+def should_skip(service: Service) -> NotOurs | None:
     """Why a Service is none of our business, or None when it is."""
     if service.metadata.label(SERVICE_PROXY_NAME_LABEL) is not None:
-        return "another service proxy is named by its label"
+        return NotOurs.OTHER_PROXY
     if service.spec.type == "ExternalName":
-        return "type is ExternalName"
+        return NotOurs.EXTERNAL_NAME
     if service.spec.cluster_ip == "None":
-        return "headless (clusterIP None)"
-    if not service.spec.cluster_ip:
-        return "no clusterIP yet"
-    return None
+        return NotOurs.HEADLESS
+    return None if service.spec.cluster_ip else NotOurs.NO_CLUSTER_IP
 
 
 def service_ports_from_service(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from tests import factory
 from tests.unit.explain.explaining import NODE, asked, codes, only_port, view_of
 
+from pointsman.backends.contract import Difference
 from pointsman.explain.report import Cause, Explanation
 from pointsman.model.objects import KubeObject
 
@@ -103,6 +105,10 @@ def test_load_balancer_addresses_left_to_the_balancer() -> None:
     view = view_of(proxied, factory.endpoint_slice("10.244.1.5"))
     assert "IPModeProxy" in codes(asked(view, "203.0.113.1:80"))
     assert not cause(asked(view, "web"), "IPModeProxy").fatal
+    spelled_long = balancer(
+        status={"loadBalancer": {"ingress": [{"ip": "2001:db8:0:0::1", "ipMode": "Proxy"}]}}
+    )
+    assert "IPModeProxy" in codes(asked(view_of(spelled_long), "[2001:db8::1]:80"))
     pending = view_of(balancer(status={}), factory.endpoint_slice("10.244.1.5"))
     assert "NoLoadBalancerAddress" in codes(asked(pending, "web"))
 
@@ -125,6 +131,19 @@ def test_services_that_are_not_for_this_proxy(spec: dict[str, Any], words: str) 
     assert cause(explanation, "NotServed").advice
 
 
+def test_a_difference_of_a_service_with_nearly_the_same_long_name_is_not_ours() -> None:
+    ours, theirs = ("s" * 62 + letter for letter in "ab")
+    view = view_of(
+        factory.service(ours, namespace="n" * 63),
+        factory.service(theirs, namespace="n" * 63, clusterIP="10.96.0.11"),
+    )
+    missing = Difference("map endpoints", "10.244.1.5 . 80", "", f"{'n' * 63}/{theirs}:http")
+    families = [msgspec.structs.replace(family, differences=(missing,)) for family in view.families]
+    view = msgspec.structs.replace(view, families=tuple(families))
+    assert only_port(asked(view, f"{'n' * 63}/{ours}")).kernel.state == "present"
+    assert only_port(asked(view, f"{'n' * 63}/{theirs}")).kernel.state == "missing"
+
+
 def test_an_address_lost_to_an_older_service() -> None:
     older = factory.service("old", externalIPs=["198.51.100.1"], metadata={"creationTimestamp": "2020"})
     newer = factory.service(
@@ -136,6 +155,19 @@ def test_an_address_lost_to_an_older_service() -> None:
     view = view_of(older, newer, factory.endpoint_slice("10.244.1.5", service_name="old"))
     assert "default/old" in cause(asked(view, "new"), "ContestedAddress").message
     assert only_port(asked(view, "198.51.100.1:80")).service == "default/old"
+
+
+def test_an_address_is_not_contested_because_a_longer_one_is() -> None:
+    older = factory.service("old", externalIPs=["198.51.100.12"], metadata={"creationTimestamp": "2020"})
+    newer = factory.service(
+        "new",
+        clusterIP="10.96.0.11",
+        externalIPs=["198.51.100.1", "198.51.100.12"],
+        metadata={"creationTimestamp": "2021"},
+    )
+    view = view_of(older, newer)
+    assert "ContestedAddress" not in codes(asked(view, "198.51.100.1:80/udp"))
+    assert "default/old" in cause(asked(view, "198.51.100.12:80/udp"), "ContestedAddress").message
 
 
 def test_a_cluster_ip_that_another_service_has() -> None:

@@ -95,7 +95,7 @@ def test_long_endpoint_lists_are_cut_and_say_so() -> None:
 def test_remarks_follow_the_objects() -> None:
     remarks = Remarks()
     remarks.service_upserted(factory.service(clusterIP="None"))
-    assert remarks.of("default/web") == (Problem("Skipped", "headless (clusterIP None)"),)
+    assert remarks.of("default/web") == (Problem("Headless", "headless (clusterIP None)"),)
     remarks.service_upserted(factory.service())
     assert remarks.all() == {}
     bad_slice = factory.endpoint_slice("127.0.0.1")

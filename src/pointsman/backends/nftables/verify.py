@@ -33,7 +33,7 @@ def differences(contents: Contents, reader: Reader) -> list[Difference]:
 
 def _inventory(contents: Contents, table: KernelTable) -> Iterator[Difference]:
     wanted_sets = {spec.name for spec in contents.all_sets()}
-    owners = {spec.name: f.label for f in contents.fragments.values() for spec in f.sets}
+    owners = {spec.name: str(name) for name, f in contents.fragments.items() for spec in f.sets}
     for missing in sorted(wanted_sets - table.sets.keys()):
         yield Difference(f"set {missing}", "present", "", owners.get(missing, ""))
     for extra in sorted(table.sets.keys() - wanted_sets):
@@ -49,7 +49,7 @@ def _inventory(contents: Contents, table: KernelTable) -> Iterator[Difference]:
 
 def _rules(contents: Contents, table: KernelTable, reader: Reader) -> Iterator[Difference]:
     have = reader.rules()
-    owners = {chain.name: f.label for f in contents.fragments.values() for chain in f.chains}
+    owners = {chain.name: str(name) for name, f in contents.fragments.items() for chain in f.chains}
     for chain in contents.all_chains():
         if chain.name not in table.chains:
             continue
@@ -150,9 +150,10 @@ class _Owners:
 
     def of(self, where: str, key: bytes) -> str:
         if not self._index:
-            for fragment in self._contents.fragments.values():
+            for name, fragment in self._contents.fragments.items():
+                owner = str(name)
                 for element in (*fragment.shared, *fragment.elements):
-                    self._index[(element.where, element.key)] = fragment.label
+                    self._index[(element.where, element.key)] = owner
                 for pool in fragment.pools:
-                    self._index[(pool.where, pool.prefix)] = fragment.label
+                    self._index[(pool.where, pool.prefix)] = owner
         return self._index.get((where, key), "")
