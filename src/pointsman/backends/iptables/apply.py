@@ -28,7 +28,6 @@ from pointsman.backends.iptables.isolate import refused_among, remove_leftovers
 from pointsman.backends.iptables.memory import Memory, comments_wanted
 from pointsman.backends.iptables.settings import (
     INVALID_COUNTER,
-    LARGE_CLUSTER_ENDPOINTS,
     LOCALHOST_COUNTER,
     KernelFacts,
     Settings,
@@ -202,7 +201,7 @@ class IptablesBackend:
 
     def _sync_partial(self, request: SyncRequest, settings: Settings) -> SyncReport:
         memory = self._memory
-        comments = memory.endpoints_after(request.changed) <= LARGE_CLUSTER_ENDPOINTS
+        comments = memory.comments_wanted_after(request.changed)
         rejected: dict[ServicePortName, str] = {}
         present = {name: plan for name, plan in request.changed.items() if plan is not None}
         compiled = compiled_each(present, lambda plan: memory.compiled(plan, settings, comments), rejected)

@@ -12,21 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from pointsman.backends.iptables import static
-from pointsman.backends.iptables.fragment import Fragment
+from pointsman.backends.iptables.fragment import (
+    NAT_SERVICES,
+    SHARED_CHAINS,
+    Fragment,
+    SharedChain,
+    shared_chains,
+)
 from pointsman.backends.iptables.settings import Settings
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.jumps import Jump
+from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.model.service import ServicePortName
 
 EMPTY = Fragment()
-
-_FILTER_SHARED = (
-    (names.SERVICES, "filter_services"),
-    (names.EXTERNAL_SERVICES, "filter_external"),
-    (names.PROXY_FIREWALL, "filter_firewall"),
-    (names.NODE_PORTS, "filter_node_ports"),
-)
-_NAT_SHARED = ((names.SERVICES, "nat_services"), (names.NODE_PORTS, "nat_node_ports"))
 
 Change = tuple[Fragment, Fragment]
 """A service port's fragment before and after; EMPTY when it did not or does not exist."""
@@ -66,8 +65,8 @@ class Present(msgspec.Struct, frozen=True):
 
     services: frozenset[ServicePortName] = frozenset()
     """Service ports whose own chains are right."""
-    shared: frozenset[tuple[str, str]] = frozenset()
-    """Table and name of shared chains that are right."""
+    shared: frozenset[SharedChain] = frozenset()
+    """Shared chains that are right."""
 
 
 NOTHING_PRESENT = Present()
@@ -79,22 +78,21 @@ def present_in(
     held: Mapping[str, Mapping[str, bytes]],
 ) -> Present:
     """Compare with the chains of tables filter and nat as they were saved, text against text."""
-    nat = held["nat"]
+    nat = held[NAT]
     services = frozenset(
         name
         for name, fragment in fragments.items()
         if b"".join([nat.get(chain, b"?") for chain in fragment.chains]) == fragment.rules
     )
-    tails = {("nat", names.SERVICES): list(static.node_port_jumps(settings))}
+    tails = {NAT_SERVICES: list(static.node_port_jumps(settings))}
     shared = set()
-    for table, fields in (("filter", _FILTER_SHARED), ("nat", _NAT_SHARED)):
-        for chain, field in fields:
-            want = b"".join([getattr(fragment, field) for fragment in fragments.values()]).splitlines()
-            want_last = [line.encode() for line in tails.get((table, chain), [])]
-            have = held[table].get(chain, b"?").splitlines()
-            split = len(have) - len(want_last)
-            if have[split:] == want_last and sorted(have[:split]) == sorted(want):
-                shared.add((table, chain))
+    for chain in SHARED_CHAINS:
+        want = b"".join([fragment.lines_in(chain) for fragment in fragments.values()]).splitlines()
+        want_last = [line.encode() for line in tails.get(chain, [])]
+        have = held[chain.table].get(chain.chain, b"?").splitlines()
+        split = len(have) - len(want_last)
+        if have[split:] == want_last and sorted(have[:split]) == sorted(want):
+            shared.add(chain)
     return Present(services, frozenset(shared))
 
 
@@ -111,19 +109,17 @@ def full_batch(
     batch = Batch()
     _full_filter(batch, settings, fragments, missing_jumps, create_kubelet_firewall, present)
     own = {name: fragment for name, fragment in fragments.items() if name not in present.services}
-    declared = [chain for chain in static.NAT_CHAINS if ("nat", chain) not in present.shared]
+    declared = [chain for chain in static.NAT_CHAINS if SharedChain(NAT, chain) not in present.shared]
     batch.add(b"*nat\n")
     batch.add(_sorted_declarations(own.values(), (*declared, names.CANARY, *stale)))
     batch.lines([*static.nat_rules(settings), static.CANARY_RULE])
-    for chain, field in _NAT_SHARED:
-        if chain in declared:
-            _add_shared(batch, fragments, field)
-    if names.SERVICES in declared:
-        batch.lines(static.node_port_jumps(settings))
+    for chain in shared_chains(NAT):
+        if chain not in present.shared:
+            _add_shared(batch, settings, fragments, chain)
     for name, fragment in own.items():
         batch.add(fragment.rules, name)
     batch.lines(f"-X {chain}" for chain in stale)
-    batch.lines(_insertions(missing_jumps, "nat"))
+    batch.lines(_insertions(missing_jumps, NAT))
     batch.lines(["COMMIT", "*mangle", _declaration(names.CANARY), "COMMIT"])
     return batch
 
@@ -136,7 +132,7 @@ def _full_filter(
     create_kubelet_firewall: bool,
     present: Present,
 ) -> None:
-    declared = [chain for chain in static.FILTER_CHAINS if ("filter", chain) not in present.shared]
+    declared = [chain for chain in static.FILTER_CHAINS if SharedChain(FILTER, chain) not in present.shared]
     batch.lines(["*filter", *map(_declaration, (*declared, names.CANARY))])
     if settings.localhost_node_ports:
         batch.lines([_declaration(names.KUBELET_FIREWALL)])
@@ -144,10 +140,10 @@ def _full_filter(
         # A declaration would flush it, and what is in there may be the kubelet's.
         batch.lines([f"-N {names.KUBELET_FIREWALL}"])
     batch.lines([*static.filter_rules(settings), static.CANARY_RULE])
-    for chain, field in _FILTER_SHARED:
-        if chain in declared:
-            _add_shared(batch, fragments, field)
-    batch.lines(_insertions(missing_jumps, "filter"))
+    for chain in shared_chains(FILTER):
+        if chain not in present.shared:
+            _add_shared(batch, settings, fragments, chain)
+    batch.lines(_insertions(missing_jumps, FILTER))
     batch.lines(["COMMIT"])
 
 
@@ -161,37 +157,53 @@ def partial_batch(
     `fragments` is the state after the change. An empty batch means that the kernel holds everything already.
     """
     batch = Batch()
-    shared = [pair for pair in _FILTER_SHARED if _differs(changes, pair[1])]
-    if shared:
-        batch.lines(["*filter", *(_declaration(chain) for chain, _ in shared)])
-        for _, field in shared:
-            _add_shared(batch, fragments, field)
-        batch.lines(["COMMIT"])
-    shared = [pair for pair in _NAT_SHARED if _differs(changes, pair[1])]
-    own = {
-        name: change
-        for name, change in changes.items()
-        if change[0].rules != change[1].rules or change[0].declarations != change[1].declarations
-    }
-    if not shared and not own:
-        return batch
-    stale = [chain for old, new in own.values() for chain in _gone(old, new)]
-    batch.add(b"*nat\n")
-    rewritten = [chain for chain, _ in shared]
-    batch.add(_sorted_declarations((new for _, new in own.values()), (*rewritten, *stale)))
-    for chain, field in shared:
-        _add_shared(batch, fragments, field)
-        if chain == names.SERVICES:
-            batch.lines(static.node_port_jumps(settings))
-    for name, (_, new) in own.items():
-        batch.add(new.rules, name)
-    batch.lines([*(f"-X {chain}" for chain in stale), "COMMIT"])
+    differing = [chain for chain in SHARED_CHAINS if _differs(changes, chain)]
+    _partial_filter(batch, settings, fragments, [chain for chain in differing if chain.table == FILTER])
+    own = {name: change for name, change in changes.items() if _own_chains_differ(*change)}
+    _partial_nat(batch, settings, fragments, [chain for chain in differing if chain.table == NAT], own)
     return batch
 
 
-def _add_shared(batch: Batch, fragments: Mapping[ServicePortName, Fragment], field: str) -> None:
+def _partial_filter(
+    batch: Batch,
+    settings: Settings,
+    fragments: Mapping[ServicePortName, Fragment],
+    differing: Sequence[SharedChain],
+) -> None:
+    if differing:
+        batch.lines(["*filter", *(_declaration(chain.chain) for chain in differing)])
+        for chain in differing:
+            _add_shared(batch, settings, fragments, chain)
+        batch.lines(["COMMIT"])
+
+
+def _partial_nat(
+    batch: Batch,
+    settings: Settings,
+    fragments: Mapping[ServicePortName, Fragment],
+    differing: Sequence[SharedChain],
+    own: Mapping[ServicePortName, Change],
+) -> None:
+    if not differing and not own:
+        return
+    stale = [chain for old, new in own.values() for chain in _gone(old, new)]
+    batch.add(b"*nat\n")
+    rewritten = [chain.chain for chain in differing]
+    batch.add(_sorted_declarations((new for _, new in own.values()), (*rewritten, *stale)))
+    for chain in differing:
+        _add_shared(batch, settings, fragments, chain)
+    for name, (_, new) in own.items():
+        batch.add(new.rules, name)
+    batch.lines([*(f"-X {chain}" for chain in stale), "COMMIT"])
+
+
+def _add_shared(
+    batch: Batch, settings: Settings, fragments: Mapping[ServicePortName, Fragment], chain: SharedChain
+) -> None:
     for name, fragment in fragments.items():
-        batch.add(getattr(fragment, field), name)
+        batch.add(fragment.lines_in(chain), name)
+    if chain == NAT_SERVICES:
+        batch.lines(static.node_port_jumps(settings))
 
 
 def _sorted_declarations(fragments: Iterable[Fragment], others: Iterable[str]) -> bytes:
@@ -203,8 +215,12 @@ def _sorted_declarations(fragments: Iterable[Fragment], others: Iterable[str]) -
     return b"".join(sorted(text.splitlines(keepends=True)))
 
 
-def _differs(changes: Mapping[ServicePortName, Change], field: str) -> bool:
-    return any(getattr(old, field) != getattr(new, field) for old, new in changes.values())
+def _differs(changes: Mapping[ServicePortName, Change], chain: SharedChain) -> bool:
+    return any(old.lines_in(chain) != new.lines_in(chain) for old, new in changes.values())
+
+
+def _own_chains_differ(old: Fragment, new: Fragment) -> bool:
+    return old.rules != new.rules or old.declarations != new.declarations
 
 
 def _gone(old: Fragment, new: Fragment) -> list[str]:

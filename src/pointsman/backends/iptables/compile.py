@@ -10,9 +10,19 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pointsman.backends.iptables import service_chains
-from pointsman.backends.iptables.fragment import Fragment
+from pointsman.backends.iptables.fragment import (
+    FILTER_EXTERNAL,
+    FILTER_FIREWALL,
+    FILTER_NODE_PORTS,
+    FILTER_SERVICES,
+    NAT_NODE_PORTS,
+    NAT_SERVICES,
+    SHARED_CHAINS,
+    Fragment,
+)
 from pointsman.backends.iptables.settings import LOCALHOST_COUNTER, Settings, from_local
 from pointsman.backends.netfilter import names, spelling
+from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.model.addresses import address_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import FrontendKind, Outcome, ServicePlan
@@ -60,26 +70,25 @@ class _Compiler:
     def fragment(self) -> Fragment:
         own = (self.external_chain, self.firewall_chain, self.cluster_chain, self.local_chain)
         chains = [chain for chain in own if chain] + [target.chain for target in self.targets.values()]
-        nat = (self._own_rules(), self._nat_services(), self._nat_node_ports())
-        filtering = (
-            self._filter_services(),
-            self._filter_external(),
-            self._filter_firewall(),
-            self._filter_node_ports(),
-        )
-        rules, services, node_ports = (_lines(part) for part in nat)
-        refused, external, firewall, health = (_lines(part) for part in filtering)
+        rules = _lines(self._own_rules())
+        writers = {
+            NAT_SERVICES: self._nat_services,
+            NAT_NODE_PORTS: self._nat_node_ports,
+            FILTER_SERVICES: self._filter_services,
+            FILTER_EXTERNAL: self._filter_external,
+            FILTER_FIREWALL: self._filter_firewall,
+            FILTER_NODE_PORTS: self._filter_node_ports,
+        }
+        shared = {chain: _lines(write()) for chain, write in writers.items()}
+        counts = {FILTER: 0, NAT: rules.count(b"\n")}
+        for chain, text in shared.items():
+            counts[chain.table] += text.count(b"\n")
         return Fragment(
             declarations="".join([f":{chain} - [0:0]\n" for chain in chains]).encode(),
             rules=rules,
-            nat_services=services,
-            nat_node_ports=node_ports,
-            filter_services=refused,
-            filter_external=external,
-            filter_firewall=firewall,
-            filter_node_ports=health,
-            nat_count=sum(part.count(b"\n") for part in (rules, services, node_ports)),
-            filter_count=sum(part.count(b"\n") for part in (refused, external, firewall, health)),
+            shared=tuple([shared[chain] for chain in SHARED_CHAINS]),
+            nat_count=counts[NAT],
+            filter_count=counts[FILTER],
             endpoints=len(self.plan.all_endpoints),
         )
 

@@ -2,7 +2,39 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
+
+from pointsman.backends.netfilter import names
+from pointsman.backends.netfilter.names import FILTER, NAT
+
+
+class SharedChain(NamedTuple):
+    """A chain that many service ports write lines into."""
+
+    table: str
+    chain: str
+
+
+NAT_SERVICES = SharedChain(NAT, names.SERVICES)
+NAT_NODE_PORTS = SharedChain(NAT, names.NODE_PORTS)
+FILTER_SERVICES = SharedChain(FILTER, names.SERVICES)
+FILTER_EXTERNAL = SharedChain(FILTER, names.EXTERNAL_SERVICES)
+FILTER_FIREWALL = SharedChain(FILTER, names.PROXY_FIREWALL)
+FILTER_NODE_PORTS = SharedChain(FILTER, names.NODE_PORTS)
+
+SHARED_CHAINS = (
+    NAT_SERVICES,
+    NAT_NODE_PORTS,
+    FILTER_SERVICES,
+    FILTER_EXTERNAL,
+    FILTER_FIREWALL,
+    FILTER_NODE_PORTS,
+)
+"""All of them, in the order in which a batch writes those of one table."""
+
+_PLACE = {chain: place for place, chain in enumerate(SHARED_CHAINS)}
 
 
 class Fragment(msgspec.Struct, frozen=True, gc=False):
@@ -12,12 +44,8 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     """`:CHAIN - [0:0]` lines of its own chains, all in table nat."""
     rules: bytes = b""
     """The rules in them, chain after chain in the same order."""
-    nat_services: bytes = b""
-    nat_node_ports: bytes = b""
-    filter_services: bytes = b""
-    filter_external: bytes = b""
-    filter_firewall: bytes = b""
-    filter_node_ports: bytes = b""
+    shared: tuple[bytes, ...] = (b"",) * len(SHARED_CHAINS)
+    """Its lines in each of `SHARED_CHAINS`."""
     nat_count: int = 0
     """Rules in table nat, shared chains included."""
     filter_count: int = 0
@@ -26,3 +54,17 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     @property
     def chains(self) -> list[str]:
         return [line[1:].partition(" ")[0] for line in self.declarations.decode().splitlines()]
+
+    def lines_in(self, chain: SharedChain) -> bytes:
+        return self.shared[_PLACE[chain]]
+
+    def rules_in(self, table: str) -> bytes:
+        """Everything it writes into a table, declarations aside."""
+        shared = b"".join(
+            [text for text, chain in zip(self.shared, SHARED_CHAINS, strict=True) if chain.table == table]
+        )
+        return shared + self.rules if table == NAT else shared
+
+
+def shared_chains(table: str) -> list[SharedChain]:
+    return [chain for chain in SHARED_CHAINS if chain.table == table]

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from pointsman.backends.iptables.fragment import Fragment
+from pointsman.backends.iptables.fragment import Fragment, shared_chains
 from pointsman.backends.netfilter import names
+from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.kernel.iptables import Iptables, RestoreRejected
 from pointsman.model.service import ServicePortName
 
 _REAL = b"KUBE-"
 SCRATCH_PREFIX = "PTRY-"
 """As long as the real prefix: chain names have a limit."""
-_FILTER_CHAINS = (names.SERVICES, names.EXTERNAL_SERVICES, names.PROXY_FIREWALL, names.NODE_PORTS)
-_NAT_CHAINS = (names.SERVICES, names.NODE_PORTS, names.MARK_MASQUERADE)
+_FILTER_CHAINS = [shared.chain for shared in shared_chains(FILTER)]
+_NAT_CHAINS = [*(shared.chain for shared in shared_chains(NAT)), names.MARK_MASQUERADE]
 _MOST = 20
 
 
@@ -58,8 +59,8 @@ def remove_leftovers(runner: Iptables, held: Mapping[str, Collection[str]]) -> d
 def _accepted(runner: Iptables, fragments: Sequence[Fragment]) -> bool:
     own = [chain for fragment in fragments for chain in fragment.chains]
     sections = (
-        (b"*filter\n", _FILTER_CHAINS, [_filter_rules(fragment) for fragment in fragments]),
-        (b"*nat\n", (*_NAT_CHAINS, *own), [_nat_rules(fragment) for fragment in fragments]),
+        (b"*filter\n", _FILTER_CHAINS, [fragment.rules_in(FILTER) for fragment in fragments]),
+        (b"*nat\n", (*_NAT_CHAINS, *own), [fragment.rules_in(NAT) for fragment in fragments]),
     )
     load, remove = bytearray(), bytearray()
     for start, chains, rules in sections:
@@ -73,16 +74,3 @@ def _accepted(runner: Iptables, fragments: Sequence[Fragment]) -> bool:
     finally:
         runner.restore(bytes(remove).replace(_REAL, SCRATCH_PREFIX.encode()))
     return True
-
-
-def _filter_rules(fragment: Fragment) -> bytes:
-    return (
-        fragment.filter_services
-        + fragment.filter_external
-        + fragment.filter_firewall
-        + fragment.filter_node_ports
-    )
-
-
-def _nat_rules(fragment: Fragment) -> bytes:
-    return fragment.nat_services + fragment.nat_node_ports + fragment.rules

@@ -45,13 +45,13 @@ class Memory:
             return self.fragments[plan.name]
         return compile_plan(plan, settings, comments=comments)
 
-    def endpoints_after(self, changed: Mapping[ServicePortName, ServicePlan | None]) -> int:
-        """How many endpoints there will be once these changes are in."""
+    def comments_wanted_after(self, changed: Mapping[ServicePortName, ServicePlan | None]) -> bool:
+        """The same question for what the cluster will be like once these changes are in."""
         total = self.endpoints
         for name, plan in changed.items():
             old = self.fragments.get(name)
             total += (len(plan.all_endpoints) if plan else 0) - (old.endpoints if old else 0)
-        return total
+        return total <= LARGE_CLUSTER_ENDPOINTS
 
     def replace(
         self,

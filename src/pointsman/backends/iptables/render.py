@@ -8,15 +8,16 @@ from pointsman.backends.contract import SyncRequest
 from pointsman.backends.iptables import static
 from pointsman.backends.iptables.compile import compile_plan
 from pointsman.backends.iptables.fragment import Fragment
+from pointsman.backends.iptables.memory import comments_wanted
 from pointsman.backends.iptables.settings import (
     INVALID_COUNTER,
-    LARGE_CLUSTER_ENDPOINTS,
     LOCALHOST_COUNTER,
     KernelFacts,
     Settings,
     settings_of,
 )
 from pointsman.backends.netfilter import names
+from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.model.service import ServicePortName
 
 USUAL_KERNEL = KernelFacts(counters=frozenset((INVALID_COUNTER, LOCALHOST_COUNTER)))
@@ -24,8 +25,8 @@ USUAL_KERNEL = KernelFacts(counters=frozenset((INVALID_COUNTER, LOCALHOST_COUNTE
 
 _BUILT_IN = {
     "mangle": ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"),
-    "filter": ("INPUT", "FORWARD", "OUTPUT"),
-    "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),
+    FILTER: ("INPUT", "FORWARD", "OUTPUT"),
+    NAT: ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),
 }
 
 
@@ -39,7 +40,7 @@ def render(
 
 def compile_all(request: SyncRequest, settings: Settings) -> dict[ServicePortName, Fragment]:
     """Every plan's fragment, sorted by name."""
-    comments = sum(len(plan.all_endpoints) for plan in request.plans.values()) <= LARGE_CLUSTER_ENDPOINTS
+    comments = comments_wanted(request.plans.values())
     return {
         name: compile_plan(request.plans[name], settings, comments=comments)
         for name in sorted(request.plans, key=sort_key)
@@ -54,27 +55,18 @@ def saved_text(settings: Settings, fragments: Mapping[ServicePortName, Fragment]
     """Fragments and the frame around them, as iptables-save would print the three tables."""
     parts = list(fragments.values())
     own_chains = sorted(chain for fragment in parts for chain in fragment.chains)
-    filter_lines = [
-        *static.filter_rules(settings),
-        static.CANARY_RULE,
-        *_joined([part.filter_services for part in parts]),
-        *_joined([part.filter_external for part in parts]),
-        *_joined([part.filter_firewall for part in parts]),
-        *_joined([part.filter_node_ports for part in parts]),
-    ]
+    filter_lines = [*static.filter_rules(settings), static.CANARY_RULE, *_lines_in(FILTER, parts)]
     nat_lines = [
         *static.nat_rules(settings),
         static.CANARY_RULE,
-        *_joined([part.nat_services for part in parts]),
+        *_lines_in(NAT, parts),
         *static.node_port_jumps(settings),
-        *_joined([part.nat_node_ports for part in parts]),
-        *_joined([part.rules for part in parts]),
     ]
     filter_chains = (*static.FILTER_CHAINS, names.KUBELET_FIREWALL, names.CANARY)
     tables: tuple[tuple[str, tuple[str, ...], list[str]], ...] = (
         ("mangle", (names.CANARY,), []),
-        ("filter", filter_chains, filter_lines),
-        ("nat", (*static.NAT_CHAINS, names.CANARY, *own_chains), nat_lines),
+        (FILTER, filter_chains, filter_lines),
+        (NAT, (*static.NAT_CHAINS, names.CANARY, *own_chains), nat_lines),
     )
     return "".join(_table(name, chains, lines) for name, chains, lines in tables)
 
@@ -90,5 +82,5 @@ def _table(table: str, chains: tuple[str, ...], lines: list[str]) -> str:
     return "\n".join([f"*{table}", *declared, *rules, "COMMIT", ""])
 
 
-def _joined(texts: list[bytes]) -> list[str]:
-    return b"".join(texts).decode().splitlines()
+def _lines_in(table: str, fragments: list[Fragment]) -> list[str]:
+    return b"".join([fragment.rules_in(table) for fragment in fragments]).decode().splitlines()

@@ -8,13 +8,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pointsman.backends.contract import Difference
 from pointsman.backends.iptables import static
-from pointsman.backends.iptables.fragment import Fragment
+from pointsman.backends.iptables.fragment import SHARED_CHAINS, Fragment
 from pointsman.backends.iptables.settings import Settings
 from pointsman.backends.netfilter import names, saved
+from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.backends.netfilter.spelling import canonical
 from pointsman.model.service import ServicePortName
 
-_UNORDERED = frozenset((names.SERVICES, names.NODE_PORTS, names.EXTERNAL_SERVICES, names.PROXY_FIREWALL))
+_UNORDERED = frozenset(shared.chain for shared in SHARED_CHAINS)
 """Chains in which the order of services is free; in nat KUBE-SERVICES the node port jump must stay last."""
 
 
@@ -37,31 +38,19 @@ class Desired:
 
 def desired_tables(settings: Settings, fragments: Mapping[ServicePortName, Fragment]) -> dict[str, Desired]:
     """What tables filter and nat should hold in our chains."""
-    tables = {"filter": Desired(), "nat": Desired(last=static.node_port_jumps(settings))}
+    tables = {FILTER: Desired(), NAT: Desired(last=static.node_port_jumps(settings))}
     for chain in static.FILTER_CHAINS:
-        tables["filter"].chains[chain] = []
+        tables[FILTER].chains[chain] = []
     for chain in static.NAT_CHAINS:
-        tables["nat"].chains[chain] = []
-    tables["filter"].add_lines(static.filter_rules(settings))
-    tables["nat"].add_lines(static.nat_rules(settings))
+        tables[NAT].chains[chain] = []
+    tables[FILTER].add_lines(static.filter_rules(settings))
+    tables[NAT].add_lines(static.nat_rules(settings))
     for name, fragment in fragments.items():
         for chain in fragment.chains:
-            tables["nat"].chains[chain] = []
-        for table, texts in (
-            ("nat", (fragment.nat_services, fragment.nat_node_ports, fragment.rules)),
-            (
-                "filter",
-                (
-                    fragment.filter_services,
-                    fragment.filter_external,
-                    fragment.filter_firewall,
-                    fragment.filter_node_ports,
-                ),
-            ),
-        ):
-            for text in texts:
-                tables[table].add_lines(text.decode().splitlines(), str(name))
-    tables["nat"].add_lines(static.node_port_jumps(settings))
+            tables[NAT].chains[chain] = []
+        for table, desired in tables.items():
+            desired.add_lines(fragment.rules_in(table).decode().splitlines(), str(name))
+    tables[NAT].add_lines(static.node_port_jumps(settings))
     return tables
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+FILTER, NAT = "filter", "nat"
+"""The tables in which services have rules."""
+
 SERVICES = "KUBE-SERVICES"
 POSTROUTING = "KUBE-POSTROUTING"
 MARK_MASQUERADE = "KUBE-MARK-MASQ"

@@ -13,10 +13,11 @@ from tests.factory import context, endpoint, packed, plan, service_port
 
 from pointsman.backends.iptables import service_chains
 from pointsman.backends.iptables.compile import compile_plan
-from pointsman.backends.iptables.fragment import Fragment
+from pointsman.backends.iptables.fragment import FILTER_SERVICES, Fragment
 from pointsman.backends.iptables.render import USUAL_KERNEL
 from pointsman.backends.iptables.settings import KernelFacts, Settings, settings_of
 from pointsman.backends.netfilter import names, spelling
+from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 from pointsman.model.service import Protocol, ServicePortName
@@ -27,16 +28,7 @@ def _settings(node: NodeContext | None = None, facts: KernelFacts = USUAL_KERNEL
 
 
 def _all_lines(fragment: Fragment) -> list[str]:
-    parts = (
-        fragment.rules,
-        fragment.nat_services,
-        fragment.nat_node_ports,
-        fragment.filter_services,
-        fragment.filter_external,
-        fragment.filter_firewall,
-        fragment.filter_node_ports,
-    )
-    return b"".join(parts).decode().splitlines()
+    return (fragment.rules_in(NAT) + fragment.rules_in(FILTER)).decode().splitlines()
 
 
 def test_chain_names_are_upstreams() -> None:
@@ -127,15 +119,15 @@ def test_the_node_may_use_the_balancer_when_its_address_is_in_the_ranges() -> No
 def test_no_endpoints_means_no_chains() -> None:
     fragment = compile_plan(plan(service_port(node_port=30000)), _settings())
     assert fragment.chains == []
-    assert fragment.nat_services == fragment.nat_node_ports == fragment.rules == b""
-    assert b"REJECT" in fragment.filter_services
+    assert fragment.rules_in(NAT) == b""
+    assert b"REJECT" in fragment.lines_in(FILTER_SERVICES)
 
 
 def test_ipv6_rejects_with_its_own_icmp() -> None:
     node = context(Family.IPV6)
     fragment = compile_plan(plan(service_port(cluster_ip="fd00::1")), _settings(node))
-    assert b"icmp6-port-unreachable" in fragment.filter_services
-    assert b"-d fd00::1/128" in fragment.filter_services
+    assert b"icmp6-port-unreachable" in fragment.lines_in(FILTER_SERVICES)
+    assert b"-d fd00::1/128" in fragment.lines_in(FILTER_SERVICES)
 
 
 def test_saved_spellings_of_variants_become_one() -> None:
