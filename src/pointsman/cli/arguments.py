@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.cli.control_client import NoProxy
 from pointsman.config.command_line import RunOptions, parse_run
 from pointsman.config.defaults import with_mode
 from pointsman.config.flag_table import BY_NAME
@@ -103,8 +102,6 @@ def guarded(command: str, work: Callable[[], int]) -> int:
         return work()
     except ConfigError as error:
         problems: Sequence[str] = error.problems
-    except NoProxy as error:
-        problems = [str(error)]
     except PointsmanError as error:
         problems = [str(error)]
     except BrokenPipeError:

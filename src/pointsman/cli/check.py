@@ -1,76 +1,14 @@
-"""What `run` does before anything runs: help, version, writing or checking the configuration; also `pointsman check`.
-
-Everything wrong is listed on stderr and the exit status is 1, so that a bad configuration is found by a pipeline and
-not by a node.
-"""
+"""`pointsman check`: validate a configuration and print the effective one; nothing is run or changed."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from pointsman.cli.main import version_text
-from pointsman.config.command_line import RunOptions, parse_run
-from pointsman.config.flags import flags_help
-from pointsman.config.load import config_to_yaml
-from pointsman.errors import ConfigError
+from pointsman.cli.preamble import options_to_run
 
 
 def main(argv: Sequence[str]) -> int:
     """`pointsman check [flags]` is `pointsman run --check [flags]`."""
-    prepared = prepare(["--check", *argv], program="pointsman")
-    return prepared if isinstance(prepared, int) else 0
-
-
-def prepare(argv: Sequence[str], *, program: str) -> RunOptions | int:
-    """The options to run with, or the exit status when there is nothing left to run."""
-    try:
-        options = parse_run(argv, program=program)
-    except ConfigError as invalid:
-        for problem in invalid.problems:
-            sys.stderr.write(f"{program}: {problem}\n")
-        sys.stderr.write(f"{program}: {_counted(len(invalid.problems))} found; nothing was changed\n")
-        return 1
-    if options.show_help:
-        sys.stdout.write(flags_help("kube-proxy" if program == "kube-proxy" else "pointsman run"))
-        return 0
-    if options.show_version:
-        sys.stdout.write(version_text(options.show_version))
-        return 0
-    if options.write_config_to is not None:
-        return _write(options)
-    if options.check:
-        _warn(options)
-        sys.stdout.write(effective_text(options))
-        return 0
-    return options
-
-
-def effective_text(options: RunOptions) -> str:
-    """The effective configuration as YAML, with a comment where the mode is still to be picked."""
-    text = config_to_yaml(options.config)
-    if not options.config.mode:
-        text = "# mode is empty: nftables is used where the kernel can, else iptables\n" + text
-    return text
-
-
-def _write(options: RunOptions) -> int:
-    assert options.write_config_to is not None
-    _warn(options)
-    try:
-        options.write_config_to.write_text(config_to_yaml(options.config), encoding="utf-8")
-    except OSError as failed:
-        sys.stderr.write(
-            f"{options.program}: --write-config-to: cannot write {options.write_config_to}: {failed.strerror}\n"
-        )
-        return 1
-    return 0
-
-
-def _warn(options: RunOptions) -> None:
-    for warning in options.warnings:
-        sys.stderr.write(f"{options.program}: warning: {warning}\n")
-
-
-def _counted(count: int) -> str:
-    return "1 problem" if count == 1 else f"{count} problems"
+    answer = options_to_run(["--check", *argv], program="pointsman")
+    assert isinstance(answer, int)
+    return answer

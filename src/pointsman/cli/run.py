@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pointsman.cli.check import prepare
+from pointsman.cli.preamble import options_to_run
 from pointsman.node.footprint import economise
 
 
 def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
-    """Exit status: 0 after a stop or clean-up, 1 when the configuration or the machine does not allow to run."""
-    options = prepare(argv, program=program)
+    """Exit status: 0 after a stop or clean-up, 1 when the configuration or the machine prevents running."""
+    options = options_to_run(argv, program=program)
     if isinstance(options, int):
         return options
     if options.cleanup:

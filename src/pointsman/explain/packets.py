@@ -22,7 +22,7 @@ from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
 from pointsman.model.service import Protocol
 
 REFUSED = "refused (the client fails at once)"
-SILENT = "dropped in silence (the client times out)"
+SILENT = "silently dropped (the client times out)"
 
 
 class ClientKind(enum.Enum):
@@ -36,7 +36,7 @@ class ClientKind(enum.Enum):
 _WORDS = {
     ClientKind.POD: "a pod of this node",
     ClientKind.NODE: "this node itself",
-    ClientKind.OUTSIDE: "a client outside",
+    ClientKind.OUTSIDE: "an external client",
 }
 _ADDRESSED_POD = "a pod"
 """With a cluster-wide range, pods of other nodes count as local, too."""

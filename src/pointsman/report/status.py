@@ -101,6 +101,10 @@ class StatusReport(msgspec.Struct, frozen=True, rename="camel"):
             found.append(f"the new configuration is not used: {self.reload.error}")
         return found
 
+    @property
+    def exit_status(self) -> int:
+        return 1 if self.troubles else 0
+
 
 class FamilyVerification(msgspec.Struct, frozen=True, rename="camel"):
     """Kernel against desired state of one IP family."""
@@ -150,7 +154,7 @@ def status_text(status: StatusReport) -> str:
 
 
 def _all_well(status: StatusReport) -> str:
-    return "✓ no trouble known" + (" beyond that" if status.degraded else "")
+    return "✓ no known problems" + (" beyond that" if status.degraded else "")
 
 
 def _family_row(family: FamilyStatus) -> list[str]:

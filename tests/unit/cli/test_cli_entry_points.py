@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pointsman import __version__
-from pointsman.cli import check, main
+from pointsman.cli import check, main, preamble
 from pointsman.config.command_line import RunOptions
 from pointsman.config.load import config_from_bytes
 
@@ -58,7 +58,7 @@ def test_check_lists_all_problems_and_fails(capsys: Captured) -> None:
 
 
 def test_prepare_returns_options_when_there_is_something_to_run() -> None:
-    options = check.prepare(["--proxy-mode=ipvs"], program="kube-proxy")
+    options = preamble.options_to_run(["--proxy-mode=ipvs"], program="kube-proxy")
     assert isinstance(options, RunOptions)
     assert options.config.mode == "ipvs"
 
@@ -67,16 +67,18 @@ def test_prepare_returns_options_when_there_is_something_to_run() -> None:
     ("argv", "words"), [(["--help"], "Usage:\n  kube-proxy [flags]"), (["--version"], "Pointsman")]
 )
 def test_help_and_version_end_with_success(argv: list[str], words: str, capsys: Captured) -> None:
-    assert check.prepare(argv, program="kube-proxy") == 0
+    assert preamble.options_to_run(argv, program="kube-proxy") == 0
     assert words in capsys.readouterr().out
 
 
 def test_write_config_writes_what_reads_back(tmp_path: Path) -> None:
     file = tmp_path / "out.yaml"
-    assert check.prepare([f"--write-config-to={file}", "--proxy-mode=ipvs"], program="kube-proxy") == 0
+    assert (
+        preamble.options_to_run([f"--write-config-to={file}", "--proxy-mode=ipvs"], program="kube-proxy") == 0
+    )
     assert config_from_bytes(file.read_bytes()).mode == "ipvs"
 
 
 def test_write_config_to_an_impossible_place_fails_clearly(tmp_path: Path, capsys: Captured) -> None:
-    assert check.prepare([f"--write-config-to={tmp_path}"], program="kube-proxy") == 1
+    assert preamble.options_to_run([f"--write-config-to={tmp_path}"], program="kube-proxy") == 1
     assert f"cannot write {tmp_path}" in capsys.readouterr().err

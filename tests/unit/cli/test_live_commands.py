@@ -45,7 +45,7 @@ def test_status_of_a_healthy_proxy(proxy: LiveProxy, capsys: pytest.CaptureFixtu
     assert status == 0
     assert "nftables mode" in text
     assert "Node n1 in zone zone-a: 192.168.1.10" in text
-    assert "✓ no trouble known" in text
+    assert "✓ no known problems" in text
     (family,) = [line.split() for line in text.splitlines() if line.startswith("IPv4")]
     assert family[-4:] == ["1", "1", "1", "0"]
 

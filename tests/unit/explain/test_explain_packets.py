@@ -75,13 +75,13 @@ def test_policy_local_without_local_endpoints_is_silence_and_without_any_a_refus
     remote = balanced(THERE, mode=mode, externalTrafficPolicy="Local")
     path = path_of(remote, "web", "LoadBalancerIP", "outside")
     assert not path.answered
-    assert "silence" in path.result
+    assert "silently dropped" in path.result
     none = balanced(mode=mode, externalTrafficPolicy="Local")
     assert "refused" in path_of(none, "web", "LoadBalancerIP", "outside").result
 
 
 @pytest.mark.parametrize(
-    ("mode", "word"), [("nftables", "silence"), ("iptables", "silence"), ("ipvs", "refused")]
+    ("mode", "word"), [("nftables", "silently"), ("iptables", "silently"), ("ipvs", "refused")]
 )
 def test_internal_policy_local_with_remote_endpoints_only(mode: str, word: str) -> None:
     view = view_of(factory.service(internalTrafficPolicy="Local"), factory.endpoint_slice(THERE), mode=mode)
@@ -129,7 +129,7 @@ def test_clients_are_told_apart_by_their_address() -> None:
     view = balanced(HERE, THERE)
     assert "this node itself" in path_of(view, "web", "ClusterIP", "192.168.1.10").client
     assert "pod" in path_of(view, "web", "ClusterIP", "10.244.7.7").client
-    assert "outside" in path_of(view, "web", "ClusterIP", "8.8.8.8").client
+    assert "external client" in path_of(view, "web", "ClusterIP", "8.8.8.8").client
     by_interface = view_of(
         factory.service(),
         factory.endpoint_slice(HERE),

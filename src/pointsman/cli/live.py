@@ -1,0 +1,38 @@
+"""Commands that put one question to the running proxy and print its answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from pointsman.cli.arguments import add_live, add_output, guarded, parser, print_json
+from pointsman.cli.control_client import ask
+
+
+class _Answer(Protocol):
+    @property
+    def exit_status(self) -> int: ...
+
+
+_Kind = TypeVar("_Kind", bound=_Answer)
+
+
+def answer_live(
+    argv: Sequence[str], name: str, about: str, kind: type[_Kind], text: Callable[[_Kind], str]
+) -> int:
+    """Ask at `/name`, print as text or JSON; the answer brings its exit status, 2 means that there is none."""
+    command = parser(name, about)
+    add_output(command)
+    add_live(command)
+    given = command.parse_args(list(argv))
+
+    def work() -> int:
+        answer = ask(given.control_socket, f"/{name}", kind)
+        if given.output == "json":
+            print_json(answer)
+        else:
+            sys.stdout.write(text(answer))
+        return answer.exit_status
+
+    return guarded(name, work)
