@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 
 import aiohttp
 import pytest
@@ -34,53 +34,40 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def run(scenario: Coroutine[object, object, None]) -> None:
-    asyncio.run(scenario)
-
-
 async def get(host: str, port: int, path: str = "/hello") -> tuple[int, str]:
     async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{port}{path}") as answer:
         return answer.status, await answer.text()
 
 
-def test_known_paths_answer_and_others_are_404() -> None:
-    async def scenario() -> None:
-        listener = Listener("test", HANDLER)
-        await listener.start("127.0.0.1:0")
-        ((host, port),) = listener.addresses
-        assert await get(host, port) == (200, "hello")
-        assert await get(host, port, "/hello/") == (404, "404 page not found\n")
-        await listener.stop()
-        assert listener.addresses == ()
-
-    run(scenario())
+async def test_known_paths_answer_and_others_are_404() -> None:
+    listener = Listener("test", HANDLER)
+    await listener.start("127.0.0.1:0")
+    ((host, port),) = listener.addresses
+    assert await get(host, port) == (200, "hello")
+    assert await get(host, port, "/hello/") == (404, "404 page not found\n")
+    await listener.stop()
+    assert listener.addresses == ()
 
 
 @pytest.mark.parametrize("wildcard", ["0.0.0.0:0", "[::]:0", ":0"])
-def test_a_wildcard_listens_on_both_families(wildcard: str) -> None:
-    async def scenario() -> None:
-        listener = Listener("test", HANDLER)
-        await listener.start(wildcard)
-        port = listener.addresses[0][1]
-        assert (await get("127.0.0.1", port))[0] == 200
-        if socket.has_ipv6:
-            assert (await get("[::1]", port))[0] == 200
-        await listener.stop()
-
-    run(scenario())
+async def test_a_wildcard_listens_on_both_families(wildcard: str) -> None:
+    listener = Listener("test", HANDLER)
+    await listener.start(wildcard)
+    port = listener.addresses[0][1]
+    assert (await get("127.0.0.1", port))[0] == 200
+    if socket.has_ipv6:
+        assert (await get("[::1]", port))[0] == 200
+    await listener.stop()
 
 
-def test_a_specific_address_listens_there_only() -> None:
-    async def scenario() -> None:
-        listener = Listener("test", HANDLER)
-        await listener.start("127.0.0.1:0")
-        port = listener.addresses[0][1]
-        for other in ("127.0.0.2", "[::1]"):
-            with pytest.raises(aiohttp.ClientConnectionError):
-                await get(other, port)
-        await listener.stop()
-
-    run(scenario())
+async def test_a_specific_address_listens_there_only() -> None:
+    listener = Listener("test", HANDLER)
+    await listener.start("127.0.0.1:0")
+    port = listener.addresses[0][1]
+    for other in ("127.0.0.2", "[::1]"):
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await get(other, port)
+    await listener.stop()
 
 
 def test_one_family_only_leaves_the_other_family_free() -> None:
@@ -90,128 +77,104 @@ def test_one_family_only_leaves_the_other_family_free() -> None:
             assert v6.getsockname()[1] == port
 
 
-def test_a_taken_port_is_reported_and_served_once_it_is_free() -> None:
-    async def scenario() -> None:
-        failures: list[str] = []
-        listener = Listener("metrics server", HANDLER, on_bind_failure=failures.append, retry_seconds=0.01)
-        with socket.socket() as holder:
-            holder.bind(("127.0.0.1", 0))
-            holder.listen()
-            port = holder.getsockname()[1]
-            await listener.start(f"127.0.0.1:{port}")
-            await until(lambda: len(failures) >= 2)
-            assert listener.addresses == ()
-            assert f"failed to start metrics server on 127.0.0.1:{port}" in failures[0]
-        await until(lambda: bool(listener.addresses))
-        assert await get("127.0.0.1", port) == (200, "hello")
-        await listener.stop()
-
-    run(scenario())
-
-
-def test_with_hard_fail_a_taken_port_raises() -> None:
-    async def scenario() -> None:
-        failures: list[str] = []
-        listener = Listener("healthz", HANDLER, hard_fail=True, on_bind_failure=failures.append)
-        with socket.socket() as holder:
-            holder.bind(("127.0.0.1", 0))
-            holder.listen()
-            with pytest.raises(BindFailed, match="failed to start healthz on"):
-                await listener.start(f"127.0.0.1:{holder.getsockname()[1]}")
-        assert len(failures) == 1
-        await listener.stop()
-
-    run(scenario())
-
-
-def test_rebinding_moves_and_the_same_address_is_left_alone() -> None:
-    async def scenario() -> None:
-        listener = Listener("test", HANDLER)
-        await listener.start("127.0.0.1:0")
-        before = listener.addresses
-        await listener.rebind("127.0.0.1:0")
-        assert listener.addresses == before
-        await listener.rebind("127.0.0.2:0")
-        assert listener.addresses[0][0] == "127.0.0.2"
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await get(*before[0])
-        await listener.rebind("")
+async def test_a_taken_port_is_reported_and_served_once_it_is_free() -> None:
+    failures: list[str] = []
+    listener = Listener("metrics server", HANDLER, on_bind_failure=failures.append, retry_seconds=0.01)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        await listener.start(f"127.0.0.1:{port}")
+        await until(lambda: len(failures) >= 2)
         assert listener.addresses == ()
+        assert f"failed to start metrics server on 127.0.0.1:{port}" in failures[0]
+    await until(lambda: bool(listener.addresses))
+    assert await get("127.0.0.1", port) == (200, "hello")
+    await listener.stop()
 
-    run(scenario())
 
-
-def test_stopping_ends_a_retry() -> None:
-    async def scenario() -> None:
-        listener = Listener("test", HANDLER, retry_seconds=0.001)
-        with socket.socket() as holder:
-            holder.bind(("127.0.0.1", 0))
-            holder.listen()
+async def test_with_hard_fail_a_taken_port_raises() -> None:
+    failures: list[str] = []
+    listener = Listener("healthz", HANDLER, hard_fail=True, on_bind_failure=failures.append)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        with pytest.raises(BindFailed, match="failed to start healthz on"):
             await listener.start(f"127.0.0.1:{holder.getsockname()[1]}")
-            await listener.stop()
-        await asyncio.sleep(0.02)
-        assert listener.addresses == ()
-
-    run(scenario())
+    assert len(failures) == 1
+    await listener.stop()
 
 
-def test_a_handler_past_its_deadline_is_answered_503() -> None:
+async def test_rebinding_moves_and_the_same_address_is_left_alone() -> None:
+    listener = Listener("test", HANDLER)
+    await listener.start("127.0.0.1:0")
+    before = listener.addresses
+    await listener.rebind("127.0.0.1:0")
+    assert listener.addresses == before
+    await listener.rebind("127.0.0.2:0")
+    assert listener.addresses[0][0] == "127.0.0.2"
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await get(*before[0])
+    await listener.rebind("")
+    assert listener.addresses == ()
+
+
+async def test_stopping_ends_a_retry() -> None:
+    listener = Listener("test", HANDLER, retry_seconds=0.001)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        await listener.start(f"127.0.0.1:{holder.getsockname()[1]}")
+        await listener.stop()
+    await asyncio.sleep(0.02)
+    assert listener.addresses == ()
+
+
+async def test_a_handler_past_its_deadline_is_answered_503() -> None:
     async def slow(_request: web.BaseRequest) -> web.Response:
         await asyncio.Event().wait()
         return text_response("never")
 
-    async def scenario() -> None:
-        listener = Listener("test", limited(slow, 0.01))
-        await listener.start("127.0.0.1:0")
-        assert (await get(*listener.addresses[0]))[0] == 503
-        await listener.stop()
-
-    run(scenario())
+    listener = Listener("test", limited(slow, 0.01))
+    await listener.start("127.0.0.1:0")
+    assert (await get(*listener.addresses[0]))[0] == 503
+    await listener.stop()
 
 
-def test_an_overlong_request_line_is_refused() -> None:
-    async def scenario() -> None:
-        listener = Listener("test", HANDLER)
-        await listener.start("127.0.0.1:0")
-        status, _ = await get(*listener.addresses[0], "/" + "x" * 20_000)
-        assert status == 400
-        await listener.stop()
-
-    run(scenario())
+async def test_an_overlong_request_line_is_refused() -> None:
+    listener = Listener("test", HANDLER)
+    await listener.start("127.0.0.1:0")
+    status, _ = await get(*listener.addresses[0], "/" + "x" * 20_000)
+    assert status == 400
+    await listener.stop()
 
 
-def test_connections_above_the_limit_are_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_above_the_limit_are_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_MAX_CONNECTIONS", 1)
 
-    async def scenario() -> None:
-        listener = Listener("test", HANDLER)
-        await listener.start("127.0.0.1:0")
-        host, port = listener.addresses[0]
-        reader, writer = await asyncio.open_connection(host, port)
-        writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        second_reader, second_writer = await asyncio.open_connection(host, port)
-        assert await second_reader.read() == b""
-        for open_writer in (writer, second_writer):
-            open_writer.close()
-        await listener.stop()
-
-    run(scenario())
+    listener = Listener("test", HANDLER)
+    await listener.start("127.0.0.1:0")
+    host, port = listener.addresses[0]
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    second_reader, second_writer = await asyncio.open_connection(host, port)
+    assert await second_reader.read() == b""
+    for open_writer in (writer, second_writer):
+        open_writer.close()
+    await listener.stop()
 
 
-def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_IDLE_SECONDS", 0.05)
 
-    async def scenario() -> None:
-        listener = Listener("test", HANDLER)
-        await listener.start("127.0.0.1:0")
-        reader, writer = await asyncio.open_connection(*listener.addresses[0])
-        writer.write(b"GET /hello HTTP/1.1\r\nHost: x")
-        assert await reader.read() == b""
-        writer.close()
-        await listener.stop()
-
-    run(scenario())
+    listener = Listener("test", HANDLER)
+    await listener.start("127.0.0.1:0")
+    reader, writer = await asyncio.open_connection(*listener.addresses[0])
+    writer.write(b"GET /hello HTTP/1.1\r\nHost: x")
+    assert await reader.read() == b""
+    writer.close()
+    await listener.stop()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 
 import aiohttp
@@ -40,7 +39,7 @@ def pages(
     )
 
 
-def asked(
+async def asked(
     routes: Mapping[str, Handler],
     *paths: str,
     method: str = "GET",
@@ -49,44 +48,40 @@ def asked(
     host: str = "",
 ) -> list[tuple[int, Mapping[str, str], str]]:
     """Serve the routes and ask for each path in turn."""
-
-    async def scenario() -> list[tuple[int, Mapping[str, str], str]]:
-        listener = Listener("test", routed(routes))
-        await listener.start(bind)
-        address, port = listener.addresses[0]
-        headers = {"Host": host} if host else {}
-        answers: list[tuple[int, Mapping[str, str], str]] = []
-        async with aiohttp.ClientSession(auto_decompress=False) as session:
-            for path in paths:
-                async with session.request(
-                    method, f"http://{address}:{port}{path}", data=data, headers=headers
-                ) as answer:
-                    answers.append((answer.status, dict(answer.headers), await answer.text()))
-        await listener.stop()
-        return answers
-
-    return asyncio.run(scenario())
+    listener = Listener("test", routed(routes))
+    await listener.start(bind)
+    address, port = listener.addresses[0]
+    headers = {"Host": host} if host else {}
+    answers: list[tuple[int, Mapping[str, str], str]] = []
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        for path in paths:
+            async with session.request(
+                method, f"http://{address}:{port}{path}", data=data, headers=headers
+            ) as answer:
+                answers.append((answer.status, dict(answer.headers), await answer.text()))
+    await listener.stop()
+    return answers
 
 
-def test_health_port_serves_healthz_and_livez_and_counts_them() -> None:
+async def test_health_port_serves_healthz_and_livez_and_counts_them() -> None:
     metrics, health = Metrics("nftables"), ProxyHealth(30 * SECOND)
     health.updated(Family.IPV4)
-    answers = asked(health_routes(health, metrics), "/healthz", "/livez", "/livez", "/", "/readyz")
+    answers = await asked(health_routes(health, metrics), "/healthz", "/livez", "/livez", "/", "/readyz")
     assert [status for status, _, _ in answers] == [503, 200, 200, 404, 404]
     for _, headers, _ in answers[:3]:
         assert headers["Content-Type"] == "application/json"
         assert headers["X-Content-Type-Options"] == "nosniff"
     health.node_changed(Node(metadata=Meta(name="n")))
-    assert asked(health_routes(health, metrics), "/healthz")[0][0] == 200
+    assert (await asked(health_routes(health, metrics), "/healthz"))[0][0] == 200
     text = metrics.exposition().decode()
     assert 'kubeproxy_proxy_healthz_total{code="503"} 1.0' in text
     assert 'kubeproxy_proxy_healthz_total{code="200"} 1.0' in text
     assert 'kubeproxy_proxy_livez_total{code="200"} 2.0' in text
 
 
-def test_plain_pages() -> None:
+async def test_plain_pages() -> None:
     routes = metrics_routes(Metrics("nftables"), pages())
-    (ok, ping, mode, config) = asked(routes, "/healthz", "/healthz/ping", "/proxyMode", "/configz")
+    (ok, ping, mode, config) = await asked(routes, "/healthz", "/healthz/ping", "/proxyMode", "/configz")
     assert (ok[0], ok[2]) == (ping[0], ping[2]) == (200, "ok")
     assert (mode[0], mode[2]) == (200, "nftables")
     assert mode[1]["Content-Type"] == "text/plain; charset=utf-8"
@@ -103,21 +98,21 @@ def test_plain_pages() -> None:
         ("exclude=ping", "ok"),
     ],
 )
-def test_healthz_lists_its_checks_when_asked_to_as_kube_proxy_does(query: str, body: str) -> None:
-    ((status, _, text),) = asked(metrics_routes(Metrics("iptables"), pages()), f"/healthz?{query}")
+async def test_healthz_lists_its_checks_when_asked_to_as_kube_proxy_does(query: str, body: str) -> None:
+    ((status, _, text),) = await asked(metrics_routes(Metrics("iptables"), pages()), f"/healthz?{query}")
     assert (status, text) == (200, body)
 
 
-def test_what_a_node_is_like_is_not_told_under_a_name_that_leads_here() -> None:
+async def test_what_a_node_is_like_is_not_told_under_a_name_that_leads_here() -> None:
     routes = metrics_routes(Metrics("nftables"), pages(profiling=True))
     told = ["/configz", "/flagz", "/statusz", "/debug/pprof/heap"]
     for name, status in (("evil.example", 403), ("evil.example:10249", 403), ("localhost", 200)):
-        assert {answer[0] for answer in asked(routes, *told, host=name)} == {status}
-    assert asked(routes, "/metrics", "/healthz", host="node.example")[0][0] == 200
+        assert {answer[0] for answer in await asked(routes, *told, host=name)} == {status}
+    assert (await asked(routes, "/metrics", "/healthz", host="node.example"))[0][0] == 200
 
 
-def test_metrics_and_slis_are_prometheus_text() -> None:
-    answers = asked(
+async def test_metrics_and_slis_are_prometheus_text() -> None:
+    answers = await asked(
         metrics_routes(Metrics("iptables"), pages()), "/healthz", "/healthz/ping", "/metrics", "/metrics/slis"
     )
     for _, headers, _ in answers[2:]:
@@ -127,14 +122,14 @@ def test_metrics_and_slis_are_prometheus_text() -> None:
     assert 'kubernetes_healthchecks_total{name="ping",status="success",type="healthz"} 1.0' in answers[3][2]
 
 
-def test_unknown_paths_and_profiling_are_404_by_default() -> None:
+async def test_unknown_paths_and_profiling_are_404_by_default() -> None:
     routes = metrics_routes(Metrics("iptables"), pages())
     paths = ["/", "/readyz", "/livez", "/debug/pprof/", "/debug/flags/v", "/debug/pprof/profile"]
-    assert {status for status, _, _ in asked(routes, *paths)} == {404}
+    assert {status for status, _, _ in await asked(routes, *paths)} == {404}
 
 
-def test_statusz_lists_the_served_paths_and_flagz_the_flags() -> None:
-    status, flags = asked(metrics_routes(Metrics("iptables"), pages()), "/statusz", "/flagz")
+async def test_statusz_lists_the_served_paths_and_flagz_the_flags() -> None:
+    status, flags = await asked(metrics_routes(Metrics("iptables"), pages()), "/statusz", "/flagz")
     assert "Binary version: v1.2.3" in status[2]
     assert "/configz" in status[2]
     assert "/metrics/slis" in status[2]
@@ -142,13 +137,17 @@ def test_statusz_lists_the_served_paths_and_flagz_the_flags() -> None:
     assert "proxy-mode=nftables\nv=2\n" in flags[2]
 
 
-def test_pages_switched_off_by_their_gates_are_404_and_not_listed() -> None:
+async def test_pages_switched_off_by_their_gates_are_404_and_not_listed() -> None:
     gates = effective_gates({"ComponentFlagz": False, "ComponentStatusz": True})
-    flagz, statusz = asked(metrics_routes(Metrics("iptables"), pages(gates=gates)), "/flagz", "/statusz")
+    flagz, statusz = await asked(
+        metrics_routes(Metrics("iptables"), pages(gates=gates)), "/flagz", "/statusz"
+    )
     assert (flagz[0], statusz[0]) == (404, 200)
     assert "/flagz" not in statusz[2]
     gates = effective_gates({"ComponentStatusz": False})
-    flagz, statusz = asked(metrics_routes(Metrics("iptables"), pages(gates=gates)), "/flagz", "/statusz")
+    flagz, statusz = await asked(
+        metrics_routes(Metrics("iptables"), pages(gates=gates)), "/flagz", "/statusz"
+    )
     assert (flagz[0], statusz[0]) == (200, 404)
 
 
@@ -162,16 +161,16 @@ def test_uptime_and_start_come_from_their_clocks() -> None:
     assert flags_page({}).startswith("\nkube-proxy flagz\n")
 
 
-def test_extra_routes_are_served() -> None:
+async def test_extra_routes_are_served() -> None:
     async def home(_request: web.BaseRequest) -> web.Response:
         return text_response("home")
 
-    assert asked(metrics_routes(Metrics("ipvs"), pages(extra={"/": home})), "/")[0][2] == "home"
+    assert (await asked(metrics_routes(Metrics("ipvs"), pages(extra={"/": home})), "/"))[0][2] == "home"
 
 
-def test_profiling_pages_when_switched_on() -> None:
+async def test_profiling_pages_when_switched_on() -> None:
     routes = metrics_routes(Metrics("nftables"), pages(profiling=True))
-    index, stacks, profile, heap, bad = asked(
+    index, stacks, profile, heap, bad = await asked(
         routes,
         "/debug/pprof/",
         "/debug/pprof/goroutine",
@@ -188,31 +187,27 @@ def test_profiling_pages_when_switched_on() -> None:
     assert bad[0] == 400
 
 
-def test_verbosity_is_set_by_put_and_bad_values_are_refused() -> None:
+async def test_verbosity_is_set_by_put_and_bad_values_are_refused() -> None:
     levels: list[int] = []
     routes = metrics_routes(Metrics("nftables"), pages(profiling=True, set_verbosity=levels.append))
-    assert asked(routes, "/debug/flags/v", method="PUT", data=b"4")[0][0] == 200
-    assert asked(routes, "/debug/flags/v", method="PUT", data=b"loud")[0][0] == 400
-    assert asked(routes, "/debug/flags/v")[0][0] == 406
+    assert (await asked(routes, "/debug/flags/v", method="PUT", data=b"4"))[0][0] == 200
+    assert (await asked(routes, "/debug/flags/v", method="PUT", data=b"loud"))[0][0] == 400
+    assert (await asked(routes, "/debug/flags/v"))[0][0] == 406
     assert levels == [4]
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:0", "[::1]:0", "[::]:0"])
-def test_profiles_are_served_on_loopback_of_either_family(bind: str) -> None:
+async def test_profiles_are_served_on_loopback_of_either_family(bind: str) -> None:
     routes = metrics_routes(Metrics("nftables"), pages(profiling=True))
     host_free = "127.0.0.1" if bind == "[::]:0" else None
-
-    async def scenario() -> int:
-        listener = Listener("test", routed(routes))
-        await listener.start(bind)
-        host, port = listener.addresses[0]
-        host = host_free or (f"[{host}]" if ":" in host else host)
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"http://{host}:{port}/debug/pprof/cmdline") as answer,
-        ):
-            status = answer.status
-        await listener.stop()
-        return status
-
-    assert asyncio.run(scenario()) == 200
+    listener = Listener("test", routed(routes))
+    await listener.start(bind)
+    host, port = listener.addresses[0]
+    host = host_free or (f"[{host}]" if ":" in host else host)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{host}:{port}/debug/pprof/cmdline") as answer,
+    ):
+        status = answer.status
+    await listener.stop()
+    assert status == 200
