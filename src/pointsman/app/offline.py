@@ -79,7 +79,7 @@ def plan_manifests(
 ) -> Planned:
     """Plan everything below `path` for the node the configuration names; `config.mode` must be decided.
 
-    Raises ConfigError when there is nothing to read or the node cannot be told.
+    Raises ConfigError when there is nothing to read or the node is unknown.
     """
     objects, problems = load_objects(path)
     if not objects:

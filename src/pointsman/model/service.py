@@ -105,7 +105,7 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotOurs(enum.Enum):
-    """Why a Service is none of our business."""
+    """Why a Service is not served by this proxy."""
 
     OTHER_PROXY = "OtherProxy"
     EXTERNAL_NAME = "ExternalName"
@@ -114,7 +114,7 @@ class NotOurs(enum.Enum):
 
 
 def should_skip(service: Service) -> NotOurs | None:
-    """Why a Service is none of our business, or None when it is."""
+    """Why a Service is not served by this proxy, or None when it is."""
     if service.metadata.label(SERVICE_PROXY_NAME_LABEL) is not None:
         return NotOurs.OTHER_PROXY
     if service.spec.type == "ExternalName":
@@ -251,7 +251,7 @@ def _health_check_node_port(service: Service, problems: list[Problem]) -> int:
 
 
 def _affinity_seconds(service: Service, problems: list[Problem]) -> int:
-    """Within the API's limits: no API server stores more, and kernels cannot count for ever."""
+    """Within the API's limits: no API server stores more, and kernel timers are bounded."""
     if service.spec.session_affinity != "ClientIP":
         return 0
     config = service.spec.session_affinity_config

@@ -88,7 +88,7 @@ def _listening(family: socket.AddressFamily, host: str, port: int, *, v6only: bo
 
 
 class _Answer(web.Response):
-    """Tells nobody what serves it: kube-proxy's answers have no Server header, the library's would."""
+    """Sends no Server header, as kube-proxy sends none; the library would add its own."""
 
     async def _prepare_headers(self) -> None:
         await super()._prepare_headers()
