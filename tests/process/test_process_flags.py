@@ -172,3 +172,21 @@ def test_a_full_disk_for_the_state_directory_keeps_the_proxy_working(
         assert process.stop() == 0
     assert "No space left" in process.log_text
     assert "Traceback" not in process.log_text
+
+
+WITHOUT_NET_ADMIN = ("setpriv", "--inh-caps=-net_admin", "--bounding-set=-net_admin")
+
+
+@pytest.mark.parametrize("mode", ["nftables", "iptables", None])
+def test_a_mode_that_cannot_run_here_ends_the_process_with_the_reason(
+    node: NodeSpace, process: NodeProcess, mode: str | None
+) -> None:
+    process.configure(mode=mode)
+    process.objects(*OBJECTS)
+    process.start(wrap=WITHOUT_NET_ADMIN)
+    assert process.wait_exit() == 1
+    told = [line for line in process.log_text.splitlines() if "Cannot run" in line]
+    assert len(told) == 1
+    assert f"mode {mode or 'nftables'} cannot be used here" in told[0]
+    assert "CAP_NET_ADMIN" in told[0] or "Permission denied" in told[0]
+    assert node.run("nft", "list", "tables") == ""

@@ -11,7 +11,7 @@ from pointsman.backends.contract import Backend, Cleaning, Fate, Mode, Removed, 
 from pointsman.config.command_line import RunOptions
 from pointsman.config.defaults import with_mode
 from pointsman.config.mode_table import BY_PREFERENCE, MODES
-from pointsman.errors import KernelError, NotSupported
+from pointsman.errors import Busy, KernelError, NotSupported
 from pointsman.kernel.sysctl import Sysctls, Undone
 from pointsman.model.addresses import Family
 from pointsman.node.own_addresses import kernel_families
@@ -55,6 +55,8 @@ def setup_of(options: RunOptions, mode: str) -> Setup:
 def _missing(mode: Mode, setup: Setup, family: Family) -> str:
     try:
         return "; ".join(mode.preflight(setup, family))
+    except Busy:
+        return ""  # somebody else uses it just now, so it is there
     except KernelError as error:
         return str(error)
 
@@ -104,7 +106,9 @@ def _cleaned(names: Iterable[str], cleaning: Cleaning) -> Iterator[Removed]:
 
 def _setting(undone: Undone) -> Removed:
     fate, why = Fate.RESTORED, f"from {undone.change.after} to {undone.change.before}"
-    if undone.taken:
+    if undone.found is None:
+        fate, why = Fate.LEFT, "there is no such setting any more"
+    elif undone.taken:
         fate, why = Fate.LEFT, f"somebody else set it to {undone.found}"
     elif undone.error:
         fate, why = Fate.FAILED, f"cannot set it back to {undone.change.before}: {undone.error}"

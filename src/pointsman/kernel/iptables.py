@@ -70,12 +70,14 @@ class Iptables:
             self._features = probe_features(self._commands, self.programs)
         return self._features
 
-    def present(self) -> bool:
-        """Whether the tools are installed and the kernel has their tables."""
+    def obstacle(self) -> str:
+        """Why no rules can be read or written here; empty when they can. Raises Busy when that cannot be told."""
         try:
-            return self.chain_exists(NAT, "POSTROUTING")
-        except KernelError:
-            return False
+            return "" if self.chain_exists(NAT, "POSTROUTING") else "the kernel lacks table nat"
+        except Busy:
+            raise
+        except KernelError as error:
+            return str(error)
 
     def chain_exists(self, table: str, chain: str) -> bool:
         """Whether the chain exists; a taken lock or lack of resources raises and never counts as "no"."""

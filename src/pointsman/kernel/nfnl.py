@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pointsman.errors import KernelError, Rejected
+from pointsman.errors import KernelError, NotSupported, Rejected
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink, nf_tables
 from pointsman.kernel.netlink import Answer, Message, NetlinkSocket
@@ -136,6 +136,9 @@ class NftablesSocket:
         reply = self._netlink.request((nftables_message(kind, family, 0, body),))[0]
         if reply.errno == errno.ENOENT:
             return None
+        if reply.errno == errno.EINVAL:
+            # What nfnetlink says for a subsystem that is not there; the question itself is never malformed.
+            raise NotSupported(f"{what}: the kernel needs {NEED_NFTABLES}", reply.errno)
         if reply.errno:
             raise netlink.kernel_error(reply.errno, what, reply.text, needs=NEED_NFTABLES)
         return reply.answers[0] if reply.answers else None

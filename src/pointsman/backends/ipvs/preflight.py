@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection
 from typing import Protocol
 
@@ -12,6 +11,7 @@ from pointsman.backends.ipvs.schedulers import KNOWN
 from pointsman.errors import NotSupported
 from pointsman.kernel.ipset import IpsetSocket
 from pointsman.kernel.ipvs import IpvsSocket
+from pointsman.kernel.release import kernel_version
 from pointsman.kernel.sysctl import Degraded
 from pointsman.model.addresses import Family
 
@@ -93,9 +93,3 @@ def wanted_sysctls(kernel_release: str, *, strict_arp: bool) -> dict[str, int]:
         wanted["net/ipv4/conf/all/arp_ignore"] = 1
         wanted["net/ipv4/conf/all/arp_announce"] = 2
     return wanted
-
-
-def kernel_version(release: str) -> tuple[int, int]:
-    """Major and minor of a kernel release; (0, 0) when it makes no sense."""
-    match = re.match(r"(\d+)\.(\d+)", release)
-    return (int(match[1]), int(match[2])) if match else (0, 0)

@@ -37,13 +37,11 @@ def runners_in_use(families: Iterable[Family]) -> list[Iptables]:
         for family in families
         for variant in variants_in_use(family)
     ]
-    return [runner for runner in runners if runner.present()]
+    return [runner for runner in runners if not runner.obstacle()]
 
 
 def missing_programs(family: Family) -> list[str]:
     """What stands in the way of writing iptables rules; empty when nothing does."""
-    runner = runner_for(family)
-    if runner.present():
-        return []
-    remedy = "install the package iptables, or use mode nftables"
-    return [f"{runner.programs.save} is not installed, or the kernel lacks its tables; {remedy}"]
+    obstacle = runner_for(family).obstacle()
+    remedy = "install the package iptables and allow CAP_NET_ADMIN, or use mode nftables"
+    return [f"{obstacle}; {remedy}"] if obstacle else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import re
+from collections.abc import Mapping
 
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import encode, schema
@@ -15,18 +15,20 @@ from pointsman.backends.nftables.schema import Chain, Hook
 from pointsman.errors import KernelError
 from pointsman.kernel.netlink import Message
 from pointsman.kernel.nfnl import NEED_NFTABLES, NftablesSocket, nftables_message
+from pointsman.kernel.release import kernel_version
 from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol
 
 OLDEST_KERNEL = (5, 13)
 """kube-proxy's own minimum for this mode."""
+SKIP_VERSION_CHECK = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 
 _SCRATCH_TABLE = "pointsman-preflight"
 
 
 def preflight(family: Family) -> list[str]:
     """What is missing, each with the kernel option that brings it; empty when all is well."""
-    problems = _kernel_version(os.uname().release)
+    problems = version_problems(os.uname().release, os.environ)
     try:
         socket = NftablesSocket()
     except KernelError as error:
@@ -47,11 +49,12 @@ def preflight(family: Family) -> list[str]:
     return problems
 
 
-def _kernel_version(release: str) -> list[str]:
-    found = re.match(r"(\d+)\.(\d+)", release)
-    if found is None or (int(found[1]), int(found[2])) >= OLDEST_KERNEL:
+def version_problems(release: str, environment: Mapping[str, str]) -> list[str]:
+    """kube-proxy's rule: distributions that ported everything back set the variable."""
+    if environment.get(SKIP_VERSION_CHECK) or not (0, 0) < kernel_version(release) < OLDEST_KERNEL:
         return []
-    return [f"kernel {release} is older than {'.'.join(map(str, OLDEST_KERNEL))}, the oldest supported"]
+    oldest = ".".join(map(str, OLDEST_KERNEL))
+    return [f"kernel {release} is older than {oldest}; set {SKIP_VERSION_CHECK}=1 to try it all the same"]
 
 
 def _messages(traits: FamilyTraits, operations: list[Operation]) -> list[Message]:

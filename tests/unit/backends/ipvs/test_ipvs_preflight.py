@@ -9,12 +9,13 @@ from pointsman.backends.ipvs import preflight
 from pointsman.backends.ipvs.compile import Fragment
 from pointsman.backends.ipvs.desired import Desired, Touched
 from pointsman.backends.ipvs.drain import Draining
-from pointsman.backends.ipvs.preflight import kernel_version, wanted_sysctls
+from pointsman.backends.ipvs.preflight import wanted_sysctls
 from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.backends.ipvs.verify import address_differences, entry_differences, server_differences
 from pointsman.errors import NotSupported
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import RealKey, VirtualKey, VirtualServer
+from pointsman.kernel.release import kernel_version
 from pointsman.model.service import Protocol, ServicePortName
 
 
