@@ -19,10 +19,10 @@ from pathlib import Path
 from bench.objects import service_json, slice_json
 
 _API_PORT = 8099
-_METRICS = "http://127.0.0.1:10249/metrics"
+METRICS = "http://127.0.0.1:10249/metrics"
 _MANIFEST_API = Path(__file__).resolve().parents[1] / "tests" / "e2e" / "manifest_api.py"
 _PATIENCE_SECONDS = 900
-_CONFIG: dict[str, object] = {
+CONFIG: dict[str, object] = {
     "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
     "kind": "KubeProxyConfiguration",
     "mode": "iptables",
@@ -39,20 +39,20 @@ def measure_kube_proxy(
     """Seconds of the first (full) sync and of partial ones, measured by kube-proxy itself."""
     objects = directory / "objects.json"
     generations = [0] * services
-    _write_objects(objects, generations, endpoints)
-    with _api(objects), _proxy(binary, directory, variant):
+    write_objects(objects, generations, endpoints)
+    with api_server(objects), kube_proxy(binary, directory, variant):
         first = _wait_for("full", 1)[0]
         settled = _settled("partial")
         partial = []
         for generation in range(1, 6):
             generations[services // 2] = generation
-            _write_objects(objects, generations, endpoints)
+            write_objects(objects, generations, endpoints)
             count, total = settled[1] + 1, settled[0]
             now = _wait_for("partial", count)
             partial.append(now[0] - total)
             settled = now
         generations.append(0)
-        _write_objects(objects, generations, endpoints)
+        write_objects(objects, generations, endpoints)
         added = _wait_for("partial", settled[1] + 1)[0] - settled[0]
     return {
         "program": "kube-proxy",
@@ -65,7 +65,7 @@ def measure_kube_proxy(
     }
 
 
-def _write_objects(path: Path, generations: list[int], endpoints: int) -> None:
+def write_objects(path: Path, generations: list[int], endpoints: int) -> None:
     items = [
         {
             "kind": "Node",
@@ -82,7 +82,7 @@ def _write_objects(path: Path, generations: list[int], endpoints: int) -> None:
 
 
 @contextmanager
-def _api(objects: Path) -> Iterator[None]:
+def api_server(objects: Path) -> Iterator[None]:
     with _running(
         [sys.executable, str(_MANIFEST_API), str(_API_PORT), str(objects)], objects.parent / "api.log"
     ):
@@ -90,8 +90,8 @@ def _api(objects: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _proxy(
-    binary: str, directory: Path, variant: str, settings: dict[str, object] = _CONFIG
+def kube_proxy(
+    binary: str, directory: Path, variant: str, settings: dict[str, object] = CONFIG
 ) -> Iterator[None]:
     programs = directory / f"programs-{variant}"
     programs.mkdir(exist_ok=True)
@@ -139,7 +139,7 @@ def _running(command: list[str], log: Path, environment: dict[str, str] | None =
 def _sample(kind: str) -> tuple[float, int]:
     """Sum of seconds and number of syncs of a kind so far."""
     try:
-        with urllib.request.urlopen(_METRICS, timeout=10) as answer:
+        with urllib.request.urlopen(METRICS, timeout=10) as answer:
             text = answer.read().decode()
     except (OSError, urllib.error.URLError):
         return 0.0, 0

@@ -10,13 +10,13 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from bench.kube_proxy_iptables import _CONFIG, _METRICS, _api, _proxy, _write_objects
+from bench.kube_proxy_iptables import CONFIG, METRICS, api_server, kube_proxy, write_objects
 
 from pointsman.lab.netns import Namespace
 
 _PATIENCE_SECONDS = 2400
 _CHANGES = 3
-_SETTINGS: dict[str, object] = _CONFIG | {
+_SETTINGS: dict[str, object] = CONFIG | {
     "mode": "ipvs",
     "ipvs": {"minSyncPeriod": "1ms", "syncPeriod": "1h"},
 }
@@ -29,14 +29,14 @@ def measure_kube_proxy(binary: str, services: int, endpoints: int) -> dict[str, 
     namespace.write_sysctls({"net/ipv6/conf/all/disable_ipv6": "1"})
     with namespace.entered(), tempfile.TemporaryDirectory() as name:
         objects, generations = Path(name) / "objects.json", [0] * services
-        _write_objects(objects, generations, endpoints)
-        with _api(objects), _proxy(binary, Path(name), "legacy", _SETTINGS):
+        write_objects(objects, generations, endpoints)
+        with api_server(objects), kube_proxy(binary, Path(name), "legacy", _SETTINGS):
             first, count = _settled(0)
             changes = []
             total = first
             for generation in range(1, _CHANGES + 1):
                 generations[services // 2] = generation
-                _write_objects(objects, generations, endpoints)
+                write_objects(objects, generations, endpoints)
                 now, count = _settled(count)
                 changes.append(now - total)
                 total = now
@@ -51,7 +51,7 @@ def measure_kube_proxy(binary: str, services: int, endpoints: int) -> dict[str, 
 
 def _sample() -> tuple[float, int]:
     try:
-        with urllib.request.urlopen(_METRICS, timeout=60) as answer:
+        with urllib.request.urlopen(METRICS, timeout=60) as answer:
             text = answer.read().decode()
     except (OSError, urllib.error.URLError):
         return 0.0, 0

@@ -36,6 +36,7 @@ class IptablesTables:
             name: {chain: [] for chain in chains} for name, chains in BUILT_IN.items()
         }
         self.version = version
+        self.variant = "nf_tables"
         self.calls: list[tuple[str, ...]] = []
         self.restored: list[str] = []
         self.before_restore: Callable[[str], CommandResult | None] = lambda text: None
@@ -47,7 +48,7 @@ class IptablesTables:
         self.calls.append(tuple(arguments))
         program = arguments[0]
         if "--version" in arguments:
-            return CommandResult(0, f"iptables v{self.version} (nf_tables)\n".encode())
+            return CommandResult(0, f"iptables v{self.version} ({self.variant})\n".encode())
         if program.endswith("-restore"):
             return self._restore(stdin.decode())
         if program.endswith("-save"):

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests import factory
@@ -247,7 +248,13 @@ def test_manifests_are_admitted_or_refused_and_never_raise(item: tuple[type[Kube
 @FUZZ
 @given(st.binary(max_size=400))
 def test_any_bytes_are_a_manifest_or_a_problem(data: bytes) -> None:
-    parse(data, "fuzz.yaml")
+    parsed = parse(data, "fuzz.yaml")
+    try:
+        documents = list(yaml.safe_load_all(data))
+    except (yaml.YAMLError, ValueError):
+        assert parsed.problems
+    else:
+        assert parsed.objects or parsed.problems or not any(documents)
 
 
 @settings(FUZZ, max_examples=40)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.golden import compare_iptables
@@ -39,6 +38,8 @@ class Host:
         self.variant = variant
         self.lock_file = lock_file
         self.interfere: Callable[[Sequence[str], bytes], CommandResult | bytes] = lambda arguments, text: text
+        self.impatient = False
+        """Wait for the lock one second at most."""
         self._system = SystemCommands()
         self.runner = Iptables(Family.IPV4, self, variant=variant, lock_file=lock_file)
         self.sysctls = Sysctls(journal=journal)
@@ -56,6 +57,9 @@ class Host:
             if isinstance(answer, CommandResult):
                 return answer
             stdin = answer
+        if self.impatient and "-w" in arguments:
+            at = arguments.index("-w") + 1
+            arguments = (*arguments[:at], "1", *arguments[at + 1 :])
         return self._system.run(arguments, stdin=stdin, timeout=timeout)
 
     def sync(self, *plans: ServicePlan, full: bool = False) -> SyncReport:
@@ -146,12 +150,11 @@ def test_a_killed_restore_loses_nothing(host: Host, full: bool) -> None:
     assert host.differences() == []
 
 
-def test_a_held_lock_delays_and_names_its_holder(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_held_lock_delays_and_names_its_holder(host: Host) -> None:
     if host.variant == "nft":
         pytest.skip("the nft variant takes no lock")
     host.sync(web("10.244.1.1"))
-    quick = msgspec.structs.replace(host.runner.features, wait=("-w", "1"), restore_wait=("-w", "1"))
-    monkeypatch.setattr(host.runner, "_features", quick)
+    host.impatient = True
     with host.lock_file.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         with pytest.raises(Busy, match=r"is held by .*\(pid \d+\)"):
@@ -163,12 +166,11 @@ def test_a_held_lock_delays_and_names_its_holder(host: Host, monkeypatch: pytest
     assert host.differences() == []
 
 
-def test_no_flush_is_reported_while_the_lock_is_held(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_flush_is_reported_while_the_lock_is_held(host: Host) -> None:
     if host.variant == "nft":
         pytest.skip("the nft variant takes no lock")
     host.sync(web("10.244.1.1"))
-    quick = msgspec.structs.replace(host.runner.features, wait=("-w", "1"))
-    monkeypatch.setattr(host.runner, "_features", quick)
+    host.impatient = True
     with host.lock_file.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         assert host.backend.drift() is None

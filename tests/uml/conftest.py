@@ -61,10 +61,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     return True
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if _runs_inside():
+class _ReportWriter:
+    """Writes what the tests inside tell, for the pytest outside."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         with Path(os.environ[REPORT_VARIABLE]).open("a") as file:
-            file.write(json.dumps(report._to_json()) + "\n")
+            file.write(json.dumps(data) + "\n")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if _runs_inside():
+        session.config.pluginmanager.register(_ReportWriter(session.config))
 
 
 def _reports(item: pytest.Item) -> Iterator[pytest.TestReport]:
@@ -78,7 +89,7 @@ def _reports(item: pytest.Item) -> Iterator[pytest.TestReport]:
         yield _made_up(item, "failed", f"no report from User-mode Linux; its console:\n{console[-8000:]}")
         return
     for report in found:
-        yield pytest.TestReport._from_json(report)
+        yield item.config.hook.pytest_report_from_serializable(config=item.config, data=report)
 
 
 def _made_up(item: pytest.Item, outcome: Any, longrepr: Any) -> pytest.TestReport:

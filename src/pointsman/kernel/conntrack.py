@@ -39,6 +39,10 @@ Wanted = Callable[[bytes, int, bytes, int], bool]
 """Original destination and port, address and port that answer: is this flow of interest?"""
 
 
+Select = Callable[[Family, "FlowQuery"], bytes]
+"""Makes the filter a kernel is sent."""
+
+
 class DeadlinePassed(KernelError):
     """There was more in the table than the time allowed for; `deleted` flows are gone all the same."""
 
@@ -88,6 +92,15 @@ class FlowQuery(NamedTuple):
         )
 
 
+def _address_attributes(family: Family) -> tuple[int, int]:
+    """Kinds of the attributes that hold source and destination."""
+    return (1, 2) if family is Family.IPV4 else (3, 4)
+
+
+def _family_number(family: Family) -> int:
+    return socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
+
+
 class _Layout:
     """Where the two tuples' fields lie in the form every kernel so far writes them.
 
@@ -97,8 +110,7 @@ class _Layout:
 
     def __init__(self, family: Family) -> None:
         size = family.address_length
-        self.number = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
-        self.source, self.destination = (1, 2) if family is Family.IPV4 else (3, 4)
+        self.source, self.destination = _address_attributes(family)
         one = f"12x{size}s4x{size}s8xB3x4x2s2x4x2s2x"
         self.fields = struct.Struct(f"={_HEADER_LENGTH}x{one}{one}")
         length = 44 + 2 * size
@@ -129,12 +141,97 @@ _Fields = tuple[bytes, bytes, int, bytes, bytes, bytes, bytes, int, bytes, bytes
 """Source, destination, protocol, source port and destination port of the original tuple, then of the reply."""
 
 
+class FlowDecoder:
+    """Turns the kernel's messages into flows; pure."""
+
+    def __init__(self, family: Family) -> None:
+        self._layout = _Layout(family)
+
+    def decoded(self, payload: bytes, query: FlowQuery, wanted: Wanted) -> Flow | None:
+        """The flow of a message, if it matches the query and `wanted` accepts it."""
+        fields = self.by_layout(payload) or self.by_attributes(payload)
+        if fields is None:
+            return None
+        source, destination, protocol, source_port, port_bytes = fields[:5]
+        port, answering_port = int.from_bytes(port_bytes, "big"), int.from_bytes(fields[8], "big")
+        if not query.matches(protocol, destination, port):
+            return None
+        if not wanted(destination, port, fields[5], answering_port):
+            return None
+        found = attributes.attributes(payload, _HEADER_LENGTH)
+        # A flow whose status is not told counts as replied, because such flows may have to be spared.
+        replied = bool(int.from_bytes(found.get(_STATUS, b"\xff"), "big") & _SEEN_REPLY)
+        if any(found.get(_ZONE, b"")) or (replied and query.unreplied):
+            return None
+        return Flow(
+            protocol,
+            source,
+            int.from_bytes(source_port, "big"),
+            destination,
+            port,
+            fields[5],
+            answering_port,
+            fields[6],
+            int.from_bytes(fields[9], "big"),
+            found.get(_ID, b""),
+            replied,
+        )
+
+    def by_layout(self, payload: bytes) -> _Fields | None:
+        """The fields of a message that looks as every kernel so far writes it."""
+        for place, expected in self._layout.fixed:
+            if payload[place] != expected:
+                return None
+        if len(payload) < self._layout.fields.size:
+            return None
+        return cast("_Fields", self._layout.fields.unpack_from(payload))
+
+    def by_attributes(self, payload: bytes) -> _Fields | None:
+        """The fields of any message, step by step."""
+        found = attributes.attributes(payload, _HEADER_LENGTH)
+        original = self._tuple_of(found.get(_TUPLE_ORIGINAL, b""))
+        reply = self._tuple_of(found.get(_TUPLE_REPLY, b""))
+        return (*original, *reply) if original and reply else None
+
+    def _tuple_of(self, data: bytes) -> tuple[bytes, bytes, int, bytes, bytes] | None:
+        """A tuple whatever the order of its attributes; None for other zones and protocols without ports."""
+        found = attributes.attributes(data)
+        addresses = attributes.attributes(found.get(_IP, b""))
+        ports = attributes.attributes(found.get(_PROTO, b""))
+        source, destination = addresses.get(self._layout.source), addresses.get(self._layout.destination)
+        if source is None or destination is None or any(found.get(_TUPLE_ZONE, b"")):
+            return None
+        if len(ports.get(_NUMBER, b"")) != 1 or _SOURCE_PORT not in ports or _DESTINATION_PORT not in ports:
+            return None
+        return source, destination, ports[_NUMBER][0], ports[_SOURCE_PORT], ports[_DESTINATION_PORT]
+
+
+def selection(family: Family, query: FlowQuery) -> bytes:
+    """The query as a filter for the kernel."""
+    flags = _BY_PROTOCOL
+    addresses, ports = b"", attributes.u8(_NUMBER, query.protocol)
+    # The kernel's filter by IPv6 address selects every address but the one asked for (seen on Linux 6.18).
+    if query.destination is not None and family is Family.IPV4:
+        flags |= _BY_DESTINATION
+        addresses = attributes.attribute(_address_attributes(family)[1], query.destination)
+    if query.destination_port is not None:
+        flags |= _BY_DESTINATION_PORT
+        ports += attributes.u16be(_DESTINATION_PORT, query.destination_port)
+    parts = [attributes.nested(_IP, addresses)] if addresses else []
+    chosen = attributes.nested(_TUPLE_ORIGINAL, *parts, attributes.nested(_PROTO, ports))
+    chosen += attributes.nested(_FILTER, attributes.u32(_FILTER_ORIGINAL_FLAGS, flags))
+    if query.unreplied:
+        chosen += attributes.u32be(_STATUS, 0) + attributes.u32be(_STATUS_MASK, _SEEN_REPLY)
+    return chosen
+
+
 class ConntrackTable:
     """The table of one IP family in this network namespace. Not thread-safe; open one per use."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: Family, select: Select = selection) -> None:
         self.family = family
-        self._layout = _Layout(family)
+        self._select = select
+        self._decoder = FlowDecoder(family)
         self._socket = NetlinkSocket(netlink.NETLINK_NETFILTER)
         self._filters = True
 
@@ -153,7 +250,7 @@ class ConntrackTable:
         """
         if self._filters:
             try:
-                return list(self._dump(query, self._filter(query), wanted, expired))
+                return list(self._dump(query, self._select(self.family, query), wanted, expired))
             except DeadlinePassed:
                 raise
             except KernelError as error:
@@ -192,37 +289,20 @@ class ConntrackTable:
 
     def _is_unreplied(self, flow: Flow, payload: bytes) -> bool:
         query = FlowQuery(flow.protocol, flow.destination, flow.destination_port, unreplied=True)
-        return self._decoded(payload, query, lambda *_: True) == flow
+        return self._decoder.decoded(payload, query, lambda *_: True) == flow
 
     def _generic_header(self) -> bytes:
-        return bytes((self._layout.number, 0, 0, 0))
-
-    def _filter(self, query: FlowQuery) -> bytes:
-        flags = _BY_PROTOCOL
-        addresses, ports = b"", attributes.u8(_NUMBER, query.protocol)
-        # The kernel's filter by IPv6 address selects every address but the one asked for (seen on Linux 6.18).
-        if query.destination is not None and self.family is Family.IPV4:
-            flags |= _BY_DESTINATION
-            addresses = attributes.attribute(self._layout.destination, query.destination)
-        if query.destination_port is not None:
-            flags |= _BY_DESTINATION_PORT
-            ports += attributes.u16be(_DESTINATION_PORT, query.destination_port)
-        parts = [attributes.nested(_IP, addresses)] if addresses else []
-        selection = attributes.nested(_TUPLE_ORIGINAL, *parts, attributes.nested(_PROTO, ports))
-        selection += attributes.nested(_FILTER, attributes.u32(_FILTER_ORIGINAL_FLAGS, flags))
-        if query.unreplied:
-            selection += attributes.u32be(_STATUS, 0) + attributes.u32be(_STATUS_MASK, _SEEN_REPLY)
-        return selection
+        return bytes((_family_number(self.family), 0, 0, 0))
 
     def _naming(self, kind: int, flow: Flow, more: bytes = b"") -> Message:
         """A request about exactly this flow."""
-        layout = self._layout
+        source, destination = _address_attributes(self.family)
         original = attributes.nested(
             _TUPLE_ORIGINAL,
             attributes.nested(
                 _IP,
-                attributes.attribute(layout.source, flow.source),
-                attributes.attribute(layout.destination, flow.destination),
+                attributes.attribute(source, flow.source),
+                attributes.attribute(destination, flow.destination),
             ),
             attributes.nested(
                 _PROTO,
@@ -254,59 +334,6 @@ class ConntrackTable:
                             reply.errno, "list tracked flows", reply.text, needs=_NEEDS
                         )
                     return
-                flow = self._decoded(answer.payload, query, wanted)
+                flow = self._decoder.decoded(answer.payload, query, wanted)
                 if flow is not None:
                     yield flow
-
-    def _decoded(self, payload: bytes, query: FlowQuery, wanted: Wanted) -> Flow | None:
-        fields = self._fields(payload)
-        if fields is None:
-            return None
-        source, destination, protocol, source_port, port_bytes = fields[:5]
-        port, answering_port = int.from_bytes(port_bytes, "big"), int.from_bytes(fields[8], "big")
-        if not query.matches(protocol, destination, port):
-            return None
-        if not wanted(destination, port, fields[5], answering_port):
-            return None
-        found = attributes.attributes(payload, _HEADER_LENGTH)
-        # A flow whose status is not told counts as replied, because such flows may have to be spared.
-        replied = bool(int.from_bytes(found.get(_STATUS, b"\xff"), "big") & _SEEN_REPLY)
-        if any(found.get(_ZONE, b"")) or (replied and query.unreplied):
-            return None
-        return Flow(
-            protocol,
-            source,
-            int.from_bytes(source_port, "big"),
-            destination,
-            port,
-            fields[5],
-            answering_port,
-            fields[6],
-            int.from_bytes(fields[9], "big"),
-            found.get(_ID, b""),
-            replied,
-        )
-
-    def _fields(self, payload: bytes) -> _Fields | None:
-        for place, expected in self._layout.fixed:
-            if payload[place] != expected:
-                break
-        else:
-            if len(payload) >= self._layout.fields.size:
-                return cast("_Fields", self._layout.fields.unpack_from(payload))
-        found = attributes.attributes(payload, _HEADER_LENGTH)
-        original = self._tuple_of(found.get(_TUPLE_ORIGINAL, b""))
-        reply = self._tuple_of(found.get(_TUPLE_REPLY, b""))
-        return (*original, *reply) if original and reply else None
-
-    def _tuple_of(self, data: bytes) -> tuple[bytes, bytes, int, bytes, bytes] | None:
-        """A tuple whatever the order of its attributes; None for other zones and protocols without ports."""
-        found = attributes.attributes(data)
-        addresses = attributes.attributes(found.get(_IP, b""))
-        ports = attributes.attributes(found.get(_PROTO, b""))
-        source, destination = addresses.get(self._layout.source), addresses.get(self._layout.destination)
-        if source is None or destination is None or any(found.get(_TUPLE_ZONE, b"")):
-            return None
-        if len(ports.get(_NUMBER, b"")) != 1 or _SOURCE_PORT not in ports or _DESTINATION_PORT not in ports:
-            return None
-        return source, destination, ports[_NUMBER][0], ports[_SOURCE_PORT], ports[_DESTINATION_PORT]

@@ -57,8 +57,12 @@ class ServiceMetrics:
                 except KernelError as error:
                     _log.error("Service counters cannot be read", err=error, ipFamily=family.family.value)
                     continue
-                self._readings[family.family] = limited(reading_of(traffic, family.family), self._limit)
+                self.read(traffic, family.family)
             await asyncio.sleep(READ_SECONDS)
+
+    def read(self, traffic: Traffic, family: Family) -> None:
+        """Takes the newest figures of a family."""
+        self._readings[family] = limited(reading_of(traffic, family), self._limit)
 
     def _reader(self, name: str) -> Callable[[], Mapping[tuple[str, ...], float]]:
         def merged() -> Mapping[tuple[str, ...], float]:

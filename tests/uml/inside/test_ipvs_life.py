@@ -233,7 +233,7 @@ def test_a_scheduler_can_be_chosen_per_service(world: World) -> None:
     ):
         annotated["metadata"]["annotations"] = {"pointsman.dev/ipvs-scheduler": wish}
         manifests = [annotated, *WEB.manifests()[1:]]
-        outcome = world._apply(Family.IPV4, manifests, full=False)
+        outcome = world.apply_manifests(Family.IPV4, manifests)
         assert f"-A -t 10.96.1.1:80 -s {scheduler}" in world.in_node("ipvsadm", "-Sn")
         assert complaint in " ".join(outcome.report.notes)
         assert not outcome.report.rejected
@@ -261,10 +261,10 @@ def test_traffic_is_counted_per_service(world: World) -> None:
 def test_an_external_ip_that_is_the_nodes_own_is_served_and_not_bound(world: World) -> None:
     manifests = WEB.manifests()
     manifests[0]["spec"]["externalIPs"] = ["172.30.0.10"]
-    world._apply(Family.IPV4, manifests, full=False)
+    world.apply_manifests(Family.IPV4, manifests)
     assert "-A -t 172.30.0.10:80 -s rr" in world.in_node("ipvsadm", "-Sn")
     assert "172.30.0.10" not in world.in_node("ip", "addr", "show", "dev", "kube-ipvs0")
-    world._apply(Family.IPV4, [], full=False)
+    world.apply_manifests(Family.IPV4, [])
     assert "172.30.0.10/24" in world.in_node("ip", "addr", "show", "dev", "eth0")
 
 
@@ -280,15 +280,16 @@ def test_terminating_endpoints_serve_when_no_other_is_left(world: World) -> None
 def test_a_switch_from_iptables_mode_and_back_loses_nobody(
     world: World, iptables: dict[Family, Iptables]
 ) -> None:
+    world.apply([WEB])
+
     def iptables_mode() -> None:
         with world.cluster["n1"].entered():
-            for family, reconciler in world._reconcilers.items():
+            for family, reconciler in world.reconcilers.items():
                 backend = IptablesBackend(family, runner=iptables[family], sysctls=Sysctls())
-                context = reconciler._context
-                assert context is not None
-                backend.sync(SyncRequest(context=context, plans=reconciler.plans, changed={}, full=True))
+                backend.sync(
+                    SyncRequest(context=world.contexts[family], plans=reconciler.plans, changed={}, full=True)
+                )
 
-    world.apply([WEB])
     with world.cluster["n1"].entered():
         assert list(cleanup(list(iptables.values())))
     iptables_mode()

@@ -22,6 +22,7 @@ from pointsman.lab.objects import LabService, node_manifest
 from pointsman.lab.probe import Flow, Outcome, Probe, run_probes
 from pointsman.model.addresses import Family
 from pointsman.model.node import node_facts
+from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, Node, Service
 from pointsman.model.tracker import Tracker
 from pointsman.node.node_context import node_context
@@ -51,6 +52,7 @@ class World:
         self._iptables = iptables
         self._settings = settings or IpvsSettings()
         self.backends: dict[Family, IpvsBackend] = {}
+        self.contexts: dict[Family, NodeContext] = {}
         self._config = KubeProxyConfiguration(mode="ipvs", cluster_cidr=",".join(CLUSTER_RANGES))
         self._objects: dict[Family, dict[str, Service | EndpointSlice]] = {family: {} for family in Family}
         with cluster["n1"].entered():
@@ -66,7 +68,7 @@ class World:
                 for family in Family
             }
         self._trackers = {family: Tracker(family, "n1") for family in Family}
-        self._reconcilers = {family: Reconciler(backend) for family, backend in self.backends.items()}
+        self.reconcilers = {family: Reconciler(backend) for family, backend in self.backends.items()}
         self._objects = {family: {} for family in Family}
 
     def close(self) -> None:
@@ -76,9 +78,11 @@ class World:
     def apply(self, services: Iterable[LabService], *, full: bool = False) -> dict[Family, SyncOutcome]:
         """Bring the proxy to exactly these services."""
         manifests = [manifest for service in services for manifest in service.manifests()]
-        return {family: self._apply(family, manifests, full) for family in Family}
+        return {family: self.apply_manifests(family, manifests, full=full) for family in Family}
 
-    def _apply(self, family: Family, manifests: list[dict[str, Any]], full: bool) -> SyncOutcome:
+    def apply_manifests(
+        self, family: Family, manifests: list[dict[str, Any]], *, full: bool = False
+    ) -> SyncOutcome:
         tracker, before = self._trackers[family], self._objects[family]
         now: dict[str, Service | EndpointSlice] = {}
         for manifest in manifests:
@@ -99,14 +103,14 @@ class World:
         with self.cluster["n1"].entered():
             addresses = local_addresses(family, exclude=("kube-ipvs0",))
             node = msgspec.convert(node_manifest("n1"), Node)
-            context = node_context(
+            self.contexts[family] = node_context(
                 self._config,
                 family,
                 node_facts("n1", node, self._config.bind_address),
                 local_addresses=addresses,
                 service_cidrs=SERVICE_RANGES,
             )
-            return self._reconcilers[family].sync(tracker.take(), context, full=full)
+            return self.reconcilers[family].sync(tracker.take(), self.contexts[family], full=full)
 
     def tend(self, seconds: float) -> int:
         """Let time pass and do the periodic work; how many drained servers went."""

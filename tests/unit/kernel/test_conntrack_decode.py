@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.kernel import attributes as nla
-from pointsman.kernel.conntrack import ConntrackTable, Flow, FlowQuery
+from pointsman.kernel.conntrack import Flow, FlowDecoder, FlowQuery
 from pointsman.model.addresses import Family
 
 V4 = [bytes((10, 0, 0, n)) for n in range(4)]
@@ -23,9 +22,14 @@ def everything(*_: object) -> bool:
 
 
 @pytest.fixture(params=list(Family), ids=lambda family: family.value)
-def table(request: pytest.FixtureRequest) -> Iterator[ConntrackTable]:
-    with ConntrackTable(request.param) as opened:
-        yield opened
+def family(request: pytest.FixtureRequest) -> Family:
+    found: Family = request.param
+    return found
+
+
+@pytest.fixture
+def decoder(family: Family) -> FlowDecoder:
+    return FlowDecoder(family)
 
 
 def expected(family: Family) -> Flow:
@@ -58,69 +62,69 @@ def message(flow: Flow, *, reverse: bool = False, tail: bytes = b"", zone: bytes
     return bytes((family, 0, 0, 0)) + b"".join(parts[:: -1 if reverse else 1])
 
 
-def test_the_kernels_own_order_takes_the_short_way(
-    table: ConntrackTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table, "_tuple_of", lambda _data: pytest.fail("parsed step by step"))
-    flow = expected(table.family)
-    assert table._decoded(message(flow), FlowQuery(17), everything) == flow
+def test_the_kernels_own_order_takes_the_short_way(family: Family, decoder: FlowDecoder) -> None:
+    flow = expected(family)
+    assert decoder.by_layout(message(flow)) == decoder.by_attributes(message(flow))
+    assert decoder.by_layout(message(flow)) is not None
+    assert decoder.by_layout(message(flow, reverse=True)) is None
+    assert decoder.decoded(message(flow), FlowQuery(17), everything) == flow
 
 
-def test_any_other_order_gives_the_same_flow(table: ConntrackTable) -> None:
-    flow = expected(table.family)
-    assert table._decoded(message(flow, reverse=True), FlowQuery(17), everything) == flow
+def test_any_other_order_gives_the_same_flow(family: Family, decoder: FlowDecoder) -> None:
+    flow = expected(family)
+    assert decoder.decoded(message(flow, reverse=True), FlowQuery(17), everything) == flow
 
 
-def test_flows_of_other_zones_are_left_out_in_either_place(table: ConntrackTable) -> None:
-    flow = expected(table.family)
-    assert table._decoded(message(flow, tail=nla.u16be(18, 5)), FlowQuery(17), everything) is None
-    assert table._decoded(message(flow, zone=nla.u16be(3, 5)), FlowQuery(17), everything) is None
-    assert table._decoded(message(flow, zone=nla.u16be(3, 0)), FlowQuery(17), everything) == flow
+def test_flows_of_other_zones_are_left_out_in_either_place(family: Family, decoder: FlowDecoder) -> None:
+    flow = expected(family)
+    assert decoder.decoded(message(flow, tail=nla.u16be(18, 5)), FlowQuery(17), everything) is None
+    assert decoder.decoded(message(flow, zone=nla.u16be(3, 5)), FlowQuery(17), everything) is None
+    assert decoder.decoded(message(flow, zone=nla.u16be(3, 0)), FlowQuery(17), everything) == flow
 
 
-def test_what_was_not_asked_for_is_left_out(table: ConntrackTable) -> None:
-    flow = expected(table.family)
+def test_what_was_not_asked_for_is_left_out(family: Family, decoder: FlowDecoder) -> None:
+    flow = expected(family)
     for query in (FlowQuery(6), FlowQuery(17, flow.source, 53), FlowQuery(17, flow.destination, 54)):
-        assert table._decoded(message(flow), query, everything) is None
-    assert table._decoded(message(flow), FlowQuery(17), lambda *_: False) is None
+        assert decoder.decoded(message(flow), query, everything) is None
+    assert decoder.decoded(message(flow), FlowQuery(17), lambda *_: False) is None
     asked: list[tuple[object, ...]] = []
 
     def noted(*parts: object) -> bool:
         asked.append(parts)
         return False
 
-    table._decoded(message(flow), FlowQuery(17), noted)
+    decoder.decoded(message(flow), FlowQuery(17), noted)
     assert asked == [(flow.destination, 53, flow.reply_source, 5353)]
 
 
 @pytest.mark.parametrize(("status", "replied"), [(8, False), (8 | 2, True), (8 | 1 | 32, False)])
 def test_a_flow_on_which_a_packet_came_back_is_told_apart(
-    table: ConntrackTable, status: int, replied: bool
+    family: Family, decoder: FlowDecoder, status: int, replied: bool
 ) -> None:
-    flow = expected(table.family)._replace(replied=replied)
+    flow = expected(family)._replace(replied=replied)
     payload = message(flow, tail=nla.u32be(3, status))
-    assert table._decoded(payload, FlowQuery(17), everything) == flow
-    unreplied = table._decoded(payload, FlowQuery(17, unreplied=True), everything)
+    assert decoder.decoded(payload, FlowQuery(17), everything) == flow
+    unreplied = decoder.decoded(payload, FlowQuery(17, unreplied=True), everything)
     assert unreplied == (None if replied else flow)
 
 
 def test_a_message_cut_short_lacks_its_id_or_status_and_without_a_status_counts_as_replied(
-    table: ConntrackTable,
+    family: Family,
+    decoder: FlowDecoder,
 ) -> None:
-    flow = expected(table.family)
+    flow = expected(family)
     whole = message(flow)
     for cut in range(len(whole)):
-        found = table._decoded(whole[:cut], FlowQuery(17), everything)
+        found = decoder.decoded(whole[:cut], FlowQuery(17), everything)
         assert found in (None, flow._replace(id=b""), flow._replace(id=b"", replied=True))
         if cut < len(whole) - len(nla.u32be(3, 8)) - len(nla.attribute(12, ID)):
-            assert table._decoded(whole[:cut], FlowQuery(17, unreplied=True), everything) is None
+            assert decoder.decoded(whole[:cut], FlowQuery(17, unreplied=True), everything) is None
 
 
 @given(data=st.binary(max_size=200), cut=st.integers(0, 120), reverse=st.booleans())
 def test_garbage_is_never_more_than_left_out(data: bytes, cut: int, reverse: bool) -> None:
     for family in Family:
-        with ConntrackTable(family) as table:
-            whole = message(expected(family), reverse=reverse)
-            for payload in (data, whole[:cut], whole[:cut] + data, whole[:cut] + data + whole[cut:]):
-                flow = table._decoded(payload, FlowQuery(17), everything)
-                assert flow is None or isinstance(flow, Flow)
+        decoder, whole = FlowDecoder(family), message(expected(family), reverse=reverse)
+        for payload in (data, whole[:cut], whole[:cut] + data, whole[:cut] + data + whole[cut:]):
+            flow = decoder.decoded(payload, FlowQuery(17), everything)
+            assert flow is None or flow.protocol == 17

@@ -2,6 +2,7 @@ from collections import Counter
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from pointsman.backends.contract import Traffic
 from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.node.service_metrics import (
@@ -44,7 +45,8 @@ def test_modes_without_counters_have_no_reading() -> None:
 def test_the_last_reading_is_served_with_its_labels() -> None:
     metrics = Metrics("nftables")
     service_metrics = ServiceMetrics(metrics, 10)
-    service_metrics._readings[Family.IPV4] = {CONNECTIONS: Counter({labels(name("web"), Family.IPV4): 7})}
+    service_metrics.read(Traffic(connections={name("web"): 3}), Family.IPV4)
+    service_metrics.read(Traffic(connections={name("web"): 7}), Family.IPV4)
     families = {f.name: f for f in text_string_to_metric_families(metrics.exposition().decode())}
     (sample,) = families["pointsman_service_connections"].samples
     assert sample.value == 7

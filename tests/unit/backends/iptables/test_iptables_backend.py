@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.fake.iptables_tables import IptablesTables
@@ -431,9 +430,8 @@ def test_a_full_sync_over_nftables_repairs_shared_chains(bench: Bench, damage: s
     assert bench.differences() == []
 
 
-def test_legacy_tables_are_always_written_whole(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    legacy = msgspec.structs.replace(bench.runner.features, nf_tables=False)
-    monkeypatch.setattr(bench.runner, "_features", legacy)
+def test_legacy_tables_are_always_written_whole(bench: Bench) -> None:
+    bench.tables.variant = "legacy"
     bench.sync(web("10.244.1.1"))
     bench.sync(full=True)
     assert bench.tables.restored[-1].count("default/web") == bench.tables.restored[0].count("default/web")
