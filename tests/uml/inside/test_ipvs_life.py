@@ -183,7 +183,7 @@ def test_a_small_change_writes_only_itself(world: World) -> None:
 @pytest.mark.parametrize(
     ("damage", "noticed"),
     [
-        (("ipvsadm", "-D", "-t", "10.96.1.1:80"), "virtual server 10.96.1.1"),
+        (("ipvsadm", "-D", "-t", "10.96.1.1:80"), "virtual server tcp 10.96.1.1:80"),
         (("ipvsadm", "-A", "-t", "10.96.99.99:80", "-s", "rr"), "added"),
         (("ip", "addr", "del", "10.96.1.1/32", "dev", "kube-ipvs0"), "addresses of kube-ipvs0"),
         (("ipset", "flush", "KUBE-CLUSTER-IP"), "KUBE-CLUSTER-IP"),
@@ -310,4 +310,5 @@ def test_a_switch_from_iptables_mode_and_back_loses_nobody(
     assert "KUBE-IPVS-FILTER" not in rules
     assert "-j KUBE-SERVICES" in rules
     assert world.answerers("client", WEB, count=30) == {"pod1", "pod2", "pod4"}
-    assert list(iptables_cleanup.cleanup(list(iptables.values()), Cleaning(Sysctls(), tuple(Family))))
+    with world.cluster["n1"].entered():
+        assert list(iptables_cleanup.cleanup(list(iptables.values()), Cleaning(Sysctls(), tuple(Family))))
