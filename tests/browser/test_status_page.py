@@ -19,6 +19,8 @@ import pytest
 from tests import factory
 from tests.unit.cli.live_proxy import LiveProxy, live_proxy
 
+from pointsman.kernel.sysctl import Degraded
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 HOSTILE = "<img src=x onerror=document.title='harmed'>"
 NODE = factory.node("n1", addresses=[{"type": "InternalIP", "address": "192.168.1.10"}])
@@ -47,7 +49,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveProxy]:
     objects.append(factory.endpoint_slice(remote, name="edge-a", service_name="edge"))
     objects.append(factory.service(HOSTILE, clusterIP="10.96.2.2"))
     with live_proxy(tmp_path_factory.mktemp("page"), *objects) as running:
-        running.degraded = {"oom_score_adj": "not permitted"}
+        running.degrade(Degraded("oom_score_adj", "not permitted"))
         yield running
 
 

@@ -14,6 +14,7 @@ from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.model.source_events import SourceEvent, Synced, Upsert
+from pointsman.node.degraded import DegradedChecks
 from pointsman.node.proxy import Proxy
 from pointsman.node.state import Settings
 from pointsman.node.surroundings import SilentRecorder
@@ -84,6 +85,7 @@ class Assembly:
         self.machine = ScriptedMachine()
         self.backends = {family: RecordingBackend(family) for family in Family}
         self.metrics = Metrics(NFTABLES)
+        self.degraded = DegradedChecks(self.metrics)
         self.proxy = Proxy(
             Settings(config=with_mode(defaults, NFTABLES), node_name=node_name, node_wait=node_wait),
             self.source,
@@ -91,6 +93,7 @@ class Assembly:
             self.machine,
             self.metrics,
             SilentRecorder(),
+            self.degraded,
         )
 
     @property
@@ -117,3 +120,4 @@ async def assembled(*, node_wait: float = 30.0) -> AsyncIterator[Assembly]:
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        await assembly.proxy.close()

@@ -20,6 +20,7 @@ from tests.process.node_space import (
 
 pytestmark = needs_root
 
+NOTHING_OF_CONNTRACK = {"maxPerCore": 0, "tcpCloseWaitTimeout": "0s", "tcpEstablishedTimeout": "0s"}
 OBJECTS = (web_service(), *web_slices(), node_object())
 
 
@@ -130,7 +131,7 @@ def test_a_taken_port_in_a_new_configuration_is_fatal_where_that_is_asked_for(
         assert node.connects("10.96.0.10")
 
 
-def test_a_read_only_proc_sys_degrades_and_is_not_fatal(
+def test_a_read_only_proc_sys_degrades_until_nothing_is_asked_of_it_and_is_not_fatal(
     node: NodeSpace, process: NodeProcess, tmp_path: Path
 ) -> None:
     if not shutil.which("unshare"):
@@ -146,9 +147,19 @@ def test_a_read_only_proc_sys_degrades_and_is_not_fatal(
         process.start(wrap=("unshare", "--mount", str(read_only)))
         process.wait_synced()
         eventually(lambda: node.connects("10.96.0.10"))
-        degraded = node.metric("pointsman_degraded", check="sysctl nf_conntrack_tcp_timeout_close_wait")
-        assert degraded == 1
+        conntrack, localnet = "sysctl nf_conntrack_tcp_timeout_close_wait", "sysctl route_localnet"
+        for check in (conntrack, localnet):
+            assert node.metric("pointsman_degraded", check=check) == 1
+        process.configure(mode="iptables", conntrack=NOTHING_OF_CONNTRACK, oomScoreAdj=0)
+        eventually(lambda: node.metric("pointsman_degraded", check=conntrack) == 0)
+        assert node.metric("pointsman_degraded", check=localnet) == 1
+        process.configure(mode="nftables", conntrack=NOTHING_OF_CONNTRACK, oomScoreAdj=0)
+        eventually(lambda: node.get("/proxyMode").body == "nftables")
+        process.wait_synced()
+        assert node.metric("pointsman_degraded", check=localnet) == 0
         assert process.stop() == 0
+    for check in (conntrack, localnet):
+        assert process.log_text.count(f'"Degraded" check="{check}"') == 1
     assert "set it on the host" in process.log_text
 
 

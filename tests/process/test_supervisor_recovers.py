@@ -3,29 +3,75 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.fake import toy_mode
 from tests.process.assembled import until
 
-from pointsman.app import modes, supervisor
-from pointsman.app.supervisor import Supervisor
+from pointsman.app.assembly import Running, assembled
+from pointsman.app.host import Host
+from pointsman.app.modes import Choice
+from pointsman.app.reload_record import ReloadRecord
+from pointsman.app.supervisor import Assembled, Supervisor
+from pointsman.backends.contract import Mode
 from pointsman.config.command_line import RunOptions, parse_run
 from pointsman.config.mode_table import MODES
-from pointsman.node.proxy import Proxy
+from pointsman.config.reload import Live
+from pointsman.node.degraded import DegradedChecks
+
+
+class UntouchedHost(Host):
+    """The machine of the tests stays as it is."""
+
+    def prepare(self, choice: Choice, degraded: DegradedChecks) -> None:
+        """No setting is made."""
+
+    def leftovers_removed(self, mode: Mode) -> bool:
+        return True
+
+
+class Faulty:
+    """A proxy that ends through a bug as soon as it runs."""
+
+    async def run(self) -> None:
+        raise ZeroDivisionError("a bug")
+
+    def apply(self, live: Live) -> None:
+        raise AssertionError("it does not stand long enough")
+
+
+class Assembler:
+    """Assembles real proxies that leave the machine alone; the first few are faulty."""
+
+    def __init__(self, *, faulty: int = 0) -> None:
+        self.made: list[Running] = []
+        self.standing = 0
+        self._faulty = faulty
+
+    @contextlib.asynccontextmanager
+    async def __call__(self, options: RunOptions, reloads: ReloadRecord) -> AsyncIterator[Assembled]:
+        async with assembled(options, reloads, UntouchedHost(options.state_dir)) as running:
+            self.made.append(running)
+            self.standing += 1
+            try:
+                yield Faulty() if len(self.made) <= self._faulty else running
+            finally:
+                self.standing -= 1
+
+    @property
+    def serving(self) -> bool:
+        return self.standing == 1 and self.made[-1].proxy.gate.is_open
 
 
 @pytest.fixture
 def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """For a proxy that touches neither kernel nor host."""
+    """For a proxy without a kernel."""
     monkeypatch.setitem(MODES, toy_mode.TOY, toy_mode.ROW)
     monkeypatch.setenv(toy_mode.KERNEL, str(tmp_path))
-    monkeypatch.setattr(modes, "remove_leftovers", lambda *_: [])
-    monkeypatch.setattr(Supervisor, "_prepare_host", lambda *_: None)
-    monkeypatch.setattr(supervisor, "_FIRST_PAUSE", 0.01)
     (tmp_path / "manifests").mkdir()
     return [
         f"--manifests={tmp_path / 'manifests'}",
@@ -42,79 +88,57 @@ def _free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def test_a_bug_in_a_running_proxy_leads_to_a_new_one(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs: list[Proxy] = []
-    run = Proxy.run
-
-    async def failing(self: Proxy) -> None:
-        runs.append(self)
-        if len(runs) < 3:
-            raise ZeroDivisionError("a bug")
-        await run(self)
-
-    monkeypatch.setattr(Proxy, "run", failing)
-
-    async def scenario() -> int:
-        made = Supervisor(arguments, parse_run(arguments, program="pointsman"))
-        running = asyncio.create_task(made.run())
-        await until(lambda: len(runs) == 3 and made.proxy is not None and made.proxy.gate.is_open)
-        made._stop.set()
-        return await running
-
-    assert asyncio.run(scenario()) == 0
-    assert len(set(map(id, runs))) == 3
+def _read(arguments: list[str]) -> RunOptions:
+    return parse_run(arguments, program="pointsman")
 
 
-def test_a_stop_does_not_wait_for_the_next_attempt(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "_FIRST_PAUSE", 600.0)
-    failed = []
-
-    async def failing(self: Proxy) -> None:
-        failed.append(self)
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr(Proxy, "run", failing)
-
-    async def scenario() -> int:
-        made = Supervisor(arguments, parse_run(arguments, program="pointsman"))
-        running = asyncio.create_task(made.run())
-        await until(lambda: bool(failed) and made.proxy is None)
-        made._stop.set()
-        async with asyncio.timeout(5):
-            return await running
-
-    assert asyncio.run(scenario()) == 0
+def _supervisor(arguments: list[str], assembler: Assembler, *, first_pause: float = 0.01) -> Supervisor:
+    return Supervisor(_read(arguments), lambda: _read(arguments), assemble=assembler, first_pause=first_pause)
 
 
-def test_a_bug_met_in_a_reload_does_not_make_the_proxy_deaf_to_the_next_one(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_bug_in_a_running_proxy_leads_to_a_new_one(arguments: list[str]) -> None:
+    assembler = Assembler(faulty=2)
+    made = _supervisor(arguments, assembler)
+    running = asyncio.create_task(made.run())
+    await until(lambda: len(assembler.made) == 3 and assembler.serving)
+    made.stop()
+    assert await running == 0
+
+
+async def test_a_stop_does_not_wait_for_the_next_attempt(arguments: list[str]) -> None:
+    assembler = Assembler(faulty=1)
+    made = _supervisor(arguments, assembler, first_pause=600.0)
+    running = asyncio.create_task(made.run())
+    await until(lambda: len(assembler.made) == 1 and assembler.standing == 0)
+    made.stop()
+    async with asyncio.timeout(5):
+        assert await running == 0
+
+
+async def test_a_bug_met_in_a_reload_does_not_make_the_proxy_deaf_to_the_next_one(
+    arguments: list[str], tmp_path: Path
 ) -> None:
     config = tmp_path / "config.yaml"
     text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: toy\n"
     config.write_text(text)
+    flags = [f"--config={config}", *arguments]
     failed: list[int] = []
 
-    def failing(*given: Any, **options: Any) -> RunOptions:
+    def read_again() -> RunOptions:
         if "bug" in config.read_text() and not failed:
             failed.append(1)
             raise ZeroDivisionError("a bug")
-        return parse_run(*given, **options)
+        return _read(flags)
 
-    async def scenario() -> int:
-        flags = [f"--config={config}", *arguments]
-        made = Supervisor(flags, parse_run(flags, program="pointsman"))
-        running = asyncio.create_task(made.run())
-        await until(lambda: made.proxy is not None and made.proxy.gate.is_open)
-        monkeypatch.setattr(supervisor, "parse_run", failing)
-        config.write_text(f"{text}# bug\n")
-        await until(lambda: bool(failed))
-        config.write_text(f"{text}nftables: {{masqueradeAll: true}}\n")
-        await until(lambda: made.reload.count == 1)
-        made._stop.set()
-        return await running
-
-    assert asyncio.run(scenario()) == 0
+    assembler = Assembler()
+    made = Supervisor(_read(flags), read_again, assemble=assembler)
+    running = asyncio.create_task(made.run())
+    await until(lambda: bool(assembler.made) and assembler.serving)
+    config.write_text(f"{text}# bug\n")
+    await until(lambda: bool(failed))
+    config.write_text(f"{text}nftables: {{masqueradeAll: true}}\n")
+    await until(lambda: made.reloads.count == 1)
+    assert assembler.made[-1].proxy.config.masquerade_all
+    made.stop()
+    assert await running == 0
+    assert len(assembler.made) == 1

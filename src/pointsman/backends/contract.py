@@ -70,6 +70,8 @@ class SyncReport(msgspec.Struct, frozen=True):
     batch_bytes: int = 0
     notes: Sequence[str] = ()
     """What an operator should know: drift repaired, foreign objects removed."""
+    degraded: Sequence[Degraded] = ()
+    """What works less well than configured as of this sync; what is no longer named has recovered."""
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -18,7 +18,8 @@ def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
 
         return clean_up(options.state_dir)
     economise()
-    from pointsman.app.supervisor import initialise, serve
+    from pointsman.app.host import initialise
+    from pointsman.app.supervisor import serve
 
     if options.init_only:
         return initialise(options)

@@ -1,7 +1,7 @@
-"""What a changed configuration asks of a running proxy: little, a restart inside the process, or nothing.
+"""What a changed configuration asks of the process: nothing, a change of the running proxy, a new proxy, or no.
 
-Pure. A restart keeps the rules in the kernel; it only makes the process read everything again with the new settings.
-Nothing ever needs the process itself to end.
+Pure: only a decision. A new proxy starts inside this process and finds the old rules in the kernel; nothing ever
+needs the process itself to end.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from pointsman.config.command_line import RunOptions
 from pointsman.config.document import plain_from_block, shown
-from pointsman.config.types import KubeProxyConfiguration
+from pointsman.errors import ConfigError
 
 _LIVE = (
     "logging",
@@ -54,37 +55,53 @@ class FieldChange(msgspec.Struct, frozen=True):
         return f"{self.path}: {self.old} -> {self.new}"
 
 
-class ReloadPlan(msgspec.Struct, frozen=True):
-    """The differences between two configurations, by what applying them takes."""
+class Nothing(msgspec.Struct, frozen=True):
+    """The effective configuration is the same."""
 
-    live: tuple[FieldChange, ...] = ()
-    restart: tuple[FieldChange, ...] = ()
+    options: RunOptions
+
+
+class Live(msgspec.Struct, frozen=True):
+    """Every change can be applied while the proxy runs."""
+
+    options: RunOptions
+    changes: tuple[FieldChange, ...]
     without_effect: tuple[FieldChange, ...] = ()
-
-    @property
-    def needs_restart(self) -> bool:
-        return bool(self.restart)
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.live or self.restart or self.without_effect)
+    """Fields that exist for the sake of kube-proxy's files and do nothing here."""
 
     def touches(self, *prefixes: str) -> bool:
-        """Whether a live change lies at or under one of these paths, such as `logging`."""
-        return any(_under(change.path, prefixes) for change in self.live)
+        """Whether a change lies at or under one of these paths, such as `logging`."""
+        return any(_under(change.path, prefixes) for change in self.changes)
 
 
-def reload_plan(old: KubeProxyConfiguration, new: KubeProxyConfiguration) -> ReloadPlan:
-    """How to get from one effective configuration to another; both are validated."""
-    live, restart, without_effect = [], [], []
-    for change in _changes("", plain_from_block(old), plain_from_block(new)):
-        if _under(change.path, _WITHOUT_EFFECT):
-            without_effect.append(change)
-        elif _under(change.path, _LIVE):
-            live.append(change)
-        else:
-            restart.append(change)
-    return ReloadPlan(tuple(live), tuple(restart), tuple(without_effect))
+class Restart(msgspec.Struct, frozen=True):
+    """Some change needs a new proxy inside this process."""
+
+    options: RunOptions
+    changes: tuple[FieldChange, ...]
+    """Those that do."""
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """The configuration cannot be used; the old one stays."""
+
+    reason: str
+
+
+Decision = Nothing | Live | Restart | Rejected
+
+
+def decide(running: RunOptions, found: RunOptions | ConfigError) -> Decision:
+    """How to get from the options that run to what was read again."""
+    if isinstance(found, ConfigError):
+        return Rejected(str(found))
+    changes = list(_changes("", plain_from_block(running.config), plain_from_block(found.config)))
+    without_effect = tuple(change for change in changes if _under(change.path, _WITHOUT_EFFECT))
+    live = tuple(change for change in changes if _under(change.path, _LIVE))
+    restart = tuple(change for change in changes if change not in without_effect and change not in live)
+    if restart:
+        return Restart(found, restart)
+    return Live(found, live, without_effect) if changes else Nothing(found)
 
 
 def _under(path: str, prefixes: tuple[str, ...]) -> bool:

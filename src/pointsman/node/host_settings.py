@@ -9,37 +9,16 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
+from pointsman.config.types import Conntrack
 from pointsman.kernel.sysctl import Degraded, Sysctls
-from pointsman.obs.log import get_log
 
 CONNTRACK_MAX_LIMIT: Final = 1_048_576
 _HASHSIZE: Final = "/sys/module/nf_conntrack/parameters/hashsize"
 _PREFIX: Final = "net/netfilter/nf_conntrack_"
-
-_log = get_log(__name__)
-
-
-class ConntrackSettings(Protocol):
-    """The `conntrack` block of the configuration; zero leaves the system's value alone."""
-
-    @property
-    def max_per_core(self) -> int: ...
-    @property
-    def min(self) -> int: ...
-    @property
-    def tcp_established_timeout(self) -> timedelta: ...
-    @property
-    def tcp_close_wait_timeout(self) -> timedelta: ...
-    @property
-    def tcp_be_liberal(self) -> bool: ...
-    @property
-    def udp_timeout(self) -> timedelta: ...
-    @property
-    def udp_stream_timeout(self) -> timedelta: ...
 
 
 class HostReport(msgspec.Struct, frozen=True):
@@ -51,7 +30,7 @@ class HostReport(msgspec.Struct, frozen=True):
 
 
 def conntrack_max(max_per_core: int, minimum: int, cores: int) -> int:
-    """The table size to set; 0 means leave it alone. The cap wins over nothing but the scaled value."""
+    """The table size to set; 0 means leave it alone. The cap applies to the scaled value only."""
     if max_per_core <= 0:
         return 0
     scaled = max_per_core * cores
@@ -70,7 +49,7 @@ def core_count(root: Path = Path("/")) -> int:
         return os.cpu_count() or 1
 
 
-def conntrack_targets(settings: ConntrackSettings, cores: int) -> dict[str, int]:
+def conntrack_targets(settings: Conntrack, cores: int) -> dict[str, int]:
     """Setting -> value for everything the configuration does not leave alone. Pure."""
     targets: dict[str, int] = {}
     maximum = conntrack_max(settings.max_per_core, settings.min, cores)
@@ -89,7 +68,7 @@ def conntrack_targets(settings: ConntrackSettings, cores: int) -> dict[str, int]
     return targets
 
 
-def apply_conntrack(settings: ConntrackSettings, sysctls: Sysctls, cores: int) -> HostReport:
+def apply_conntrack(settings: Conntrack, sysctls: Sysctls, cores: int) -> HostReport:
     """Set conntrack limits and time-outs. The hash table only ever grows: shrinking would slow others down."""
     applied: list[str] = []
     degraded: list[Degraded] = []
@@ -99,7 +78,6 @@ def apply_conntrack(settings: ConntrackSettings, sysctls: Sysctls, cores: int) -
         if problem is None:
             applied.append(f"{name}={value}")
         else:
-            _log.warning("Host setting not made", reason=problem.message)
             degraded.append(problem)
 
     targets = conntrack_targets(settings, cores)
@@ -119,6 +97,5 @@ def apply_oom_score(score: int, root: Path = Path("/")) -> HostReport:
             path.write_text(str(score))
     except OSError as error:
         message = f"cannot set oom_score_adj to {score} ({error.strerror}): set oomScoreAdj in the pod or unit instead"
-        _log.warning("Host setting not made", reason=message)
         return HostReport([], [Degraded("oom_score_adj", message)])
     return HostReport([f"oom_score_adj={score}"], [])

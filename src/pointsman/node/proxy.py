@@ -22,6 +22,7 @@ from pointsman.model.problem import Problem
 from pointsman.model.remarks import Remarks
 from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.model.tracker import Tracker
+from pointsman.node.degraded import DegradedChecks
 from pointsman.node.family import FamilyProxy
 from pointsman.node.health_check_ports import HealthCheckPorts
 from pointsman.node.reporter import Reporter
@@ -49,6 +50,7 @@ class Proxy:
         machine: Machine,
         metrics: Metrics,
         recorder: Recorder,
+        degraded: DegradedChecks,
         *,
         listeners: Sequence[SyncListener] = (),
     ) -> None:
@@ -60,7 +62,8 @@ class Proxy:
         self.node = NodeState(settings, {family: machine.local_addresses(family) for family in backends})
         self.gate = StartGate(settings.node_name, needs_node=not settings.from_manifests)
         self.remarks = Remarks()
-        self.reporter = Reporter(backends, metrics, self.health, recorder)
+        self.degraded = degraded
+        self.reporter = Reporter(backends, metrics, self.health, recorder, degraded)
         self._machine = machine
         trackers = {family: self._tracker(family) for family in backends}
         self._health_ports = HealthCheckPorts(trackers, settings.node_name, self.health, recorder)
@@ -87,19 +90,16 @@ class Proxy:
         return self.node.config
 
     async def run(self) -> None:
-        """Work until cancelled; leaves the kernel as it is then."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._consume())
-                tasks.create_task(self._stop_waiting_for_node())
-                tasks.create_task(self._follow_addresses())
-                for family in self.families.values():
-                    tasks.create_task(family.loop.run())
-        finally:
-            await self.close()
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._consume())
+            tasks.create_task(self._stop_waiting_for_node())
+            tasks.create_task(self._follow_addresses())
+            for family in self.families.values():
+                tasks.create_task(family.loop.run())
 
     async def close(self) -> None:
-        """Let go of everything but the kernel's rules; `run` does it at its end."""
+        """After `run`: let go of everything; the rules stay in the kernel."""
         await self.source.close()
         await self._health_ports.close()
         for family in self.families.values():

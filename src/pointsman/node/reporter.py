@@ -12,6 +12,7 @@ from pointsman.backends.contract import Drift
 from pointsman.model.addresses import Family
 from pointsman.model.problem import Problem
 from pointsman.model.service import ServicePortName
+from pointsman.node.degraded import DegradedChecks
 from pointsman.node.surroundings import Recorder
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
@@ -41,12 +42,18 @@ class Reporter(SyncListener):
     """The one place where a sync is turned into what others see of it."""
 
     def __init__(
-        self, families: Iterable[Family], metrics: Metrics, health: ProxyHealth, recorder: Recorder
+        self,
+        families: Iterable[Family],
+        metrics: Metrics,
+        health: ProxyHealth,
+        recorder: Recorder,
+        degraded: DegradedChecks,
     ) -> None:
         self.records = {family: FamilyRecord() for family in families}
         self._metrics = metrics
         self._health = health
         self._recorder = recorder
+        self._degraded = degraded
 
     def queued(self, family: Family) -> None:
         self._health.queued(family)
@@ -57,6 +64,7 @@ class Reporter(SyncListener):
         self._health.updated(family)
         self._measure(outcome, now)
         self._refused(outcome.refused)
+        self._degraded.report(f"{family.value} sync", report.degraded)
         record = self.records[family]
         record.rejected = report.rejected
         record.totals = outcome.totals

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from pointsman import __version__
 from pointsman.backends import mode_named
@@ -36,16 +36,9 @@ from pointsman.report.status import (
 class Inspector:
     """Reads one Proxy; never changes it."""
 
-    def __init__(
-        self,
-        proxy: Proxy,
-        *,
-        reload: Callable[[], ReloadReport] = ReloadReport,
-        degraded: Callable[[], Mapping[str, str]] = dict,
-    ) -> None:
+    def __init__(self, proxy: Proxy, reload: Callable[[], ReloadReport]) -> None:
         self._proxy = proxy
         self._reload = reload
-        self._degraded = degraded
 
     def status(self) -> StatusReport:
         """Cheap: counters and the recent past."""
@@ -73,7 +66,7 @@ class Inspector:
                 for kind, status in proxy.source.statuses.items()
             ),
             reload=self._reload(),
-            degraded=dict(self._degraded()),
+            degraded=proxy.degraded.current,
         )
 
     def _family_status(self, family: FamilyProxy) -> FamilyStatus:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.process.assembled import Assembly
 
 from pointsman.app.control_handlers import control_routes, page_data_routes
+from pointsman.kernel.sysctl import Degraded
 from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
 from pointsman.model.node import host_ips
@@ -41,7 +42,6 @@ class LiveProxy:
         self._node_name = node_name
         self.page_address = ""
         self.reload = ReloadReport()
-        self.degraded: dict[str, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._assembly: Assembly | None = None
         self._stop: asyncio.Event | None = None
@@ -68,6 +68,13 @@ class LiveProxy:
 
         asyncio.run_coroutine_threadsafe(deliver(), loop).result(20)
 
+    def degrade(self, *found: Degraded) -> None:
+        """Have checks of the node fail."""
+        assembly, loop = self._assembly, self._loop
+        assert assembly is not None
+        assert loop is not None
+        loop.call_soon_threadsafe(assembly.degraded.report, "a test", found)
+
     async def serve(self, objects: Sequence[KubeObject], ready: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
@@ -79,7 +86,7 @@ class LiveProxy:
         }
         assembly.machine.changes.put_nowait(None)
         running = asyncio.create_task(assembly.proxy.run())
-        inspector = Inspector(assembly.proxy, reload=lambda: self.reload, degraded=lambda: self.degraded)
+        inspector = Inspector(assembly.proxy, lambda: self.reload)
         control = ControlServer(self.socket, control_routes(inspector))
         listener = Listener("page", routed(page_routes(page_data_routes(inspector))))
         try:
@@ -98,6 +105,7 @@ class LiveProxy:
             await control.stop()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+            await assembly.proxy.close()
 
     def stop(self) -> None:
         if self._loop is not None and self._stop is not None:

@@ -17,6 +17,7 @@ from tests.unit.cli.live_proxy import LiveProxy, live_proxy
 
 from pointsman.cli.main import main
 from pointsman.errors import KernelError
+from pointsman.kernel.sysctl import Degraded
 from pointsman.report.status import ReloadReport
 
 NODE = factory.node("n1", addresses=[{"type": "InternalIP", "address": "192.168.1.10"}])
@@ -62,7 +63,7 @@ def test_status_as_json_has_the_history(proxy: LiveProxy, capsys: pytest.Capture
 
 def test_status_shows_what_went_wrong(proxy: LiveProxy, capsys: pytest.CaptureFixture[str]) -> None:
     proxy.reload = ReloadReport(count=1, error="mode: unknown", age=12)
-    proxy.degraded = {"oom_score_adj": "not permitted"}
+    proxy.degrade(Degraded("oom_score_adj", "not permitted"))
     proxy.backend.failures.append(KernelError("no memory"))
     proxy.put(factory.service("second", clusterIP="10.96.0.11"))
     status, text, _ = output(["status", *proxy.arguments], capsys)

@@ -1,24 +1,35 @@
-"""What a changed configuration asks of a running proxy."""
+"""What a changed configuration asks of the process."""
 
-import msgspec
+from collections.abc import Iterator, Mapping
+
 import pytest
 
+from pointsman.config import reload
+from pointsman.config.command_line import RunOptions
 from pointsman.config.document import plain_from_block
 from pointsman.config.load import config_from_bytes
-from pointsman.config.reload import reload_plan
-from pointsman.config.types import KubeProxyConfiguration
+from pointsman.config.reload import Decision, Live, Nothing, Rejected, Restart, decide
+from pointsman.errors import ConfigError
 
 HEADER = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
 
-def config(body: str = "") -> KubeProxyConfiguration:
-    return config_from_bytes((HEADER + body).encode())
+def options(body: str = "") -> RunOptions:
+    return RunOptions(program="pointsman", config=config_from_bytes((HEADER + body).encode()))
+
+
+def decided(body: str, before: str = "") -> Decision:
+    return decide(options(before), options(body))
 
 
 def test_the_same_configuration_asks_for_nothing() -> None:
-    plan = reload_plan(config("mode: ipvs"), config("mode: ipvs"))
-    assert plan.is_empty
-    assert not plan.needs_restart
+    assert decided("mode: ipvs", before="mode: ipvs") == Nothing(options("mode: ipvs"))
+
+
+def test_a_configuration_that_cannot_be_read_is_turned_down_with_every_reason() -> None:
+    assert decide(options(), ConfigError(["mode: unknown", "clusterCIDR: not a range"])) == Rejected(
+        "mode: unknown\nclusterCIDR: not a range"
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,10 +55,11 @@ def test_the_same_configuration_asks_for_nothing() -> None:
     ],
 )
 def test_these_apply_live(body: str) -> None:
-    plan = reload_plan(config(), config(body))
-    assert not plan.needs_restart
-    assert plan.live
-    assert plan.touches(body.partition(":")[0])
+    decision = decided(body)
+    assert isinstance(decision, Live)
+    assert decision.changes
+    assert decision.touches(body.partition(":")[0])
+    assert not decision.touches("mode")
 
 
 @pytest.mark.parametrize(
@@ -65,35 +77,62 @@ def test_these_apply_live(body: str) -> None:
     ],
 )
 def test_these_restart_the_proxy_inside_the_process(body: str) -> None:
-    assert reload_plan(config(), config(body)).needs_restart
+    decision = decided(f"{body}\noomScoreAdj: 0")
+    assert isinstance(decision, Restart)
+    assert [change.path.partition(".")[0] for change in decision.changes] == [body.partition(":")[0]]
+    assert decision.options.config.oom_score_adj == 0
 
 
 def test_what_has_no_effect_here_is_told_apart() -> None:
-    plan = reload_plan(config(), config("winkernel: {networkName: x}\nportRange: 1-2"))
-    assert [change.path for change in plan.without_effect] == ["winkernel.networkName", "portRange"]
-    assert not plan.needs_restart
-    assert not plan.is_empty
+    decision = decided("winkernel: {networkName: x}\nportRange: 1-2")
+    assert isinstance(decision, Live)
+    assert [change.path for change in decision.without_effect] == ["winkernel.networkName", "portRange"]
+    assert decision.changes == ()
 
 
 def test_changes_are_shown_with_both_values() -> None:
-    plan = reload_plan(
-        config(), config("mode: ipvs\niptables: {syncPeriod: 1m}\nfeatureGates: {AllBeta: true}")
+    live, restart = (
+        decided("iptables: {syncPeriod: 1m}"),
+        decided("mode: ipvs\nfeatureGates: {AllBeta: true}"),
     )
-    assert [str(change) for change in plan.live] == ['iptables.syncPeriod: "30s" -> "1m0s"']
-    assert [str(change) for change in plan.restart] == [
+    assert isinstance(live, Live)
+    assert [str(change) for change in live.changes] == ['iptables.syncPeriod: "30s" -> "1m0s"']
+    assert isinstance(restart, Restart)
+    assert [str(change) for change in restart.changes] == [
         "featureGates.AllBeta: null -> true",
         'mode: "" -> "ipvs"',
     ]
 
 
-def test_every_field_is_classified_by_a_path_that_exists() -> None:
-    from pointsman.config import reload
+RESTARTING = {
+    "bindAddress",
+    "clientConnection.burst",
+    "clientConnection.kubeconfig",
+    "clientConnection.qps",
+    "enableProfiling",
+    "featureGates",
+    "hostnameOverride",
+    "iptables.localhostNodePorts",
+    "ipvs.excludeCIDRs",
+    "ipvs.scheduler",
+    "ipvs.strictARP",
+    "ipvs.tcpFinTimeout",
+    "ipvs.tcpTimeout",
+    "ipvs.udpTimeout",
+    "mode",
+}
 
-    plain = plain_from_block(config())
-    for path in (*reload._LIVE, *reload._WITHOUT_EFFECT):
-        value: object = plain
-        for name in path.split("."):
-            assert isinstance(value, dict)
-            assert name in value, path
-            value = value[name]
-    assert msgspec.json.encode(plain)
+
+def leaves(plain: Mapping[str, object], prefix: str = "") -> Iterator[str]:
+    for name, value in plain.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def test_every_field_is_put_into_one_of_the_three_groups_on_purpose() -> None:
+    classified = (*reload._LIVE, *reload._WITHOUT_EFFECT)
+    fields = list(leaves(plain_from_block(options().config)))
+    assert [path for path in classified if not any(reload._under(field, (path,)) for field in fields)] == []
+    assert {field for field in fields if not reload._under(field, classified)} == RESTARTING

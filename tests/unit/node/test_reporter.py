@@ -10,6 +10,7 @@ from pointsman.backends.contract import Damage, Drift, SyncReport
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import Situation
 from pointsman.model.problem import Problem
+from pointsman.node.degraded import DegradedChecks
 from pointsman.node.reporter import Reporter
 from pointsman.obs.registry import Metrics
 from pointsman.serve.health import ProxyHealth
@@ -38,7 +39,8 @@ class Desk:
         self.metrics = Metrics(mode, mode_named(mode).metrics)
         self.events = Events()
         self.health = ProxyHealth(1)
-        self.reporter = Reporter([Family.IPV4], self.metrics, self.health, self.events)
+        self.degraded = DegradedChecks(self.metrics)
+        self.reporter = Reporter([Family.IPV4], self.metrics, self.health, self.events, self.degraded)
         self.record = self.reporter.records[Family.IPV4]
 
     def metric(self, name: str) -> float | None:

@@ -39,7 +39,7 @@ from pointsman.backends.netfilter.jumps import Jump
 from pointsman.errors import KernelError
 from pointsman.kernel import nfacct
 from pointsman.kernel.iptables import FILTER, NAT, Iptables, RestoreRejected
-from pointsman.kernel.sysctl import Sysctls
+from pointsman.kernel.sysctl import Degraded, Sysctls
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
 
@@ -73,6 +73,7 @@ class IptablesBackend:
         self._settings: Settings | None = None
         self._memory = Memory()
         self._rejected: dict[ServicePortName, str] = {}
+        self._degraded: tuple[Degraded, ...] = ()
         self._in_doubt = True
 
     def sync(self, request: SyncRequest) -> SyncReport:
@@ -134,9 +135,8 @@ class IptablesBackend:
         self._memory.replace(fragments, request.plans, comments)
         self._rejected = rejected
         if settings.localhost_node_ports:
-            degraded = self._sysctls.ensure(ROUTE_LOCALNET, 1)
-            if degraded is not None:
-                notes.append(f"node ports do not answer on 127.0.0.1: {degraded.message}")
+            found = self._sysctls.ensure(ROUTE_LOCALNET, 1)
+            self._degraded = () if found is None else (_without_localhost(found),)
         return self._report(settings, True, text, notes)
 
     def _prepare(self, request: SyncRequest) -> Settings:
@@ -268,4 +268,9 @@ class IptablesBackend:
             rules_last={table: written.get(table, 0) for table in totals},
             batch_bytes=len(text),
             notes=tuple(notes),
+            degraded=self._degraded,
         )
+
+
+def _without_localhost(found: Degraded) -> Degraded:
+    return Degraded(found.check, f"node ports do not answer on 127.0.0.1: {found.message}")

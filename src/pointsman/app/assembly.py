@@ -1,0 +1,204 @@
+"""From options to running parts: a source of objects, backends, the proxy, what follows its syncs, what listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+from urllib.parse import urlsplit
+
+from pointsman.app import modes
+from pointsman.app.announcements import announce, bad_object_report
+from pointsman.app.host import Host
+from pointsman.app.reload_record import ReloadRecord
+from pointsman.app.servers import Servers
+from pointsman.backends.contract import Mode
+from pointsman.config.command_line import RunOptions
+from pointsman.config.flags import flagz
+from pointsman.config.gates import effective_gates
+from pointsman.config.log_settings import log_settings
+from pointsman.config.reload import Live
+from pointsman.config.types import KubeProxyConfiguration
+from pointsman.kube.event_recorder import EventRecorder
+from pointsman.kube.kubeconfig import load_access
+from pointsman.kube.transport import Transport
+from pointsman.node.aftercare import Background, FlowCare, TidyUp
+from pointsman.node.degraded import DegradedChecks
+from pointsman.node.footprint import settle
+from pointsman.node.own_addresses import LinuxMachine
+from pointsman.node.proxy import Proxy
+from pointsman.node.service_metrics import ServiceMetrics
+from pointsman.node.snapshot import Inspector
+from pointsman.node.state import Settings
+from pointsman.node.surroundings import ApiRecorder, EventSource, Recorder, SilentRecorder
+from pointsman.node.watch_metrics import measure_watches
+from pointsman.obs.log import configure, get_log
+from pointsman.obs.registry import Metrics
+from pointsman.source.api import ApiSource
+from pointsman.sync.stale import StaleFlowCleaner
+
+_log = get_log(__name__)
+
+
+class Running:
+    """A started proxy with everything around it."""
+
+    def __init__(
+        self,
+        choice: modes.Choice,
+        options: RunOptions,
+        proxy: Proxy,
+        servers: Servers,
+        host: Host,
+        degraded: DegradedChecks,
+    ) -> None:
+        self.proxy = proxy
+        self._choice = choice
+        self._options = options
+        self._servers = servers
+        self._host = host
+        self._degraded = degraded
+        self._rebind = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled; raises what cannot be gone on with."""
+        proxy = self.proxy
+        work = [proxy.run(), measure_watches(proxy.source, proxy.metrics), self._follow_bind_addresses()]
+        if self._options.service_metrics:
+            reading = ServiceMetrics(proxy.metrics, self._options.service_metrics_limit)
+            work.append(reading.run(proxy.families.values()))
+        await first_ended(*work)
+
+    def apply(self, live: Live) -> None:
+        """Take over a configuration that needs no new proxy."""
+        self._choice = self._choice._replace(setup=modes.setup_of(live.options, self._choice.mode.name))
+        config = self._choice.setup.config
+        configure(log_settings(config.logging))
+        self.proxy.apply_config(config)
+        if live.touches("conntrack", "oomScoreAdj"):
+            self._host.prepare(self._choice, self._degraded)
+        self._rebind.set()
+
+    async def _follow_bind_addresses(self) -> None:
+        while True:
+            await self._rebind.wait()
+            self._rebind.clear()
+            await self._servers.rebind(self.proxy.config)
+
+
+async def first_ended(*work: Coroutine[Any, Any, Any]) -> None:
+    """Run all of it until the first ends, by itself or with an error, which is raised."""
+    tasks = [asyncio.create_task(part) for part in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def assembled(
+    options: RunOptions, reloads: ReloadRecord, host: Host | None = None
+) -> AsyncIterator[Running]:
+    """Everything these options ask for, started; in the end only the kernel's rules stay."""
+    configure(log_settings(options.config.logging))
+    for warning in options.warnings:
+        _log.warning(warning)
+    host = host or Host(options.state_dir)
+    choice = modes.choose(options)
+    mode, config = choice.mode, choice.setup.config
+    node_name = config.hostname_override or socket.gethostname().strip().lower()
+    _log.info("Starting", mode=mode.name, why=choice.why, node=node_name)
+    metrics = _metrics(mode, reloads)
+    degraded = DegradedChecks(metrics)
+    host.prepare(choice, degraded)
+    backends = modes.make_backends(choice, host.sysctls)
+    async with contextlib.AsyncExitStack() as closing:
+        source, recorder = await closing.enter_async_context(_outside(options, config, node_name, metrics))
+        background = Background()
+        closing.push_async_callback(background.close)
+        tidying = {
+            "remove leftovers of other modes": lambda: host.leftovers_removed(mode),
+            "give memory back": _settled,
+        }
+        proxy = Proxy(
+            Settings(
+                config=config,
+                node_name=node_name,
+                external_allow=options.external_ip_allow_cidrs,
+                from_manifests=options.manifests is not None,
+            ),
+            source,
+            backends,
+            LinuxMachine(),
+            metrics,
+            recorder,
+            degraded,
+            listeners=(
+                FlowCare({family: StaleFlowCleaner(family, metrics) for family in backends}, background),
+                TidyUp(backends, background, tidying),
+            ),
+        )
+        inspector = Inspector(proxy, reload=reloads.report)
+        servers = Servers(proxy, recorder, dict(flagz(options.flags_set)), inspector, options.control_socket)
+        closing.push_async_callback(servers.stop)
+        closing.push_async_callback(proxy.close)
+        announce(options, mode, recorder)
+        await servers.start(config)
+        yield Running(choice, options, proxy, servers, host, degraded)
+
+
+def _metrics(mode: Mode, reloads: ReloadRecord) -> Metrics:
+    metrics = Metrics(mode.name, mode.metrics)
+    reloads.continue_in(metrics)
+    for counter in mode.counters:
+        metrics.add_kernel_counter(counter.metric, counter.help, counter.read)
+    return metrics
+
+
+def _settled() -> bool:
+    settle()
+    return True
+
+
+@contextlib.asynccontextmanager
+async def _outside(
+    options: RunOptions, config: KubeProxyConfiguration, node_name: str, metrics: Metrics
+) -> AsyncIterator[tuple[EventSource, Recorder]]:
+    """The source of objects and the sink of events."""
+    if options.manifests is not None:
+        from pointsman.source.manifests import ManifestSource
+
+        silent = SilentRecorder()
+        skipped = bad_object_report(metrics, silent)
+        yield ManifestSource(options.manifests, node_name=node_name, on_bad_object=skipped), silent
+        return
+    connection = config.client_connection
+    access = load_access(connection.kubeconfig, options.master)
+    server = urlsplit(access.server).netloc
+
+    def answered(method: str, status: int) -> None:
+        metrics.rest_requests.labels(code=str(status), method=method, host=server).inc()
+
+    transport = Transport(access, qps=connection.qps, burst=connection.burst, on_answer=answered)
+    sender = EventRecorder(transport, node_name=node_name)
+    recorder = ApiRecorder(sender, node_name)
+    source = ApiSource(
+        transport,
+        node_name=node_name,
+        on_bad_object=bad_object_report(metrics, recorder),
+        watch_list=effective_gates(config.feature_gates).enabled("WatchListClient"),
+    )
+    sending = asyncio.create_task(sender.run())
+    try:
+        yield source, recorder
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        await transport.close()

@@ -1,0 +1,64 @@
+"""What the process does to the machine besides its rules: settings at start, leftovers of other modes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pointsman.app import modes
+from pointsman.backends.contract import Fate, Mode
+from pointsman.config.command_line import RunOptions
+from pointsman.config.log_settings import log_settings
+from pointsman.kernel.sysctl import Sysctls
+from pointsman.node.degraded import DegradedChecks
+from pointsman.node.host_settings import apply_conntrack, apply_oom_score, core_count
+from pointsman.obs.log import configure, flush, get_log
+
+_log = get_log(__name__)
+
+
+class Host:
+    """The machine this process runs on."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+
+    @property
+    def sysctls(self) -> Sysctls:
+        return modes.sysctl_journal(self._state_dir)
+
+    def prepare(self, choice: modes.Choice, degraded: DegradedChecks) -> None:
+        """Sysctls, the OOM score and what the mode needs; what cannot be had is reported and never fatal."""
+        config, sysctls = choice.setup.config, self.sysctls
+        settings = apply_conntrack(config.conntrack, sysctls, core_count())
+        score = apply_oom_score(config.oom_score_adj)
+        degraded.report("host settings", (*settings.degraded, *score.degraded))
+        degraded.report("proxy mode", choice.mode.prepare(choice.setup, sysctls, choice.families))
+
+    def leftovers_removed(self, mode: Mode) -> bool:
+        """Remove what other modes left; False when something stays that should go."""
+        done = modes.remove_leftovers(mode, self._state_dir)
+        for one in done:
+            what = f"{one.count or one.name} {one.kind}"
+            if one.fate is Fate.FAILED:
+                _log.error(
+                    "A leftover of another proxy mode stays for now", what=what, where=one.where, err=one.why
+                )
+            else:
+                _log.info("Leftover of another proxy mode", fate=one.fate.value, what=what, where=one.where)
+        return all(one.fate is not Fate.FAILED for one in done)
+
+
+def initialise(options: RunOptions) -> int:
+    """--init-only: what needs full privileges (sysctls, loading modules), then exit."""
+    configure(log_settings(options.config.logging))
+    choice = modes.choose(options)
+    sysctls = Host(options.state_dir).sysctls
+    report = apply_conntrack(options.config.conntrack, sysctls, core_count())
+    for setting in report.applied:
+        _log.info("Set", setting=setting)
+    for degraded in report.degraded:
+        _log.error("Not set", check=degraded.check, err=degraded.message)
+    for degraded in choice.mode.prepare(choice.setup, sysctls, choice.families):
+        _log.warning("Degraded", check=degraded.check, reason=degraded.message)
+    flush()
+    return 1 if report.degraded else 0
