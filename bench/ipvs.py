@@ -25,11 +25,12 @@ from bench.iptables import TimedCommands
 from bench.objects import service_json, slice_json
 from tests.uml import boot
 
-from pointsman.backends.contract import SyncRequest
+from pointsman.backends.contract import Setup, SyncRequest
 from pointsman.backends.ipvs import render
 from pointsman.backends.ipvs.apply import IpvsBackend
 from pointsman.backends.ipvs.desired import Desired
 from pointsman.backends.ipvs.preflight import prepare
+from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace
@@ -87,7 +88,7 @@ def measure(services: int, endpoints: int) -> dict[str, object]:
     namespace = Namespace()
     namespace.run(("ip", "link", "set", "lo", "up"))
     with namespace.entered():
-        prepare(Sysctls())
+        prepare(Setup(KubeProxyConfiguration()), Sysctls(), tuple(Family))
         proxy = Proxy(services, endpoints)
         cold, cold_programs = proxy.sync()
         settle()

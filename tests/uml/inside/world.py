@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from tests.e2e import harness
 
+from pointsman.backends.contract import Setup
 from pointsman.backends.ipvs.apply import IpvsBackend, IpvsSettings
 from pointsman.backends.ipvs.preflight import prepare
 from pointsman.config.types import KubeProxyConfiguration
@@ -56,7 +57,7 @@ class World:
         self._config = KubeProxyConfiguration(mode="ipvs", cluster_cidr=",".join(CLUSTER_RANGES))
         self._objects: dict[Family, dict[str, Service | EndpointSlice]] = {family: {} for family in Family}
         with cluster["n1"].entered():
-            prepare(Sysctls())
+            prepare(Setup(self._config), Sysctls(), tuple(Family))
         self.restart()
 
     def restart(self) -> None:

@@ -35,6 +35,8 @@ class AffinityChains(msgspec.Struct, frozen=True, gc=False):
     external: str
     chains: tuple[Chain, ...]
     sets: tuple[SetSpec, ...]
+    endpoints: tuple[tuple[str, str], ...]
+    """Chain and endpoint (`ip:port`)."""
 
 
 def is_affinity_set(name: str) -> bool:
@@ -53,6 +55,7 @@ def affinity_chains(plan: ServicePlan, context: NodeContext, label: str, *, coun
     names: dict[tuple[bytes, int], str] = {}
     chains: list[Chain] = []
     sets: list[SetSpec] = []
+    reached: list[tuple[str, str]] = []
     cluster = plan.cluster_endpoints if port.uses_cluster_endpoints else ()
     local = plan.local_endpoints if port.uses_local_endpoints else ()
     for endpoint in (*cluster, *local):
@@ -63,6 +66,7 @@ def affinity_chains(plan: ServicePlan, context: NodeContext, label: str, *, coun
         comment = userdata.printable(f"{label} to {endpoint}")
         sets.append(schema.affinity_set(_SET_PREFIX + name, comment))
         chains.append(_endpoint_chain(plan, endpoint, name, comment, context, counters=counters))
+        reached.append((chains[-1].name, str(endpoint)))
     views = {"service": cluster, "local": local}
     for kind, endpoints in views.items():
         if endpoints:
@@ -72,9 +76,8 @@ def affinity_chains(plan: ServicePlan, context: NodeContext, label: str, *, coun
     if port.externally_accessible and (cluster or local):
         external = f"external-{digest}"
         chains.append(_external_chain(external, digest, plan, bool(cluster), bool(local), label, context))
-    return AffinityChains(
-        f"{'local' if port.internal_local else 'service'}-{digest}", external, tuple(chains), tuple(sets)
-    )
+    internal = f"{'local' if port.internal_local else 'service'}-{digest}"
+    return AffinityChains(internal, external, tuple(chains), tuple(sets), tuple(reached))
 
 
 def _endpoint_chain(

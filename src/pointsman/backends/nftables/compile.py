@@ -55,6 +55,7 @@ class _Compilation:
             balancers=tuple(self._balancers),
             chains=self._affinity.chains if self._affinity else (),
             sets=self._affinity.sets if self._affinity else (),
+            endpoint_chains=self._affinity.endpoints if self._affinity else (),
         )
 
     def _add_frontend(self, frontend: Frontend) -> None:

@@ -57,10 +57,11 @@ class ConnectionTotals:
                 self._grow(current, service, key, endpoint, found.packets)
         if contents.with_chains:
             rules = reader.rules()
-            for service, chain, endpoint in _affinity_endpoints(contents):
-                alive.add((service, endpoint))
-                packets = max(map(counted_packets, rules.get(chain, [b""])))
-                self._grow(current, service, (chain, b"", b""), endpoint, packets)
+            for service in contents.with_chains:
+                for chain, endpoint in contents.fragments[service].endpoint_chains:
+                    alive.add((service, endpoint))
+                    packets = max(map(counted_packets, rules.get(chain, [b""])))
+                    self._grow(current, service, (chain, b"", b""), endpoint, packets)
         self._last = current
         self._services = Counter(
             {name: n for name, n in self._services.items() if name in contents.fragments}
@@ -90,13 +91,3 @@ def _counted(contents: Contents) -> Iterator[tuple[ServicePortName, _Key, str]]:
             for index, data in enumerate(slots):
                 endpoint = host_port_text(data[:-4], int.from_bytes(data[-4:-2], "big"))
                 yield name, (where, prefix + numbers[index], data), endpoint
-
-
-def _affinity_endpoints(contents: Contents) -> Iterator[tuple[ServicePortName, str, str]]:
-    """Service port, chain and endpoint of every affinity endpoint: there the counter stands in a rule."""
-    for name in contents.with_chains:
-        for chain in contents.fragments[name].chains:
-            for rule in chain.rules:
-                _, redirect, endpoint = rule.text.partition(" dnat to ")
-                if redirect:
-                    yield name, chain.name, endpoint

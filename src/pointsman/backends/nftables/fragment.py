@@ -45,6 +45,8 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     """Session affinity only: chains of this service port alone."""
     sets: tuple[SetSpec, ...] = ()
     """Session affinity only: one set of clients per endpoint."""
+    endpoint_chains: tuple[tuple[str, str], ...] = ()
+    """Session affinity only: the chain that leads to each endpoint (`ip:port`)."""
 
 
 def arranged(previous: tuple[bytes, ...], wanted: tuple[bytes, ...]) -> tuple[bytes, ...]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 from tests.factory import packed
 
-from pointsman.backends.ipvs import preflight
+from pointsman.backends.contract import Setup
 from pointsman.backends.ipvs.compile import Fragment
 from pointsman.backends.ipvs.desired import Desired, Touched
 from pointsman.backends.ipvs.drain import Draining
-from pointsman.backends.ipvs.preflight import wanted_sysctls
+from pointsman.backends.ipvs.preflight import preflight, wanted_sysctls
 from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.backends.ipvs.verify import address_differences, entry_differences, server_differences
-from pointsman.errors import NotSupported
+from pointsman.config.types import IPVirtualServer, KubeProxyConfiguration
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import RealKey, VirtualKey, VirtualServer
 from pointsman.kernel.release import kernel_version
+from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol, ServicePortName
 
 
@@ -45,8 +46,9 @@ def test_a_strange_kernel_release_is_old() -> None:
 
 
 def test_an_unknown_scheduler_names_the_known_ones() -> None:
-    with pytest.raises(NotSupported, match=r"ipvs\.scheduler 'bogus' is unknown; use one of dh, fo, lblc"):
-        preflight.check("bogus")
+    config = KubeProxyConfiguration(ipvs=IPVirtualServer(scheduler="bogus"))
+    (problem,) = preflight(Setup(config), Family.IPV4)
+    assert problem.startswith("ipvs.scheduler 'bogus' is unknown; use one of dh, fo, lblc")
 
 
 def test_a_service_gets_the_scheduler_it_asks_for_or_the_default_and_a_reason() -> None:
