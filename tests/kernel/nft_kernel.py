@@ -43,6 +43,13 @@ def table(namespace: Namespace, family: Family = Family.IPV4) -> str:
     return namespace.run(["nft", "list", "table", KEYWORD[family], "kube-proxy"])
 
 
+def table_handle(namespace: Namespace, family: Family = Family.IPV4) -> str:
+    """The kernel's number of our table: another one means another table."""
+    first = namespace.run(["nft", "-a", "list", "table", KEYWORD[family], "kube-proxy"]).splitlines()[0]
+    assert "# handle " in first
+    return first
+
+
 def everything(
     node: NodeContext, plans: Mapping[ServicePortName, ServicePlan], *, full: bool = True
 ) -> SyncRequest:

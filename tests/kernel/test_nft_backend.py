@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.factory import context, endpoint, packed, plan, service_port
-from tests.kernel.nft_kernel import everything, listing, needs_nft, new_namespace, part, table
+from tests.kernel.nft_kernel import everything, listing, needs_nft, new_namespace, part, table, table_handle
 
 from pointsman.backends.contract import Cleaning, Removed
 from pointsman.backends.nftables.apply import NftablesBackend
@@ -81,12 +81,12 @@ def test_a_restart_over_our_own_table_keeps_affinity_and_its_handle(
     backend.sync(everything(NODE, plans))
     first, second = affinity_sets(namespace)
     remember(namespace, first, "10.244.7.7")
-    before = namespace.run(["nft", "-a", "list", "tables"])
+    before = table_handle(namespace)
     restarted = NftablesBackend(Family.IPV4)
     report = restarted.sync(everything(NODE, plans))
     restarted.close()
     assert report.notes == ()
-    assert namespace.run(["nft", "-a", "list", "tables"]) == before
+    assert table_handle(namespace) == before
     assert "10.244.7.7" in namespace.run(["nft", "list", "set", "ip", "kube-proxy", first])
     assert "10.244.7.7" not in namespace.run(["nft", "list", "set", "ip", "kube-proxy", second])
 

@@ -97,6 +97,14 @@ class Damage(enum.Enum):
     ADDED = "added"
 
 
+class Rival(enum.Enum):
+    """Another proxy whose rules stand where ours should."""
+
+    KUBE_PROXY = "kube-proxy"
+    POINTSMAN = "another Pointsman"
+    UNKNOWN = "an unknown program"
+
+
 class Drift(msgspec.Struct, frozen=True):
     """Somebody else changed what we own."""
 
@@ -104,9 +112,12 @@ class Drift(msgspec.Struct, frozen=True):
     """The kernel object, e.g. `chain lb-3`."""
     damage: Damage
     detail: str = ""
+    rival: Rival | None = None
+    """Set when this looks like the work of another proxy: its rules serve the traffic meanwhile."""
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.damage.value}{f' ({self.detail})' if self.detail else ''}"
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.what}: {self.damage.value}{detail}{f' by {self.rival.value}' if self.rival else ''}"
 
 
 class Traffic(msgspec.Struct, frozen=True):

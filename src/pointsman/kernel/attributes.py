@@ -68,8 +68,19 @@ def iter_attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]
 
 
 def attributes(data: bytes, offset: int = 0) -> dict[int, bytes]:
-    """Attributes by type; of a repeated type the last one."""
-    return dict(iter_attributes(data, offset))
+    """Attributes by type; of a repeated type the last one.
+
+    The same walk as `iter_attributes`, which costs twice as much for the few attributes most answers have.
+    """
+    found: dict[int, bytes] = {}
+    end, unpack = len(data), _ATTRIBUTE.unpack_from
+    while offset + 4 <= end:
+        length, kind = unpack(data, offset)
+        if length < 4 or offset + length > end:
+            break
+        found[kind & NLA_TYPE_MASK] = data[offset + 4 : offset + length]
+        offset += (length + 3) & ~3
+    return found
 
 
 def text_of(data: bytes) -> str:

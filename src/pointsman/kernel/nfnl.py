@@ -68,7 +68,7 @@ class NftablesSocket:
         size, faults = self._run(messages, apply=True)
         if not faults:
             return size
-        if faults[0].errno in (errno.EPERM, errno.EOPNOTSUPP):
+        if faults[0].errno == errno.EPERM or (faults[0].errno == errno.EOPNOTSUPP and faults[0].position < 0):
             raise netlink.kernel_error(
                 faults[0].errno, "nftables transaction", faults[0].text, needs=NEED_NFTABLES
             )
@@ -130,6 +130,15 @@ class NftablesSocket:
 
     def dump(self, kind: int, family: int, body: bytes, what: str) -> list[Answer]:
         return self._netlink.dump(nftables_message(kind, family, 0, body), what, needs=NEED_NFTABLES)
+
+    def get_each(self, kind: int, family: int, bodies: Sequence[bytes], what: str) -> list[Answer | None]:
+        """One object per body, None for those that do not exist or cannot be asked for like this."""
+        messages = [nftables_message(kind, family, 0, body) for body in bodies]
+        replies = self._netlink.request(messages)
+        for reply in replies:
+            if reply.errno not in (0, errno.ENOENT, errno.EINVAL):
+                raise netlink.kernel_error(reply.errno, what, reply.text, needs=NEED_NFTABLES)
+        return [reply.answers[0] if reply.answers else None for reply in replies]
 
     def get(self, kind: int, family: int, body: bytes, what: str) -> Answer | None:
         """One object, or None when it does not exist."""

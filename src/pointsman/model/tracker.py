@@ -54,8 +54,6 @@ class Tracker:
     ) -> None:
         self.family = family
         self.node_name = node_name
-        self.service_changes_total = 0
-        self.endpoint_changes_total = 0
         self._allow_external_ips = allow_external_ips
         self._started_at = started_at
         self._on_problem = on_problem
@@ -183,12 +181,10 @@ class Tracker:
         changed = False
         for name in known.keys() | ports.keys():
             changed |= self._refresh(name)
-        self.service_changes_total += 1
         self._changed_services.add(key)
         return changed
 
     def _endpoints_changed(self, service_key: str) -> bool:
-        self.endpoint_changes_total += 1
         self._changed_endpoints.add(service_key)
         changed = False
         for name in self._services.get(service_key, ()):

@@ -39,10 +39,6 @@ class AffinityChains(msgspec.Struct, frozen=True, gc=False):
     """Chain and endpoint (`ip:port`)."""
 
 
-def is_affinity_set(name: str) -> bool:
-    return name.startswith(_SET_PREFIX)
-
-
 def _digest(*parts: str) -> str:
     return base64.b32encode(hashlib.sha256("\0".join(parts).encode()).digest()[:10]).decode().lower()
 

@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping
 
 from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic, compiled_each
 from pointsman.backends.nftables import drift, verify
-from pointsman.backends.nftables.affinity import is_affinity_set
-from pointsman.backends.nftables.batch import Batch, Culprit
+from pointsman.backends.nftables.batch import Batch
+from pointsman.backends.nftables.blame import ensure_few, explained, guilty_service_ports, is_momentary
 from pointsman.backends.nftables.change import Change
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import ConnectionTotals
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
 from pointsman.backends.nftables.fragment import Fragment
-from pointsman.backends.nftables.key_fields import SLOT_LENGTH
+from pointsman.backends.nftables.inventory import can_be_filled, owner_words
 from pointsman.backends.nftables.loopback import LoopbackNodePorts
 from pointsman.backends.nftables.reader import KernelTable, Reader
 from pointsman.backends.nftables.schema import TABLE
-from pointsman.errors import KernelError, Rejected
+from pointsman.errors import Busy, KernelError, Rejected
 from pointsman.kernel.netlink import Message
 from pointsman.kernel.nfnl import BatchRefused, Fault, NftablesSocket, nftables_message
 from pointsman.model.addresses import Family
@@ -29,8 +29,6 @@ from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 
 _BLAME_ROUNDS = 5
-_MOMENTARY = frozenset((errno.ENOMEM, errno.EAGAIN, errno.EINTR))
-"""Refusals that say nothing about what was sent: the same may be accepted a second later."""
 
 Fragments = dict[ServicePortName, Fragment]
 
@@ -92,20 +90,22 @@ class NftablesBackend:
     def _full_sync(self, request: SyncRequest, notes: tuple[str, ...]) -> SyncReport:
         with contextlib.suppress(KernelError):
             self.traffic()
+        generation = self._open().generation()
         table = self._reader().table()
         rejected: dict[ServicePortName, str] = {}
         with _collector_paused():
             fragments = self._compile_all(request, rejected)
+            ensure_few(rejected, len(request.plans))
             contents, batch, size = self._load(request, fragments, table, rejected)
-        if table is not None and table.comment != contents.comment:
+        if table is not None and table.head.comment != contents.comment:
             notes = (
                 *notes,
-                f"replaced table {self._traits.keyword} {TABLE} ({table.comment or 'no comment'})",
+                f"replaced table {self._traits.keyword} {TABLE} ({table.head.comment or 'no comment'})",
             )
         self._contents = contents
         self._rejected = rejected
         self._totals.restarted()
-        self._watch.loaded(self._open(), self._reader())
+        self._watch.loaded(generation + 1, self._reader())
         if self._loopback is not None:
             asked = request.context.node_port_addresses.loopback_asked
             notes = (*notes, *self._loopback.replace(request.plans if asked else {}))
@@ -119,29 +119,25 @@ class NftablesBackend:
         rejected: dict[ServicePortName, str],
     ) -> tuple[Contents, Batch, int]:
         """Commit everything; what the kernel refuses is taken out of `fragments` and put into `rejected`."""
-        in_place = True
-
-        def attempt() -> tuple[Contents, Batch]:
-            contents = self._contents_of(request, fragments)
-            return contents, _full_batch(contents, table, in_place=in_place)
-
-        contents, batch = attempt()
         for _ in range(_BLAME_ROUNDS):
-            try:
-                return contents, batch, self._commit(batch)
-            except BatchRefused as refusal:
-                if refusal.errno in _MOMENTARY:
-                    raise
-                guilty = self._blame(batch, fragments)
-                if not guilty:
-                    if table is None or not in_place:
-                        raise self._explained(batch, refusal) from refusal
-                    in_place = False
-                for name, reason in guilty.items():
-                    del fragments[name]
-                    rejected[name] = reason
-                contents, batch = attempt()
-        return contents, batch, self._commit(batch)
+            contents = self._contents_of(request, fragments)
+            for batch in _full_batches(contents, table):
+                try:
+                    return contents, batch, self._commit(batch)
+                except BatchRefused as error:
+                    if is_momentary(error.errno):
+                        raise
+                    refusal = error
+            # A table made anew refuses it too, so the contents are at fault and not what somebody left there.
+            faults = self._check(batch)
+            guilty = guilty_service_ports(batch, faults, fragments)
+            if not guilty:
+                raise explained(batch, faults, refusal.errno) from refusal
+            rejected.update(guilty)
+            ensure_few(rejected, len(request.plans))
+            for name in guilty:
+                del fragments[name]
+        raise Rejected("the kernel keeps refusing parts of the table", errno.EINVAL)
 
     def _incremental_sync(self, contents: Contents, request: SyncRequest) -> SyncReport:
         rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
@@ -155,18 +151,20 @@ class NftablesBackend:
                 size = self._commit(change.batch)
                 break
             except BatchRefused as refusal:
-                if refusal.errno in _MOMENTARY:
+                if is_momentary(refusal.errno):
                     raise
                 trouble = self._watch.damage(contents, self._reader())
                 if trouble is not None:
                     return self._full_sync(request, (f"{trouble}; loaded everything anew",))
                 new = {name: fragment for name, fragment in updates.items() if fragment is not None}
-                guilty = self._blame(change.batch, new)
+                faults = self._check(change.batch)
+                guilty = guilty_service_ports(change.batch, faults, new)
                 if not guilty:
-                    raise self._explained(change.batch, refusal) from refusal
-                for name, reason in guilty.items():
+                    raise explained(change.batch, faults, refusal.errno) from refusal
+                rejected.update(guilty)
+                ensure_few(rejected, len(request.plans))
+                for name in guilty:
                     del updates[name]
-                    rejected[name] = reason
         else:
             raise Rejected("the kernel keeps refusing parts of the change", errno.EINVAL)
         contents.apply(change.delta)
@@ -230,34 +228,27 @@ class NftablesBackend:
     def _reader(self) -> Reader:
         return Reader(self._open(), self._traits)
 
-    def _commit(self, batch: Batch, *, one_by_one: bool = False) -> int:
-        return self._open().commit(_messages(batch, self._traits, one_by_one=one_by_one))
+    def _commit(self, batch: Batch) -> int:
+        try:
+            return self._open().commit(_messages(batch, self._traits, one_by_one=False))
+        except KernelError as error:
+            owned = self._owned_table() if error.errno == errno.EPERM else None
+            if owned is None:
+                raise
+            raise owned from error
 
-    def _blame(
-        self, batch: Batch, fragments: Mapping[ServicePortName, Fragment]
-    ) -> dict[ServicePortName, str]:
-        """Service ports whose objects the kernel refuses, with the reason.
+    def _check(self, batch: Batch) -> list[Fault]:
+        """What the kernel says to each object of the batch, without applying anything."""
+        return self._open().check(_messages(batch, self._traits, one_by_one=True))
 
-        Asked again without applying and with every element in its own message: one round then names them all. The
-        messages of the batch itself hold thousands of elements each, so nobody can be blamed by their faults.
-        """
-        guilty: dict[ServicePortName, str] = {}
-        for fault in self._open().check(_messages(batch, self._traits, one_by_one=True)):
-            if fault.position < 0 or fault.errno in _MOMENTARY:
-                continue
-            culprit = batch.culprit(fault.position)
-            owners = [name for name, fragment in fragments.items() if _owns(fragment, culprit)]
-            if owners:
-                guilty[owners[-1]] = f"{culprit.what}: {fault}"
-        return guilty
-
-    def _explained(self, batch: Batch, refusal: BatchRefused) -> Rejected:
-        faults: list[Fault] = self._open().check(_messages(batch, self._traits, one_by_one=True))
-        known = [fault for fault in faults if fault.position >= 0]
-        objects = [batch.culprit(fault.position).what for fault in known[:5]]
-        reasons = [f"{what}: {fault}" for what, fault in zip(objects, known, strict=False)]
-        message = "; ".join(reasons) or str(refusal)
-        return Rejected(f"nftables refused the change: {message}", refusal.errno, objects)
+    def _owned_table(self) -> Busy | None:
+        head = self._reader().head()
+        if head is None or not head.owner:
+            return None
+        name = f"table {self._traits.keyword} {TABLE}"
+        return Busy(
+            f"{name} is {owner_words(head)} and nobody else may change it; stop that process", errno.EPERM
+        )
 
 
 @contextlib.contextmanager
@@ -277,27 +268,18 @@ def _messages(batch: Batch, traits: FamilyTraits, *, one_by_one: bool) -> list[M
     return [nftables_message(kind, traits.nfproto, flags, body) for kind, flags, body in encoded]
 
 
-def _full_batch(contents: Contents, table: KernelTable | None, *, in_place: bool) -> Batch:
+def _full_batches(contents: Contents, table: KernelTable | None) -> Iterator[Batch]:
+    """The ways to load everything, best first: in place, or over the table that is there."""
     if table is None:
-        return contents.full_batch(replace=False, update=False)
-    if table.comment != contents.comment or not in_place:
-        return contents.full_batch(replace=True, update=False)
-    chains = {chain.name for chain in contents.all_chains()}
-    sets = {spec.name for spec in contents.all_sets()}
-    return contents.full_batch(
-        replace=False,
-        update=True,
-        stale_chains=sorted(table.chains.keys() - chains),
-        stale_sets=sorted(name for name in table.sets.keys() - sets if is_affinity_set(name)),
-    )
-
-
-def _owns(fragment: Fragment, culprit: Culprit) -> bool:
-    where, key = culprit.where, culprit.key
-    if key:
-        return any(e.where == where and e.key == key for e in fragment.elements) or any(
-            pool.where == where and pool.prefix == key[:-SLOT_LENGTH] for pool in fragment.pools
+        yield contents.full_batch(replace=False, update=False)
+        return
+    if can_be_filled(contents, table):
+        chains = {chain.name for chain in contents.all_chains()}
+        sets = {spec.name for spec in contents.all_sets()}
+        yield contents.full_batch(
+            replace=False,
+            update=True,
+            stale_chains=sorted(table.chains.keys() - chains),
+            stale_sets=sorted(table.sets.keys() - sets),
         )
-    return any(chain.name == where for chain in fragment.chains) or any(
-        spec.name == where for spec in fragment.sets
-    )
+    yield contents.full_batch(replace=True, update=False)

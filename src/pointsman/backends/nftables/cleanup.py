@@ -24,7 +24,7 @@ def cleanup(_cleaning: Cleaning) -> Iterator[Removed]:
         for family in Family:
             traits = traits_of(family)
             try:
-                present = Reader(socket, traits).table_handle() is not None
+                present = Reader(socket, traits).head() is not None
             except NotSupported:
                 return
             if present:

@@ -58,7 +58,9 @@ class Contents:
         self.verdicts: Counter[str] = Counter()
         """How many elements lead to each chain."""
         self.counts: Counter[str] = Counter()
-        self._node_ports = [
+        self._static_chains = schema.static_chains(context)
+        self._balancer_chains: dict[Balancer, Chain] = {}
+        self.node_port_addresses = [
             (Element(schema.NODEPORT_IPS, address), "") for address in schema.node_port_addresses(context)
         ]
 
@@ -74,7 +76,7 @@ class Contents:
         )
         self.counts = Counter(e.where for fragment in fragments.values() for e in fragment.elements)
         self.counts.update(element.where for element in self.shared)
-        self.counts[schema.NODEPORT_IPS] += len(self._node_ports)
+        self.counts[schema.NODEPORT_IPS] += len(self.node_port_addresses)
         for fragment in fragments.values():
             for pool in fragment.pools:
                 self.counts[pool.where] += len(pool.slots)
@@ -95,6 +97,8 @@ class Contents:
         _add(self.verdicts, delta.verdicts)
         self.present |= delta.created
         self.present -= delta.removed
+        for balancer in delta.removed:
+            self._balancer_chains.pop(balancer, None)
         self.counts.update(delta.elements)
 
     # --- the whole table ------------------------------------------------------------------------------------
@@ -106,9 +110,8 @@ class Contents:
 
     def all_chains(self) -> list[Chain]:
         """Every chain, those that are jumped to before those that jump."""
-        static = schema.static_chains(self.context)
-        hooked = [chain for chain in static if chain.hook is not None]
-        plain = [chain for chain in static if chain.hook is None]
+        hooked = [chain for chain in self._static_chains if chain.hook is not None]
+        plain = [chain for chain in self._static_chains if chain.hook is None]
         own = [chain for fragment in self._with_chains() for chain in fragment.chains]
         return [*plain, *self.balancer_chains(self.present), *own, *hooked]
 
@@ -116,13 +119,18 @@ class Contents:
         return [self.fragments[name] for name in sorted(self.with_chains)]
 
     def balancer_chains(self, balancers: Iterable[Balancer]) -> list[Chain]:
-        ordered = sorted(balancers, key=balancer_order)
-        return [balancer_chain(balancer, self.context) for balancer in ordered]
+        return [self._balancer_chain(balancer) for balancer in sorted(balancers, key=balancer_order)]
+
+    def _balancer_chain(self, balancer: Balancer) -> Chain:
+        chain = self._balancer_chains.get(balancer)
+        if chain is None:
+            chain = self._balancer_chains[balancer] = balancer_chain(balancer, self.context)
+        return chain
 
     def elements(self) -> dict[str, list[tuple[Element, str]]]:
         """Elements of sets and verdict maps."""
         found: dict[str, list[tuple[Element, str]]] = {name: [] for name in self.sets}
-        found[schema.NODEPORT_IPS].extend(self._node_ports)
+        found[schema.NODEPORT_IPS].extend(self.node_port_addresses)
         for fragment in self.fragments.values():
             label = fragment.label
             for element in fragment.elements:
@@ -165,8 +173,8 @@ class Contents:
         if update:
             operations.append(steps.flush_rules())
             operations += [steps.flush_set(spec) for spec in self.sets.values()]
-            operations += [steps.delete_chain(name) for name in stale_chains]
             operations += [steps.delete_set(name) for name in stale_sets]
+            operations += [steps.delete_chain(name) for name in stale_chains]
         operations += [steps.add_set(spec) for spec in self.all_sets()]
         operations += [steps.add_chain(chain) for chain in chains]
         for chain in chains:

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pointsman.backends.contract import Traffic
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.contents import Contents
+from pointsman.backends.nftables.expressions import counted_packets
 from pointsman.backends.nftables.key_fields import packed_slots
-from pointsman.backends.nftables.reader import Reader, counted_packets
+from pointsman.backends.nftables.reader import Reader
 from pointsman.model.addresses import host_port_text
 from pointsman.model.service import ServicePortName
 

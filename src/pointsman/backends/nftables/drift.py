@@ -1,18 +1,23 @@
 """Noticing that somebody else changed our table, cheaply.
 
 Every transaction of anybody moves the ruleset generation. When it moved by more than our own commits, an inventory
-is taken: table handle, chains with their use counts (rules inside plus references from rules and verdict maps) and,
-where the kernel tells it, the number of elements in each set. Contents of equal size are left to `verify`.
+is taken: the table with its flags, chains with their hooks and use counts (rules inside plus references from rules
+and verdict maps), sets with their types and, where the kernel tells it, their number of elements, and every rule.
+Then a patrol begins that reads the elements slice by slice.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+from collections.abc import Iterator
 
 from pointsman.backends.contract import Damage, Drift
+from pointsman.backends.nftables import inventory
 from pointsman.backends.nftables.contents import Contents
-from pointsman.backends.nftables.reader import KernelTable, Reader
-from pointsman.backends.nftables.schema import TABLE
+from pointsman.backends.nftables.expressions import fingerprint
+from pointsman.backends.nftables.inventory import Finding
+from pointsman.backends.nftables.patrol import ElementPatrol
+from pointsman.backends.nftables.reader import Reader
 from pointsman.kernel.nfnl import NftablesSocket
 
 
@@ -22,12 +27,17 @@ class Watch:
     def __init__(self) -> None:
         self._generation = -1
         self._handle = 0
+        self._right_rules: dict[str, tuple[int, int]] = {}
+        """Per chain, fingerprints of rules found right: those we wanted and those the kernel listed."""
+        self._patrol = ElementPatrol()
 
-    def loaded(self, socket: NftablesSocket, reader: Reader) -> None:
-        """After a full load: start from here."""
-        head = reader.table_handle()
-        self._handle = head[0] if head else 0
-        self._generation = socket.generation()
+    def loaded(self, generation: int, reader: Reader) -> None:
+        """After a full load, which made this generation unless somebody else committed at the same time."""
+        head = reader.head()
+        self._handle = head.handle if head else 0
+        self._generation = generation
+        self._right_rules = {}
+        self._patrol.restart()
 
     def committed(self, socket: NftablesSocket) -> None:
         """After a commit of ours: it accounts for one step; more than one means somebody else was there too."""
@@ -37,56 +47,43 @@ class Watch:
 
     def drift(self, contents: Contents, socket: NftablesSocket, reader: Reader) -> Drift | None:
         generation = socket.generation()
-        if generation == self._generation:
-            return None
-        trouble = self.damage(contents, reader)
-        if trouble is None:
+        if generation != self._generation:
+            trouble = self.damage(contents, reader)
+            if trouble is not None:
+                return trouble
             self._generation = generation
-        return trouble
+            self._patrol.foreign_commit()
+        return self._patrol.look(contents, reader)
 
     def damage(self, contents: Contents, reader: Reader) -> Drift | None:
         """What is wrong with the table, at the level of an inventory."""
-        name = f"table {contents.traits.keyword} {TABLE}"
         table = reader.table()
+        name = inventory.table_words(contents)
         if table is None:
             return Drift(name, Damage.DELETED)
-        if table.handle != self._handle or table.comment != contents.comment:
-            return Drift(name, Damage.REPLACED)
-        return _chain_damage(contents, table) or _set_damage(contents, table)
+        rival = inventory.rival_in(table.head, self._handle, table.chains)
+        if table.head.handle != self._handle or table.head.comment != contents.comment:
+            return Drift(name, Damage.REPLACED, rival=rival)
+        findings = itertools.chain(
+            inventory.flag_findings(contents, table.head),
+            inventory.chain_findings(contents, table),
+            inventory.set_findings(contents, table),
+            inventory.count_findings(contents, table),
+            self._rule_findings(contents, reader),
+        )
+        for found in findings:
+            detail = f"{found.have} instead of {found.want}" if found.want and found.have else ""
+            return Drift(found.what, found.damage, detail, rival)
+        return None
 
-
-def _chain_damage(contents: Contents, table: KernelTable) -> Drift | None:
-    uses = expected_uses(contents)
-    for name, expected in uses.items():
-        chain = table.chains.get(name)
-        if chain is None:
-            return Drift(f"chain {name}", Damage.DELETED)
-        if chain.uses != expected:
-            return Drift(f"rules of or references to chain {name}", Damage.CHANGED)
-    foreign = table.chains.keys() - uses.keys()
-    return Drift(f"chain {min(foreign)}", Damage.ADDED) if foreign else None
-
-
-def _set_damage(contents: Contents, table: KernelTable) -> Drift | None:
-    counts = contents.element_counts()
-    for spec in contents.all_sets():
-        found = table.sets.get(spec.name)
-        if found is None:
-            return Drift(f"set {spec.name}", Damage.DELETED)
-        expected = counts.get(spec.name)
-        if expected is not None and found.elements is not None and found.elements != expected:
-            return Drift(
-                f"elements of {spec.name}", Damage.CHANGED, f"{found.elements} instead of {expected}"
-            )
-    return None
-
-
-def expected_uses(contents: Contents) -> dict[str, int]:
-    """What the kernel's use count of each chain must be."""
-    chains = contents.all_chains()
-    uses: Counter[str] = Counter({chain.name: len(chain.rules) for chain in chains})
-    for chain in chains:
-        for rule in chain.rules:
-            uses.update(rule.targets)
-    uses.update(contents.verdicts)
-    return dict(uses)
+    def _rule_findings(self, contents: Contents, reader: Reader) -> Iterator[Finding]:
+        """Comparing rules is slow, so each listing is compared once and recognised by its fingerprint afterwards."""
+        listed = reader.rules()
+        right: dict[str, tuple[int, int]] = {}
+        for chain in contents.all_chains():
+            held = listed.get(chain.name, [])
+            prints = hash(chain.rules), fingerprint(held)
+            if self._right_rules.get(chain.name) != prints:
+                yield from inventory.rule_findings(chain, held)
+            right[chain.name] = prints
+        self._right_rules = right

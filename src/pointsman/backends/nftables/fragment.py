@@ -48,6 +48,11 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     endpoint_chains: tuple[tuple[str, str], ...] = ()
     """Session affinity only: the chain that leads to each endpoint (`ip:port`)."""
 
+    @property
+    def named_objects(self) -> list[str]:
+        """Names of its chains and sets."""
+        return [*(chain.name for chain in self.chains), *(spec.name for spec in self.sets)]
+
 
 def arranged(previous: tuple[bytes, ...], wanted: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """`wanted` in an order that moves as few entries of `previous` as possible.

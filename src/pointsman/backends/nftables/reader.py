@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from pointsman.backends.nftables import encode
+from pointsman.backends.nftables.expressions import packets_of
 from pointsman.backends.nftables.family_traits import FamilyTraits
 from pointsman.backends.nftables.schema import TABLE, Data, SetSpec
+from pointsman.backends.nftables.set_shape import SetShape
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
+from pointsman.kernel.netlink import Answer
 from pointsman.kernel.nfnl import NftablesSocket
 
 _TABLE_NAME = encode.table_name()
@@ -19,19 +23,31 @@ _TABLE_NAME = encode.table_name()
 class KernelElement(NamedTuple):
     """One element as the kernel stores it."""
 
-    key_end: bytes
-    data: bytes
+    key: bytes
+    key_end: bytes = b""
+    """Interval sets: the last key of the range."""
+    data: bytes = b""
     """Endpoint maps: address and port."""
-    chain: str | None
-    """Verdict maps: target chain, empty for drop."""
-    packets: int
+    verdict: str = ""
+    """Verdict maps: in nft's words."""
+    packets: int = 0
 
 
 class KernelSet(NamedTuple):
     """A set or map, without its elements."""
 
+    shape: SetShape
     elements: int | None
     """How many; None where the kernel does not say (before 6.16)."""
+
+
+class KernelHook(NamedTuple):
+    """Where a base chain is attached, and what becomes of packets that reach its end."""
+
+    kind: str
+    number: int
+    priority: int
+    policy: int = nf.NF_ACCEPT
 
 
 class KernelChain(NamedTuple):
@@ -39,15 +55,26 @@ class KernelChain(NamedTuple):
 
     uses: int
     """Rules inside plus references from rules and verdict maps."""
+    hook: KernelHook | None
+
+
+class TableHead(NamedTuple):
+    """The table itself."""
+
+    handle: int
+    comment: str
+    flags: int
+    owner: int
+    """Netlink port of the socket that alone may change it; 0 when everybody may."""
 
 
 class KernelTable(msgspec.Struct, frozen=True):
     """The table's inventory."""
 
-    handle: int
-    comment: str
+    head: TableHead
     chains: dict[str, KernelChain]
     sets: dict[str, KernelSet]
+    """Without those that are part of a rule."""
 
 
 def _number(data: bytes | None) -> int:
@@ -65,22 +92,25 @@ class Reader:
         self._socket = socket
         self._traits = traits
 
-    def table_handle(self) -> tuple[int, str] | None:
-        """Handle and comment of the table, None when there is none."""
+    def head(self) -> TableHead | None:
+        """The table without what is in it, None when there is none."""
         answer = self._socket.get(
             nf.NFT_MSG_GETTABLE, self._traits.nfproto, _TABLE_NAME, f"read table {TABLE}"
         )
         if answer is None:
             return None
         found = nla.attributes(answer.payload, 4)
-        return _number(found.get(nf.NFTA_TABLE_HANDLE)), _comment(found.get(nf.NFTA_TABLE_USERDATA, b""))
+        return TableHead(
+            _number(found.get(nf.NFTA_TABLE_HANDLE)),
+            _comment(found.get(nf.NFTA_TABLE_USERDATA, b"")),
+            _number(found.get(nf.NFTA_TABLE_FLAGS)),
+            _number(found.get(nf.NFTA_TABLE_OWNER)),
+        )
 
     def table(self) -> KernelTable | None:
         """The inventory, or None when there is no such table."""
-        head = self.table_handle()
-        if head is None:
-            return None
-        return KernelTable(head[0], head[1], self._chains(), self._sets())
+        head = self.head()
+        return None if head is None else KernelTable(head, self._chains(), self._sets())
 
     def _dump(self, kind: int, body: bytes, what: str) -> list[dict[int, bytes]]:
         answers = self._socket.dump(kind, self._traits.nfproto, body, what)
@@ -89,16 +119,19 @@ class Reader:
 
     def _chains(self) -> dict[str, KernelChain]:
         return {
-            nla.text_of(found[nf.NFTA_CHAIN_NAME]): KernelChain(_number(found.get(nf.NFTA_CHAIN_USE)))
+            nla.text_of(found[nf.NFTA_CHAIN_NAME]): KernelChain(
+                _number(found.get(nf.NFTA_CHAIN_USE)), _hook(found)
+            )
             for found in self._dump(nf.NFT_MSG_GETCHAIN, _TABLE_NAME, "list chains")
         }
 
     def _sets(self) -> dict[str, KernelSet]:
         return {
             nla.text_of(found[nf.NFTA_SET_NAME]): KernelSet(
-                _number(found[nf.NFTA_SET_COUNT]) if nf.NFTA_SET_COUNT in found else None
+                _shape(found), _number(found[nf.NFTA_SET_COUNT]) if nf.NFTA_SET_COUNT in found else None
             )
             for found in self._dump(nf.NFT_MSG_GETSET, _TABLE_NAME, "list sets")
+            if not _number(found.get(nf.NFTA_SET_FLAGS)) & nf.NFT_SET_ANONYMOUS
         }
 
     def rules(self) -> dict[str, list[bytes]]:
@@ -112,71 +145,84 @@ class Reader:
     def elements(self, spec: SetSpec) -> dict[bytes, KernelElement]:
         """Every element by key."""
         body = encode.element_list(spec.name)
-        elements: dict[bytes, KernelElement] = {}
-        for found in self._dump(nf.NFT_MSG_GETSETELEM, body, f"list elements of {spec.name}"):
-            for _, item in nla.iter_attributes(found.get(nf.NFTA_SET_ELEM_LIST_ELEMENTS, b"")):
-                parts = nla.attributes(item)
-                key = _value(parts[nf.NFTA_SET_ELEM_KEY])
-                elements[key] = _element(parts, spec)
-        return elements
+        what = f"list elements of {spec.name}"
+        answers = self._socket.dump(nf.NFT_MSG_GETSETELEM, self._traits.nfproto, body, what)
+        return {element.key: element for answer in answers for element in _elements(answer, spec)}
+
+    def look_up(self, wanted: Sequence[tuple[SetSpec, bytes]]) -> list[KernelElement | None]:
+        """The elements under these keys, None where there is none that such a key can find."""
+        bodies = [encode.element_list(spec.name, encode.key_items([(key, b"")])) for spec, key in wanted]
+        answers = self._socket.get_each(
+            nf.NFT_MSG_GETSETELEM, self._traits.nfproto, bodies, "look up elements"
+        )
+        return [
+            next(_elements(answer, spec), None) if answer is not None else None
+            for answer, (spec, _) in zip(answers, wanted, strict=True)
+        ]
 
 
 def _value(data: bytes) -> bytes:
     return nla.attributes(data).get(nf.NFTA_DATA_VALUE, b"")
 
 
+def _elements(answer: Answer, spec: SetSpec) -> Iterator[KernelElement]:
+    found = nla.attributes(answer.payload, 4)
+    for _, item in nla.iter_attributes(found.get(nf.NFTA_SET_ELEM_LIST_ELEMENTS, b"")):
+        yield _element(nla.attributes(item), spec)
+
+
 def _element(parts: dict[int, bytes], spec: SetSpec) -> KernelElement:
-    data, chain = b"", None
+    data, verdict = b"", ""
     held = parts.get(nf.NFTA_SET_ELEM_DATA)
     if held is not None and spec.data is Data.VERDICT:
-        verdict = nla.attributes(nla.attributes(held).get(nf.NFTA_DATA_VERDICT, b""))
-        chain = nla.text_of(verdict.get(nf.NFTA_VERDICT_CHAIN, b""))
-    elif held is not None and spec.data is Data.ENDPOINT:
+        verdict = _verdict(nla.attributes(nla.attributes(held).get(nf.NFTA_DATA_VERDICT, b"")))
+    elif held is not None:
         data = _value(held)
     end = parts.get(nf.NFTA_SET_ELEM_KEY_END)
-    packets = _packets(parts.get(nf.NFTA_SET_ELEM_EXPR))
-    return KernelElement(_value(end) if end is not None else b"", data, chain, packets)
-
-
-def _packets(expression: bytes | None) -> int:
-    if expression is None:
-        return 0
-    counter = nla.attributes(nla.attributes(expression).get(nf.NFTA_EXPR_DATA, b""))
-    return _number(counter.get(nf.NFTA_COUNTER_PACKETS))
-
-
-def counted_packets(expressions: bytes) -> int:
-    """What the counter of a rule says, 0 without one."""
-    for _, item in nla.iter_attributes(expressions):
-        if nla.text_of(nla.attributes(item).get(nf.NFTA_EXPR_NAME, b"")) == "counter":
-            return _packets(item)
-    return 0
-
-
-def same_expressions(ours: bytes, kernels: bytes) -> bool:
-    """Whether a rule in the kernel says what we sent; the kernel adds defaults and renumbers registers."""
-    left = [nla.attributes(item) for _, item in nla.iter_attributes(ours)]
-    right = [nla.attributes(item) for _, item in nla.iter_attributes(kernels)]
-    return len(left) == len(right) and all(
-        a.get(nf.NFTA_EXPR_NAME) == b.get(nf.NFTA_EXPR_NAME)
-        and _same_attributes(a.get(nf.NFTA_EXPR_DATA, b""), b.get(nf.NFTA_EXPR_DATA, b""))
-        for a, b in zip(left, right, strict=True)
+    return KernelElement(
+        _value(parts.get(nf.NFTA_SET_ELEM_KEY, b"")),
+        _value(end) if end is not None else b"",
+        data,
+        verdict,
+        packets_of(parts.get(nf.NFTA_SET_ELEM_EXPR)),
     )
 
 
-def _same_attributes(ours: bytes, kernels: bytes) -> bool:
-    theirs = nla.attributes(kernels)
-    return all(_same_value(value, theirs.get(kind)) for kind, value in nla.iter_attributes(ours))
+_VERDICTS = {
+    nf.NF_DROP: "drop",
+    nf.NF_ACCEPT: "accept",
+    nf.NFT_JUMP & 0xFFFFFFFF: "jump",
+    nf.NFT_GOTO & 0xFFFFFFFF: "goto",
+}
 
 
-def _same_value(ours: bytes, kernels: bytes | None) -> bool:
-    if kernels is None:
-        return not any(ours)
-    if ours == kernels:
-        return True
-    if len(ours) == len(kernels) == 4:
-        number = int.from_bytes(ours, "big")
-        first = nf.NFT_REG32_00
-        return number >= first and number % 4 == 0 and number // 4 - 1 == int.from_bytes(kernels, "big")
-    # Nested values differ in the flag of their inner headers, which the kernel does not set.
-    return len(ours) == len(kernels) and bool(nla.attributes(ours)) and _same_attributes(ours, kernels)
+def _verdict(parts: dict[int, bytes]) -> str:
+    code = _number(parts.get(nf.NFTA_VERDICT_CODE))
+    verb = _VERDICTS.get(code, f"verdict {code}")
+    chain = parts.get(nf.NFTA_VERDICT_CHAIN)
+    return verb if chain is None else f"{verb} {nla.text_of(chain)}"
+
+
+def _hook(found: dict[int, bytes]) -> KernelHook | None:
+    if nf.NFTA_CHAIN_HOOK not in found:
+        return None
+    hook = nla.attributes(found[nf.NFTA_CHAIN_HOOK])
+    return KernelHook(
+        nla.text_of(found.get(nf.NFTA_CHAIN_TYPE, b"")),
+        _number(hook.get(nf.NFTA_HOOK_HOOKNUM)),
+        int.from_bytes(hook.get(nf.NFTA_HOOK_PRIORITY, b""), "big", signed=True),
+        _number(found.get(nf.NFTA_CHAIN_POLICY)),
+    )
+
+
+def _shape(found: dict[int, bytes]) -> SetShape:
+    data_type = _number(found.get(nf.NFTA_SET_DATA_TYPE))
+    # The length of a verdict is the kernel's own affair: it ignores what is sent and reports what it needs.
+    data_length = 0 if data_type == nf.NFT_DATA_VERDICT else _number(found.get(nf.NFTA_SET_DATA_LEN))
+    return SetShape(
+        _number(found.get(nf.NFTA_SET_FLAGS)),
+        _number(found.get(nf.NFTA_SET_KEY_TYPE)),
+        _number(found.get(nf.NFTA_SET_KEY_LEN)),
+        data_type,
+        data_length,
+    )

@@ -44,6 +44,9 @@ REJECT_CHAIN = "reject-chain"
 
 AFFINITY_SIZE = 65535
 
+COMMENT_PREFIX = "Pointsman, "
+"""What the comment of a table of ours begins with, whatever its layout."""
+
 
 class Data(enum.Enum):
     """What an element of a set or map leads to."""
@@ -89,7 +92,7 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
 
 def table_comment(*, counters: bool) -> str:
     """By this the table is recognised as ours and of this layout."""
-    return f"Pointsman, layout {LAYOUT}{', counters' if counters else ''}"
+    return f"{COMMENT_PREFIX}layout {LAYOUT}{', counters' if counters else ''}"
 
 
 def static_sets(*, counters: bool = False) -> tuple[SetSpec, ...]:

@@ -2,73 +2,68 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 
-from pointsman.backends.contract import Difference
-from pointsman.backends.nftables import text
-from pointsman.backends.nftables.affinity import is_affinity_set
+from pointsman.backends.contract import Damage, Difference
+from pointsman.backends.nftables import inventory, text
 from pointsman.backends.nftables.balancers import is_balancer_name
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.fragment import Element
+from pointsman.backends.nftables.inventory import Finding
 from pointsman.backends.nftables.key_fields import SLOT_LENGTH
-from pointsman.backends.nftables.reader import KernelElement, KernelTable, Reader, same_expressions
-from pointsman.backends.nftables.schema import TABLE, Data, SetSpec
+from pointsman.backends.nftables.reader import KernelElement, KernelTable, Reader
+from pointsman.backends.nftables.schema import Data, SetSpec
+from pointsman.backends.nftables.set_shape import set_shape
+from pointsman.kernel import nf_tables as nf
 
 
 def differences(contents: Contents, reader: Reader) -> list[Difference]:
     """Everything that is missing, superfluous or different in the kernel."""
-    traits = contents.traits
-    name = f"table {traits.keyword} {TABLE}"
+    name = inventory.table_words(contents)
     table = reader.table()
     if table is None:
         return [Difference(name, contents.comment, "")]
-    if table.comment != contents.comment:
-        return [Difference(name, contents.comment, table.comment or "a table without comment")]
+    owned = table.head.flags & nf.NFT_TABLE_F_OWNER
+    if table.head.comment != contents.comment and not owned:
+        return [Difference(name, contents.comment, table.head.comment or "a table without comment")]
+    flagged = [_difference(found, {}) for found in inventory.flag_findings(contents, table.head)]
+    if owned:
+        return flagged
     return [
-        *_inventory(contents, table),
-        *_rules(contents, table, reader),
+        *flagged,
+        *_inventory(contents, table, reader),
         *_elements(contents, table, reader),
     ]
 
 
-def _inventory(contents: Contents, table: KernelTable) -> Iterator[Difference]:
-    wanted_sets = {spec.name for spec in contents.all_sets()}
-    owners = {spec.name: str(name) for name, f in contents.fragments.items() for spec in f.sets}
-    for missing in sorted(wanted_sets - table.sets.keys()):
-        yield Difference(f"set {missing}", "present", "", owners.get(missing, ""))
-    for extra in sorted(table.sets.keys() - wanted_sets):
-        yield Difference(f"set {extra}", "", "present")
+def _difference(found: Finding, owners: Mapping[str, str]) -> Difference:
+    return Difference(found.what, found.want, found.have, owners.get(found.name, ""))
+
+
+def _inventory(contents: Contents, table: KernelTable, reader: Reader) -> Iterator[Difference]:
+    owners = {part: str(name) for name, f in contents.fragments.items() for part in f.named_objects}
     spares = {balancer.name for balancer in contents.present if not contents.balancers[balancer]}
-    wanted_chains = {chain.name for chain in contents.all_chains()} - spares
-    for missing in sorted(wanted_chains - table.chains.keys()):
-        yield Difference(f"chain {missing}", "present", "")
-    for extra in sorted(table.chains.keys() - wanted_chains):
-        if not is_balancer_name(extra):
-            yield Difference(f"chain {extra}", "", "present")
-
-
-def _rules(contents: Contents, table: KernelTable, reader: Reader) -> Iterator[Difference]:
-    have = reader.rules()
-    owners = {chain.name: str(name) for name, f in contents.fragments.items() for chain in f.chains}
+    for found in itertools.chain(
+        inventory.set_findings(contents, table), inventory.chain_findings(contents, table)
+    ):
+        # Balancer chains that nobody uses come and go: neither one more nor one less is a difference.
+        idle = found.name in spares if found.damage is Damage.DELETED else is_balancer_name(found.name)
+        if not idle or found.damage not in (Damage.DELETED, Damage.ADDED):
+            yield _difference(found, owners)
+    listed = reader.rules()
     for chain in contents.all_chains():
-        if chain.name not in table.chains:
-            continue
-        kernels = have.get(chain.name, [])
-        for number, rule in enumerate(chain.rules):
-            what = f"chain {chain.name} rule {number + 1}"
-            if number >= len(kernels):
-                yield Difference(what, rule.text, "", owners.get(chain.name, ""))
-            elif not same_expressions(rule.expressions, kernels[number]):
-                yield Difference(what, rule.text, "another rule", owners.get(chain.name, ""))
-        for number in range(len(chain.rules), len(kernels)):
-            yield Difference(f"chain {chain.name} rule {number + 1}", "", "a rule")
+        if chain.name in table.chains:
+            for found in inventory.rule_findings(chain, listed.get(chain.name, [])):
+                yield _difference(found, owners)
 
 
 def _elements(contents: Contents, table: KernelTable, reader: Reader) -> Iterator[Difference]:
     elements, slots = contents.elements(), contents.slots()
     owners = _Owners(contents)
     for spec in contents.sets.values():
-        if spec.name not in table.sets or is_affinity_set(spec.name):
+        held = table.sets.get(spec.name)
+        if held is None or held.shape != set_shape(spec, contents.traits):
             continue
         have = reader.elements(spec)
         if spec.data is Data.ENDPOINT:
@@ -93,17 +88,14 @@ def _plain(
         want = "present" if element.chain is None else text.verdict_words(element.chain)
         if found is None:
             yield Difference(what(element), want, "", owners.of(spec.name, key))
-        elif found.chain != element.chain:
-            yield Difference(
-                what(element), want, text.verdict_words(found.chain or ""), owners.of(spec.name, key)
-            )
+        elif element.chain is not None and found.verdict != want:
+            yield Difference(what(element), want, found.verdict, owners.of(spec.name, key))
         elif found.key_end != element.key_end:
             yield Difference(what(element), want, "another range", owners.of(spec.name, key))
     for key, found in have.items():
         if key not in wanted:
             extra = Element(spec.name, key, None, found.key_end)
-            held = "present" if found.chain is None else text.verdict_words(found.chain)
-            yield Difference(what(extra), "", held)
+            yield Difference(what(extra), "", found.verdict or "present")
 
 
 def _slots(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from tests.factory import context, endpoint, plan, service_port
@@ -15,9 +15,10 @@ from pointsman.backends.nftables import apply
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.key_fields import packed_slots
-from pointsman.errors import KernelError
+from pointsman.errors import KernelError, Rejected
+from pointsman.kernel import nf_tables
 from pointsman.kernel.netlink import Answer, Message
-from pointsman.kernel.nfnl import BatchRefused, Fault
+from pointsman.kernel.nfnl import SUBSYS_NFTABLES, BatchRefused, Fault
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -89,6 +90,58 @@ def test_nobody_is_blamed_by_guesswork_when_the_second_look_finds_nothing(
     with pytest.raises(KernelError):
         backend.sync(SyncRequest(context(), plans(3), {}, full=True))
     assert kernel.committed == []
+
+
+class StubbornKernel(RefusingKernel):
+    """Refuses every commit that holds one of the named service ports' elements, and says which."""
+
+    def __init__(self, refused: Callable[[bytes], bool]) -> None:
+        super().__init__(0)
+        self.refused = refused
+
+    def commit(self, messages: Sequence[Message]) -> int:
+        if faults := self.check(messages):
+            raise BatchRefused(faults)
+        return super().commit(messages)
+
+    def check(self, messages: Sequence[Message]) -> list[Fault]:
+        kind = SUBSYS_NFTABLES << 8 | nf_tables.NFT_MSG_NEWSETELEM
+        return [
+            Fault(position, errno.EINVAL)
+            for position, message in enumerate(messages)
+            if message.kind == kind and b"service-ips" in message.payload and self.refused(message.payload)
+        ]
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize(("refused", "accepted"), [(1, True), (2, True), (3, False), (5, False)])
+def test_a_sync_that_would_leave_out_most_service_ports_fails(
+    monkeypatch: pytest.MonkeyPatch, full: bool, refused: int, accepted: bool
+) -> None:
+    wanted = plans(5)
+    bad = [plan.port.cluster_ip for plan in list(wanted.values())[:refused]]
+    kernel = StubbornKernel(lambda payload: any(address in payload for address in bad))
+    backend = backend_on(kernel, monkeypatch)
+    backend.sync(SyncRequest(context(), {}, {}, full=True))
+    request = SyncRequest(context(), wanted, dict(wanted), full=full)
+    if accepted:
+        assert len(backend.sync(request).rejected) == refused
+    else:
+        with pytest.raises(Rejected, match=f"{refused} of 5 service ports were refused"):
+            backend.sync(request)
+
+
+def test_plans_that_cannot_be_compiled_fail_the_sync_when_they_are_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = backend_on(RefusingKernel(0), monkeypatch)
+
+    def fails(*_: object, **__: object) -> None:
+        raise OverflowError("too much")
+
+    monkeypatch.setattr(apply, "fragment_from_plan", fails)
+    with pytest.raises(Rejected, match="3 of 3 service ports were refused"):
+        backend.sync(SyncRequest(context(), plans(3), {}, full=True))
 
 
 def test_slot_numbers_are_right_for_two_threads_at_once() -> None:

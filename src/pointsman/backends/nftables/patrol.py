@@ -1,0 +1,107 @@
+"""Looks at the elements of sets and maps again and again, a slice at a time.
+
+An inventory counts elements but does not read them. After somebody else's transaction, which may have exchanged one
+element for another, a round begins over everything we put there, by key, in slices so small that no sync waits for
+one. Without foreign transactions nothing can have changed and nothing is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pointsman.backends.contract import Damage, Drift
+from pointsman.backends.nftables import text
+from pointsman.backends.nftables.contents import Contents
+from pointsman.backends.nftables.fragment import Element, Fragment
+from pointsman.backends.nftables.key_fields import packed_slots
+from pointsman.backends.nftables.reader import KernelElement, Reader
+from pointsman.backends.nftables.schema import SetSpec
+
+SLICES = 300
+"""How many looks a round takes at most: at one look per second the whole is read within five minutes."""
+_LEAST_ELEMENTS = 200
+"""A slice is never smaller, so that small tables are done at once."""
+
+
+class _Expected(NamedTuple):
+    spec: SetSpec
+    element: KernelElement
+
+
+class ElementPatrol:
+    """One table's rounds."""
+
+    def __init__(self) -> None:
+        self._round: Iterator[_Expected] | None = None
+        self._due = False
+
+    def restart(self) -> None:
+        """Everything was just loaded: nothing needs to be read."""
+        self._round, self._due = None, False
+
+    def foreign_commit(self) -> None:
+        """Somebody else committed a transaction: what was read before may have changed."""
+        self._due = True
+
+    def look(self, contents: Contents, reader: Reader) -> Drift | None:
+        """Read the next slice; what differs, if something does."""
+        if self._round is None:
+            if not self._due:
+                return None
+            self._round, self._due = _expected(contents), False
+        size = max(_LEAST_ELEMENTS, -(-contents.counts.total() // SLICES))
+        wanted = list(itertools.islice(self._round, size))
+        if len(wanted) < size:
+            self._round = None
+        held = reader.look_up([(expected.spec, expected.element.key) for expected in wanted])
+        for expected, found in zip(wanted, held, strict=True):
+            if found is None or found[:4] != expected.element[:4]:
+                self._due = True
+                return _difference(expected, found, contents)
+        return None
+
+
+def _expected(contents: Contents) -> Iterator[_Expected]:
+    """What the kernel should hold; a service port that changes during the round is left to the commit that did it."""
+    for element, _ in contents.node_port_addresses:
+        yield _plain(element, contents)
+    for name in tuple(contents.fragments):
+        fragment = contents.fragments.get(name)
+        if fragment is None:
+            continue
+        for expected in _of_fragment(fragment, contents):
+            if contents.fragments.get(name) is not fragment:
+                break
+            yield expected
+
+
+def _of_fragment(fragment: Fragment, contents: Contents) -> Iterator[_Expected]:
+    for element in itertools.chain(fragment.elements, fragment.shared):
+        yield _plain(element, contents)
+    for where, prefix, slots in fragment.pools:
+        numbers, spec = packed_slots(len(slots)), contents.sets[where]
+        for index, data in enumerate(slots):
+            yield _Expected(spec, KernelElement(prefix + numbers[index], data=data))
+
+
+def _plain(element: Element, contents: Contents) -> _Expected:
+    verdict = "" if element.chain is None else text.verdict_words(element.chain)
+    return _Expected(
+        contents.sets[element.where], KernelElement(element.key, element.key_end, verdict=verdict)
+    )
+
+
+def _difference(expected: _Expected, found: KernelElement | None, contents: Contents) -> Drift:
+    spec, traits = expected.spec, contents.traits
+    words = text.key_words(expected.element.key, spec, traits)
+    what = f"{text.set_keyword(spec)} {spec.name} {words}"
+    if found is None:
+        return Drift(what, Damage.DELETED)
+    if found.data != expected.element.data:
+        held, wanted = (text.endpoint_words(data, traits) for data in (found.data, expected.element.data))
+        return Drift(what, Damage.CHANGED, f"{held} instead of {wanted}")
+    if found.verdict != expected.element.verdict:
+        return Drift(what, Damage.CHANGED, f"{found.verdict} instead of {expected.element.verdict}")
+    return Drift(what, Damage.CHANGED, "another range")

@@ -1,0 +1,421 @@
+"""The kernel may hold anything under our name: what others left, changed or own is seen, reported and put right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.factory import context, endpoint, endpoint_slice, packed, plan, service, service_port
+from tests.kernel.nft_kernel import everything, listing, needs_nft, new_namespace, part, table, table_handle
+from tests.unit.explain.explaining import asked, codes, view_of
+
+from pointsman.backends.contract import Damage, Drift, Rival, SyncRequest
+from pointsman.backends.nftables import schema
+from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.backends.nftables.encode import table_name
+from pointsman.backends.nftables.schema import SetSpec
+from pointsman.errors import Busy
+from pointsman.kernel import nf_tables as nf
+from pointsman.kernel.attributes import u32be
+from pointsman.kernel.nfnl import NftablesSocket, nftables_message
+from pointsman.lab.netns import Namespace
+from pointsman.model.addresses import Family, cidr_from_text
+from pointsman.model.node_context import NodePortAddresses
+from pointsman.model.plan import ServicePlan
+from pointsman.model.service import ServicePortName
+
+pytestmark = needs_nft
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "data"
+NODE = context(
+    node_port_addresses=NodePortAddresses(match_all=False, addresses=(packed("10.9.9.9"),)),
+)
+RANGES = tuple(filter(None, [cidr_from_text("203.0.113.0/24")]))
+Plans = dict[ServicePortName, ServicePlan]
+
+
+@pytest.fixture
+def namespace() -> Iterator[Namespace]:
+    space = new_namespace()
+    with space.entered():
+        yield space
+    space.close()
+
+
+@pytest.fixture
+def backend(namespace: Namespace) -> Iterator[NftablesBackend]:
+    made = NftablesBackend(Family.IPV4)
+    yield made
+    made.close()
+
+
+def some_plans(count: int = 5) -> Plans:
+    """Services with every kind of element: node ports, source ranges, affinity, none without endpoints."""
+    found: Plans = {}
+    for number in range(count):
+        port = service_port(
+            name=f"svc-{number}",
+            cluster_ip=f"10.96.0.{number + 1}",
+            node_port=30000 + number,
+            load_balancer_ips=(f"198.51.100.{number + 1}",) if number == 1 else (),
+            source_ranges=RANGES if number == 1 else (),
+            affinity_seconds=600 if number == 2 else 0,
+        )
+        endpoints = () if number == 3 else (endpoint(f"10.244.{number}.1"), endpoint(f"10.244.{number}.2"))
+        made = plan(port, *endpoints, node_context=NODE)
+        found[made.name] = made
+    return found
+
+
+def assert_all_served(backend: NftablesBackend, request: SyncRequest) -> None:
+    assert backend.verify(request) == []
+    assert backend.drift() is None
+
+
+def first_drift(backend: NftablesBackend, looks: int = 50) -> Drift | None:
+    """What repeated looks find; each one re-reads a slice of the elements."""
+    for _ in range(looks):
+        found = backend.drift()
+        if found is not None:
+            return found
+    return None
+
+
+# --- tables of another shape --------------------------------------------------------------------------------
+
+WRONG_TYPES = """
+table ip kube-proxy {
+    comment "%s"
+    set cluster-ips { type inet_service; }
+    map service-ips { type ipv4_addr : verdict; }
+    chain services { type filter hook prerouting priority 0; policy accept; }
+}
+"""
+
+
+def test_sets_of_other_types_under_our_comment_cost_no_service(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    namespace.run(["nft", "-f", "-"], WRONG_TYPES % schema.table_comment(counters=False))
+    request = everything(NODE, some_plans())
+    report = backend.sync(request)
+    assert report.rejected == {}
+    assert_all_served(backend, request)
+
+
+def test_sets_of_other_types_put_there_while_we_run_cost_no_service(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    plans = some_plans()
+    backend.sync(everything(NODE, plans))
+    namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
+    namespace.run(["nft", "-f", "-"], WRONG_TYPES % schema.table_comment(counters=False))
+    name = next(iter(plans))
+    plans[name] = plan(plans[name].port, endpoint("10.244.0.7"), node_context=NODE)
+    report = backend.sync(part(NODE, plans, name))
+    assert report.rejected == {}
+    assert_all_served(backend, everything(NODE, plans))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (schema.CLUSTER_IPS, {"dynamic": True}),
+        (schema.FIREWALL_ALLOW, {"interval": False}),
+        (schema.NODEPORT_IPS, {"dynamic": True}),
+    ],
+)
+def test_a_release_that_forgot_to_raise_the_layout_number_still_serves_everything(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch, name: str, change: dict[str, bool]
+) -> None:
+    real = schema.static_sets
+
+    def older_sets(*, counters: bool = False) -> tuple[SetSpec, ...]:
+        return tuple(
+            msgspec.structs.replace(spec, **change) if spec.name == name else spec
+            for spec in real(counters=counters)
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "static_sets", older_sets)
+        older = NftablesBackend(Family.IPV4)
+        older.sync(everything(NODE, {}))
+        older.close()
+    newer = NftablesBackend(Family.IPV4)
+    request = everything(NODE, some_plans())
+    report = newer.sync(request)
+    assert report.rejected == {}
+    assert_all_served(newer, request)
+    newer.close()
+
+
+def test_affinity_survives_when_a_refused_service_makes_the_load_go_a_second_way(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    plans = some_plans()
+    backend.sync(everything(NODE, plans))
+    before = table_handle(namespace)
+    thief = plan(
+        service_port(name="thief", cluster_ip="10.96.0.1"), endpoint("10.244.9.9"), node_context=NODE
+    )
+    report = backend.sync(everything(NODE, {**plans, thief.name: thief}))
+    assert list(report.rejected) == [thief.name]
+    assert table_handle(namespace) == before
+
+
+# --- what drift and verify see ------------------------------------------------------------------------------
+
+RULE_REPLACED = [
+    "flush chain ip kube-proxy masquerading",
+    "add rule ip kube-proxy masquerading counter accept",
+    "add rule ip kube-proxy masquerading counter accept",
+]
+OTHER_HOOK = [
+    "flush chain ip kube-proxy filter-output-pre-dnat",
+    "delete chain ip kube-proxy filter-output-pre-dnat",
+    "add chain ip kube-proxy filter-output-pre-dnat { type filter hook output priority 50 ; }",
+    "add rule ip kube-proxy filter-output-pre-dnat ct state new jump firewall-check",
+]
+OTHER_TYPE = [
+    "flush chain ip kube-proxy services",
+    "flush chain ip kube-proxy cluster-ips-check",
+    "delete set ip kube-proxy cluster-ips",
+    "add set ip kube-proxy cluster-ips { type inet_service ; }",
+]
+
+
+@pytest.mark.parametrize(
+    ("commands", "what"),
+    [
+        (["add table ip kube-proxy { flags dormant ; }"], "table ip kube-proxy"),
+        (["add chain ip kube-proxy filter-output { policy drop ; }"], "chain filter-output"),
+        (OTHER_HOOK, "chain filter-output-pre-dnat"),
+        (RULE_REPLACED, "chain masquerading"),
+        (OTHER_TYPE, "cluster-ips"),
+        (["add set ip kube-proxy firewall-ips { type ipv4_addr ; }"], "firewall-ips"),
+        (["add rule ip kube-proxy services tcp dport { 80, 443 } drop"], "services"),
+        (["add rule ip kube-proxy services tcp dport 80 jump { drop ; }"], "__chain"),
+    ],
+    ids=["dormant", "policy", "hook", "rule", "type", "foreign set", "anonymous set", "anonymous chain"],
+)
+def test_damage_of_the_same_size_is_noticed_shown_and_repaired(
+    namespace: Namespace, backend: NftablesBackend, commands: list[str], what: str
+) -> None:
+    request = everything(NODE, some_plans())
+    backend.sync(request)
+    whole = listing(namespace)
+    assert backend.drift() is None
+    namespace.run(["nft", "-f", "-"], "\n".join(commands) + "\n")
+    found = backend.drift()
+    assert found is not None
+    assert what in found.what
+    assert any(what in difference.what for difference in backend.verify(request))
+    backend.sync(request)
+    assert_all_served(backend, request)
+    assert listing(namespace) == whole
+
+
+@pytest.mark.parametrize(
+    ("commands", "what"),
+    [
+        (
+            [
+                "delete element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 1 }",
+                "add element ip kube-proxy endpoints { 10.96.0.1 . tcp . 80 . 1 : 10.244.66.6 . 8080 }",
+            ],
+            "map endpoints 10.96.0.1 . tcp . 80 . 1",
+        ),
+        (
+            [
+                "delete element ip kube-proxy service-ips { 10.96.0.1 . tcp . 80 }",
+                "add element ip kube-proxy service-ips { 10.96.0.9 . tcp . 80 : goto lb-2 }",
+            ],
+            "map service-ips 10.96.0.1 . tcp . 80",
+        ),
+        (
+            [
+                "delete element ip kube-proxy cluster-ips { 10.96.0.2 }",
+                "add element ip kube-proxy cluster-ips { 10.96.0.77 }",
+            ],
+            "set cluster-ips 10.96.0.2",
+        ),
+        (
+            [
+                "delete element ip kube-proxy firewall-allow { 198.51.100.2 . tcp . 80 . 203.0.113.0/24 }",
+                "add element ip kube-proxy firewall-allow { 198.51.100.2 . tcp . 80 . 203.0.113.0/25 }",
+            ],
+            "set firewall-allow 198.51.100.2 . tcp . 80",
+        ),
+        (
+            [
+                "delete element ip kube-proxy nodeport-ips { 10.9.9.9 }",
+                "add element ip kube-proxy nodeport-ips { 10.9.9.10 }",
+            ],
+            "set nodeport-ips 10.9.9.9",
+        ),
+    ],
+    ids=["value", "verdict", "member", "range", "node port address"],
+)
+def test_elements_exchanged_for_others_are_found_by_looking_again_and_again(
+    namespace: Namespace, backend: NftablesBackend, commands: list[str], what: str
+) -> None:
+    request = everything(NODE, some_plans())
+    backend.sync(request)
+    assert first_drift(backend) is None
+    namespace.run(["nft", "-f", "-"], "\n".join(commands) + "\n")
+    found = first_drift(backend)
+    assert found is not None
+    assert found.what.startswith(what)
+    backend.sync(request)
+    assert_all_served(backend, request)
+
+
+def test_looking_again_and_again_follows_our_own_changes(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    plans = some_plans(12)
+    backend.sync(everything(NODE, plans))
+    names = list(plans)
+    for number in range(60):
+        namespace.run(["nft", "add", "table", "ip", f"other-{number}"])
+        name = names[number % len(names)]
+        if number % 7 == 0:
+            plans.pop(name, None)
+        else:
+            port = service_port(
+                name=name.service, cluster_ip=f"10.96.0.{1 + number % 12}", node_port=30000 + number % 12
+            )
+            endpoints = (endpoint(f"10.244.1.{n + 1}") for n in range(number % 5))
+            plans[name] = plan(port, *endpoints, node_context=NODE)
+        backend.sync(part(NODE, plans, name))
+        assert backend.drift() is None
+    assert first_drift(backend) is None
+
+
+def test_a_table_loaded_from_text_is_taken_over_in_place(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    request = everything(NODE, some_plans())
+    backend.sync(request)
+    text = table(namespace)
+    namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
+    namespace.run(["nft", "-f", "-"], text)
+    before = table_handle(namespace)
+    restarted = NftablesBackend(Family.IPV4)
+    restarted.sync(request)
+    assert table_handle(namespace) == before
+    assert_all_served(restarted, request)
+    restarted.close()
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        ["add table ip kube-proxy { flags dormant ; }"],
+        ["add chain ip kube-proxy filter-output { policy drop ; }"],
+        RULE_REPLACED,
+        OTHER_TYPE,
+        ["add rule ip kube-proxy filter-output drop"],
+        ["delete element ip kube-proxy cluster-ips { 10.96.0.10 }"],
+    ],
+    ids=["dormant", "policy", "rule", "type", "appended rule", "element"],
+)
+def test_explain_names_damage_as_a_cause(
+    namespace: Namespace, backend: NftablesBackend, commands: list[str]
+) -> None:
+    view = view_of(service(clusterIP="10.96.0.10"), endpoint_slice("10.244.1.5"))
+    family = next(family for family in view.families if family.family is Family.IPV4)
+    request = everything(family.context, family.plans)
+    backend.sync(request)
+    namespace.run(["nft", "-f", "-"], "\n".join(commands) + "\n")
+    seen = msgspec.structs.replace(family, differences=tuple(backend.verify(request)))
+    explanation = asked(msgspec.structs.replace(view, families=(seen,)), "web")
+    assert "KernelDiffers" in codes(explanation)
+
+
+# --- other owners -------------------------------------------------------------------------------------------
+
+
+def test_what_kube_proxy_left_in_our_table_goes_with_the_next_full_sync(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    request = everything(NODE, some_plans())
+    backend.sync(request)
+    whole, handle = listing(namespace), table_handle(namespace)
+    namespace.run(
+        ["nft", "-f", "-"],
+        """
+        table ip kube-proxy {
+            map firewall-ips { type ipv4_addr . inet_proto . inet_service : verdict; }
+            chain firewall-ABCDEFGH-default/web/tcp/80 { drop; }
+        }
+        add element ip kube-proxy firewall-ips { 10.1.1.1 . tcp . 80 : goto firewall-ABCDEFGH-default/web/tcp/80 }
+        """,
+    )
+    backend.sync(request)
+    assert_all_served(backend, request)
+    assert (listing(namespace), table_handle(namespace)) == (whole, handle)
+
+
+def test_kube_proxy_writing_into_our_table_is_recognised(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    request = everything(NODE, some_plans())
+    backend.sync(request)
+    namespace.run(["nft", "flush", "table", "ip", "kube-proxy"])
+    namespace.run(["nft", "-f", "-"], (GOLDEN / "clusterip-basic" / "nftables" / "nft.txt").read_text())
+    found = backend.drift()
+    assert found is not None
+    assert found.rival is Rival.KUBE_PROXY
+
+
+def test_a_table_of_kube_proxy_in_place_of_ours_is_recognised(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    backend.sync(everything(NODE, some_plans()))
+    namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
+    namespace.run(["nft", "-f", "-"], (GOLDEN / "clusterip-basic" / "nftables" / "nft.txt").read_text())
+    assert backend.drift() == Drift("table ip kube-proxy", Damage.REPLACED, rival=Rival.KUBE_PROXY)
+
+
+def test_another_pointsmans_table_in_place_of_ours_is_recognised(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    backend.sync(everything(NODE, some_plans()))
+    namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
+    other = NftablesBackend(Family.IPV4, service_metrics=True)
+    other.sync(everything(NODE, some_plans()))
+    other.close()
+    assert backend.drift() == Drift("table ip kube-proxy", Damage.REPLACED, rival=Rival.POINTSMAN)
+
+
+def test_a_table_somebody_else_owns_is_reported_as_owned(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    owner = NftablesSocket()
+    flags = u32be(nf.NFTA_TABLE_FLAGS, nf.NFT_TABLE_F_OWNER)
+    owner.commit([nftables_message(nf.NFT_MSG_NEWTABLE, nf.NFPROTO_IPV4, 0x400, table_name() + flags)])
+    request = everything(NODE, some_plans())
+    with pytest.raises(Busy, match="table ip kube-proxy is owned by another process"):
+        backend.sync(request)
+    (difference,) = backend.verify(request)
+    assert "owned by another process" in difference.have
+    owner.close()
+    backend.sync(request)
+    assert_all_served(backend, request)
+
+
+def test_a_set_with_another_key_type_is_a_difference_and_not_an_error(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    request = everything(NODE, some_plans())
+    backend.sync(request)
+    namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
+    namespace.run(["nft", "-f", "-"], WRONG_TYPES % schema.table_comment(counters=False))
+    namespace.run(["nft", "add", "element", "ip", "kube-proxy", "cluster-ips", "{ 80, 443 }"])
+    found = {difference.what: difference for difference in backend.verify(request)}
+    assert found["set cluster-ips"].have == "another type"
+    assert found["map service-ips"].have == "another type"
+    assert found["chain services"].have == "type filter hook prerouting priority 0; policy accept"
