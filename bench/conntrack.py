@@ -37,8 +37,8 @@ def pod(family: Family, number: int) -> Endpoint:
     return Endpoint(address(family, 10, 244, 0, number), PORT)
 
 
-def plan(family: Family, number: int, *pods: Endpoint) -> ServicePlan:
-    name = ServicePortName("bench", f"s{number}", "", Protocol.UDP)
+def plan(family: Family, number: int, *pods: Endpoint, protocol: Protocol = Protocol.UDP) -> ServicePlan:
+    name = ServicePortName("bench", f"s{number}", "", protocol)
     where = service_address(family, number)
     return ServicePlan(
         port=ServicePort(name, family, where, PORT),
@@ -51,16 +51,22 @@ def plan(family: Family, number: int, *pods: Endpoint) -> ServicePlan:
     )
 
 
-def fill(family: Family, count: int) -> None:
-    """`count` flows spread over the services; each service has half of its flows on pod 1, half on pod 2."""
+def fill(family: Family, count: int, protocol: Protocol) -> None:
+    """`count` flows spread over the services; each service has half of its flows on pod 1, half on pod 2.
+
+    TCP flows are answered, but for about one in a hundred, which is neither answered nor translated.
+    """
     flows = []
     for n in range(count):
         client = address(family, 10, 0, n // 60_000, 1)
         backend = pod(family, 1 + (n // SERVICES) % 2)
+        service = service_address(family, n % SERVICES)
+        lost = protocol is Protocol.TCP and n % 101 == 0
         flows.append(
             Flow(
-                *(17, client, 1 + n % 60_000, service_address(family, n % SERVICES), PORT),
-                *(backend.address, backend.port, client, 1 + n % 60_000, b""),
+                *(protocol.value, client, 1 + n % 60_000, service, PORT),
+                *(service if lost else backend.address, backend.port, client, 1 + n % 60_000, b""),
+                replied=protocol is Protocol.TCP and not lost,
             )
         )
     add_flows(family, flows)
@@ -84,8 +90,8 @@ def cleaned(family: Family, changes: dict[ServicePortName, PlanChange], context:
 def measure(family: Family, count: int, services: int) -> None:
     context = NodeContext(family, "bench")
     both, second = (pod(family, 1), pod(family, 2)), pod(family, 2)
-    print(f"{family.value}, {count} flows")
-    timed("fill the table", lambda: fill(family, count))
+    print(f"{family.value}, {count} UDP flows")
+    timed("fill the table", lambda: fill(family, count, Protocol.UDP))
     with ConntrackTable(family) as table:
         one = FlowQuery(17, service_address(family, 7), PORT)
         timed("list the flows of one frontend", lambda: len(table.flows(one, lambda *_: True)))
@@ -104,6 +110,19 @@ def measure(family: Family, count: int, services: int) -> None:
     timed("restart, half of all flows stale", lambda: cleaned(family, moved, context))
 
 
+def measure_handshakes(family: Family, count: int, services: int) -> None:
+    context = NodeContext(family, "bench")
+    made = [plan(family, n, pod(family, 1), protocol=Protocol.TCP) for n in range(services)]
+    print(f"{family.value}, {count} TCP flows")
+    timed("fill the table", lambda: fill(family, count, Protocol.TCP))
+    with ConntrackTable(family) as table:
+        timed("walk over all flows", lambda: len(table.flows(FlowQuery(6), lambda *_: False)))
+    one = made[7]
+    timed("one service comes", lambda: cleaned(family, {one.name: PlanChange(None, one)}, context))
+    started = {entry.name: PlanChange(None, entry) for entry in made}
+    timed(f"restart, {services} TCP services", lambda: cleaned(family, started, context))
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--flows", type=int, default=100_000)
@@ -114,10 +133,11 @@ def main() -> None:
     if count < chosen.flows:
         print(f"nf_conntrack_max is {limit}: measuring with {count} flows")
     for family in Family:
-        space = Namespace()
-        with space.entered():
-            measure(family, count, chosen.services)
-        space.close()
+        for measured in (measure, measure_handshakes):
+            space = Namespace()
+            with space.entered():
+                measured(family, count, chosen.services)
+            space.close()
 
 
 if __name__ == "__main__":

@@ -95,20 +95,8 @@ def test_adding_and_removing_an_endpoint_disturbs_no_connection(world: World) ->
 def test_rules_removed_by_somebody_else_come_back(world: World) -> None:
     world.proxy.apply([WEB])
     assert _serving(world)
-    _destroy_rules(world)
+    world.destroy_rules()
     assert settles(lambda: _serving(world), bool, seconds=15)
-
-
-def _destroy_rules(world: World) -> None:
-    node = world.cluster["n1"]
-    if world.mode == "nftables":
-        for family in ("ip", "ip6"):
-            node.run(("nft", "delete", "table", family, "kube-proxy"))
-        return
-    for tool in ("iptables", "ip6tables"):
-        for table in ("nat", "filter", "mangle"):
-            node.run((tool, "-w", "-t", table, "-F"))
-            node.run((tool, "-w", "-t", table, "-X"))
 
 
 @ours_only

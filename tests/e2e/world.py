@@ -46,6 +46,17 @@ class World:
         outcomes = run_probes(self.cluster, [self.probe(host, service, to, family) for family in FAMILIES])
         return all(outcome.kind is Kind.SILENT for outcome in outcomes)
 
+    def destroy_rules(self) -> None:
+        """As somebody else might do."""
+        node = self.cluster["n1"]
+        if self.mode == "nftables":
+            for family in ("ip", "ip6"):
+                node.run(("nft", "delete", "table", family, "kube-proxy"))
+            return
+        empty = "".join(f"*{table}\nCOMMIT\n" for table in ("nat", "filter", "mangle"))
+        for tool in ("iptables-restore", "ip6tables-restore"):
+            node.run((tool, "-w"), empty)
+
     @contextlib.contextmanager
     def flows(
         self, host: str, service: LabService, *places: str, protocol: str = "TCP"

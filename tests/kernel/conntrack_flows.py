@@ -54,7 +54,8 @@ def add_flows(family: Family, flows: Iterable[Flow]) -> None:
                 f.reply_destination_port,
                 f.protocol,
             )
-            + nla.u32be(_TIMEOUT, 600),
+            + nla.u32be(_TIMEOUT, 600)
+            + (nla.u32be(_STATUS, _SEEN_REPLY | _CONFIRMED) if f.replied else b""),
         )
         for f in flows
     ]

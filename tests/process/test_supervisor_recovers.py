@@ -21,6 +21,7 @@ from pointsman.backends.contract import Mode
 from pointsman.config.command_line import RunOptions, parse_run
 from pointsman.config.mode_table import MODES
 from pointsman.config.reload import Live
+from pointsman.node.aftercare import Tidied
 from pointsman.node.degraded import DegradedChecks
 
 
@@ -30,8 +31,8 @@ class UntouchedHost(Host):
     def prepare(self, choice: Choice, degraded: DegradedChecks) -> None:
         """No setting is made."""
 
-    def leftovers_removed(self, mode: Mode) -> bool:
-        return True
+    def remove_leftovers(self, mode: Mode) -> Tidied:
+        return Tidied.NOTHING
 
 
 class Faulty:

@@ -24,7 +24,7 @@ from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kube.event_recorder import EventRecorder
 from pointsman.kube.kubeconfig import load_access
 from pointsman.kube.transport import Transport
-from pointsman.node.aftercare import Background, FlowCare, TidyUp
+from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
 from pointsman.node.degraded import DegradedChecks
 from pointsman.node.footprint import settle
 from pointsman.node.own_addresses import LinuxMachine
@@ -123,8 +123,9 @@ async def assembled(
         source, recorder = await closing.enter_async_context(_outside(options, config, node_name, metrics))
         background = Background()
         closing.push_async_callback(background.close)
+        flows = FlowCare({family: StaleFlowCleaner(family, metrics) for family in backends}, background)
         tidying = {
-            "remove leftovers of other modes": lambda: host.leftovers_removed(mode),
+            "remove leftovers of other modes": lambda: host.remove_leftovers(mode),
             "give memory back": _settled,
         }
         proxy = Proxy(
@@ -140,10 +141,7 @@ async def assembled(
             metrics,
             recorder,
             degraded,
-            listeners=(
-                FlowCare({family: StaleFlowCleaner(family, metrics) for family in backends}, background),
-                TidyUp(backends, background, tidying),
-            ),
+            listeners=(flows, TidyUp(backends, background, tidying, flows.check_everything)),
         )
         inspector = Inspector(proxy, reload=reloads.report)
         servers = Servers(proxy, recorder, dict(flagz(options.flags_set)), inspector, options.control_socket)
@@ -162,9 +160,9 @@ def _metrics(mode: Mode, reloads: ReloadRecord) -> Metrics:
     return metrics
 
 
-def _settled() -> bool:
+def _settled() -> Tidied:
     settle()
-    return True
+    return Tidied.NOTHING
 
 
 @contextlib.asynccontextmanager

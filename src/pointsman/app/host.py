@@ -9,6 +9,7 @@ from pointsman.backends.contract import Fate, Mode
 from pointsman.config.command_line import RunOptions
 from pointsman.config.log_settings import log_settings
 from pointsman.kernel.sysctl import Sysctls
+from pointsman.node.aftercare import Tidied
 from pointsman.node.degraded import DegradedChecks
 from pointsman.node.host_settings import apply_conntrack, apply_oom_score, core_count
 from pointsman.obs.log import configure, flush, get_log
@@ -34,8 +35,8 @@ class Host:
         degraded.report("host settings", (*settings.degraded, *score.degraded))
         degraded.report("proxy mode", choice.mode.prepare(choice.setup, sysctls, choice.families))
 
-    def leftovers_removed(self, mode: Mode) -> bool:
-        """Remove what other modes left; False when something stays that should go."""
+    def remove_leftovers(self, mode: Mode) -> Tidied:
+        """Remove what other modes left."""
         done = modes.remove_leftovers(mode, self._state_dir)
         for one in done:
             what = f"{one.count or one.name} {one.kind}"
@@ -45,7 +46,10 @@ class Host:
                 )
             else:
                 _log.info("Leftover of another proxy mode", fate=one.fate.value, what=what, where=one.where)
-        return all(one.fate is not Fate.FAILED for one in done)
+        fates = {one.fate for one in done}
+        if Fate.FAILED in fates:
+            return Tidied.UNFINISHED
+        return Tidied.CHANGED if Fate.REMOVED in fates else Tidied.NOTHING
 
 
 def initialise(options: RunOptions) -> int:

@@ -6,6 +6,7 @@ Leftovers of other modes go only after every family of the new mode has synced o
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -62,8 +63,17 @@ class FlowCare(SyncListener):
 
     def synced(self, outcome: SyncOutcome) -> None:
         cleaner = self._cleaners[outcome.family]
-        if cleaner.add(outcome.changes, outcome.situation, everything=outcome.report.full):
+        noted = cleaner.add(outcome.changes, outcome.situation)
+        if outcome.report.full:
+            noted = cleaner.add_everything()
+        if noted:
             self._clean(outcome.family)
+
+    def check_everything(self) -> None:
+        """Other rules than ours may have decided about packets up to now."""
+        for family, cleaner in self._cleaners.items():
+            if cleaner.add_everything():
+                self._clean(family)
 
     def _clean(self, family: Family) -> None:
         if family not in self._busy:
@@ -81,16 +91,29 @@ class FlowCare(SyncListener):
             self._clean(family)
 
 
+class Tidied(enum.Enum):
+    """What a job of tidying up came to."""
+
+    NOTHING = "there was nothing to do"
+    CHANGED = "something that took part in handling packets is gone"
+    UNFINISHED = "some of it is left; it may have changed something"
+
+
 class TidyUp(SyncListener):
     """Does each job once, when every family has synced for the first time; one that fails is tried again."""
 
     def __init__(
-        self, families: Iterable[Family], background: Background, jobs: Mapping[str, Callable[[], bool]]
+        self,
+        families: Iterable[Family],
+        background: Background,
+        jobs: Mapping[str, Callable[[], Tidied]],
+        on_change: Callable[[], None],
     ) -> None:
-        """`jobs` are named by what they do, for the log; each says whether it is done."""
+        """`jobs` are named by what they do, for the log; `on_change` is called in the event loop."""
         self._unsynced = set(families)
         self._background = background
         self._jobs = jobs
+        self._on_change = on_change
 
     def synced(self, outcome: SyncOutcome) -> None:
         if self._unsynced:
@@ -100,15 +123,17 @@ class TidyUp(SyncListener):
                     self._begin(name)
 
     def _begin(self, name: str) -> None:
-        self._background.run(lambda: self._done(name), lambda done: self._ended(name, done))
+        self._background.run(lambda: self._done(name), lambda tidied: self._ended(name, tidied))
 
-    def _done(self, name: str) -> bool:
+    def _done(self, name: str) -> Tidied:
         try:
             return self._jobs[name]()
         except Exception as error:  # noqa: BLE001 an untidy node is no reason to stop
             _log.error("Cannot tidy up after the first sync yet; trying again", job=name, err=error)
-            return False
+            return Tidied.UNFINISHED
 
-    def _ended(self, name: str, done: bool) -> None:
-        if not done:
+    def _ended(self, name: str, tidied: Tidied) -> None:
+        if tidied is not Tidied.NOTHING:
+            self._on_change()
+        if tidied is Tidied.UNFINISHED:
             self._background.later(lambda: self._begin(name))

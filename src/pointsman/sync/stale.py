@@ -76,18 +76,8 @@ class StaleFlowCleaner:
         """Service ports whose flows are still to be checked."""
         return len(self._unsettled)
 
-    def add(
-        self,
-        changes: Mapping[ServicePortName, PlanChange],
-        situation: Situation,
-        *,
-        everything: bool = False,
-    ) -> bool:
-        """Note what a successful sync changed; True when `run` has something to do.
-
-        After a sync that rewrote `everything` the flows of all service ports are checked: somebody may have taken
-        our rules away, and packets passed untranslated until they came back.
-        """
+    def add(self, changes: Mapping[ServicePortName, PlanChange], situation: Situation) -> bool:
+        """Note what a successful sync changed; True when `run` has something to do."""
         with self._lock:
             self._situation = situation
             self._additions += 1
@@ -97,9 +87,18 @@ class StaleFlowCleaner:
                     self._plans.pop(name, None)
                 else:
                     self._plans[name] = change.new
-            if everything:
-                for name, plan in self._plans.items():
-                    self._note(name, PlanChange(None, plan))
+            return bool(self._unsettled)
+
+    def add_everything(self) -> bool:
+        """Note every service port; True when `run` has something to do.
+
+        For times after which other rules than ours may have decided about packets: somebody took ours away until
+        they came back, or those of another mode stood beside them.
+        """
+        with self._lock:
+            self._additions += 1
+            for name, plan in self._plans.items():
+                self._note(name, PlanChange(None, plan))
             return bool(self._unsettled)
 
     def run(self) -> CleanReport:

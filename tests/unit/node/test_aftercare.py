@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
+import pytest
 from tests import factory
 from tests.process.assembled import until
 
@@ -16,7 +17,7 @@ from pointsman.kernel.conntrack import Flow, FlowQuery
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import Situation
 from pointsman.model.service import Protocol
-from pointsman.node.aftercare import Background, FlowCare, TidyUp
+from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
 from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import PlanChange, SyncOutcome
 from pointsman.sync.stale import StaleFlowCleaner
@@ -30,10 +31,12 @@ STALE = Flow(
 )
 
 
-def synced(family: Family = Family.IPV4, change: PlanChange | None = None) -> SyncOutcome:
+def synced(
+    family: Family = Family.IPV4, change: PlanChange | None = None, *, full: bool = True
+) -> SyncOutcome:
     changes = {} if change is None else {DNS.name: change}
     situation = Situation(factory.context(family), (OWN_ADDRESS,))
-    return SyncOutcome(SyncReport(full=True), changes, {}, situation, 0.0, first=True)
+    return SyncOutcome(SyncReport(full=full), changes, {}, situation, 0.0, first=True)
 
 
 MOVED = PlanChange(factory.plan(DNS, GONE), factory.plan(DNS, HERE))
@@ -85,14 +88,14 @@ def flow_care(table: SlowTable, background: Background) -> FlowCare:
 async def test_leftovers_go_only_after_every_family_and_are_tried_again() -> None:
     attempts: list[int] = []
 
-    def remove() -> bool:
+    def remove() -> Tidied:
         attempts.append(1)
         if len(attempts) == 1:
             raise Busy("somebody holds the xtables lock")
-        return len(attempts) == 3
+        return Tidied.UNFINISHED if len(attempts) == 2 else Tidied.NOTHING
 
     background = Background(retry_seconds=0.01)
-    tidying = TidyUp([Family.IPV4, Family.IPV6], background, {"remove leftovers": remove})
+    tidying = TidyUp([Family.IPV4, Family.IPV6], background, {"remove leftovers": remove}, lambda: None)
     tidying.synced(synced(Family.IPV4))
     tidying.synced(synced(Family.IPV4))
     await asyncio.sleep(0.05)
@@ -109,14 +112,14 @@ async def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked() -> Non
     complaints: list[object] = []
     let_go, begun = threading.Event(), threading.Event()
 
-    def remove() -> bool:
+    def remove() -> Tidied:
         begun.set()
         let_go.wait(5)
         raise Busy("still held")
 
     asyncio.get_running_loop().set_exception_handler(lambda _loop, details: complaints.append(details))
     background = Background(retry_seconds=0.01)
-    tidying = TidyUp([Family.IPV4], background, {"remove leftovers": remove})
+    tidying = TidyUp([Family.IPV4], background, {"remove leftovers": remove}, lambda: None)
     tidying.synced(synced())
     await until(begun.is_set)
     closing = asyncio.create_task(background.close())
@@ -148,4 +151,49 @@ async def test_what_came_while_flows_were_checked_is_checked_at_once_afterwards(
     care.synced(synced(change=PlanChange(MOVED.new, None)))
     table.go_on.set()
     await until(lambda: table.looks > 2 * first)
+    await background.close()
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_after_a_full_sync_all_flows_are_checked(full: bool) -> None:
+    """Somebody may have taken our rules away, and packets passed untranslated until they came back."""
+    table, background = SlowTable(), Background()
+    table.go_on.set()
+    care = flow_care(table, background)
+    care.synced(synced(change=MOVED, full=False))
+    await until(lambda: table.entries == [])
+    table.entries = [STALE]
+    care.synced(synced(full=full))
+    if full:
+        await until(lambda: table.entries == [])
+    await background.close()
+    assert table.entries == ([] if full else [STALE])
+
+
+@pytest.mark.parametrize("tidied", list(Tidied))
+async def test_when_rules_of_another_mode_went_the_flows_they_made_are_checked(tidied: Tidied) -> None:
+    told: list[str] = []
+
+    def remove() -> Tidied:
+        told.append("removal")
+        return tidied
+
+    background = Background()
+    tidying = TidyUp([Family.IPV4], background, {"leftovers": remove}, lambda: told.append("all flows"))
+    tidying.synced(synced())
+    expected = ["removal", *(["all flows"] if tidied is not Tidied.NOTHING else [])]
+    await until(lambda: len(told) == len(expected))
+    await background.close()
+    assert told == expected
+
+
+async def test_every_flow_can_be_checked_without_a_sync() -> None:
+    table, background = SlowTable(), Background()
+    table.go_on.set()
+    care = flow_care(table, background)
+    care.synced(synced(change=MOVED, full=False))
+    await until(lambda: table.entries == [])
+    table.entries = [STALE]
+    care.check_everything()
+    await until(lambda: table.entries == [])
     await background.close()

@@ -107,7 +107,7 @@ def test_changes_that_leave_nothing_stale_ask_the_kernel_nothing() -> None:
     assert table.queries == []
 
 
-def test_after_a_sync_that_rewrote_everything_all_service_ports_are_checked() -> None:
+def test_every_service_port_can_be_checked_without_a_change() -> None:
     table = FakeTable([])
     driver = cleaner(table)
     tcp = plan(pod(POD_A), name=TCP_NAME)
@@ -117,13 +117,13 @@ def test_after_a_sync_that_rewrote_everything_all_service_ports_are_checked() ->
     kept = [flow(EXTERNAL, 53, POD_A), syn(EXTERNAL, 53, replied=True), syn(BALANCER, 53, POD_B)]
     table.entries = [*slipped, *kept]
     assert not driver.add({}, SITUATION)
-    assert driver.add({}, SITUATION, everything=True)
+    assert driver.add_everything()
     assert driver.run().deleted == 2
     assert table.entries == kept
     driver.add({NAME: PlanChange(plan(pod(POD_A)), None)}, SITUATION)
     driver.run()
     table.queries.clear()
-    driver.add({}, SITUATION, everything=True)
+    driver.add_everything()
     driver.run()
     assert {query.protocol for query in table.queries} == {6}, "what is gone is not checked again"
 
