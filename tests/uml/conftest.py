@@ -113,6 +113,12 @@ def _boot_once(config: pytest.Config, nodeids: list[str]) -> None:
     config.stash[_results], config.stash[_console] = reports, console
 
 
+def _coverage_settings() -> str:
+    """What makes Python measure itself inside, too, when it does so here."""
+    settings = (item for item in os.environ.items() if item[0].startswith("COVERAGE_"))
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in settings)
+
+
 def _boot(nodeids: list[str]) -> tuple[dict[str, list[dict[str, Any]]], str]:
     with tempfile.TemporaryDirectory(prefix="pointsman-uml-tests-", dir="/var/tmp") as name:
         arguments, report_file = Path(name, "arguments"), Path(name, "reports")
@@ -132,6 +138,7 @@ def _boot(nodeids: list[str]) -> tuple[dict[str, list[dict[str, Any]]], str]:
         script = (
             f"cd {shlex.quote(str(ROOT))}\n"
             f"export {REPORT_VARIABLE}={shlex.quote(str(report_file))}\n"
+            f"{_coverage_settings()}"
             f"{shlex.join(command)}\n"
         )
         try:
