@@ -1,6 +1,9 @@
-"""Puts the figures of bench/results/*.json into docs/performance.md and README.md, so that no figure is typed by hand.
+"""Puts the figures of bench/results/*.json into the documents, so that no figure is typed by hand.
 
-python -m bench.report            rewrite both
+A document shows results between the lines `<!-- figures of NAME ...: written by python -m bench.report -->` and
+`<!-- end of figures -->`; README.md also shows single ones in its comparison.
+
+python -m bench.report            rewrite the documents
 python -m bench.report --check    say whether they are up to date, exit status 1 if not
 """
 
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +19,11 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
-PERFORMANCE = ROOT / "docs" / "performance.md"
 README = ROOT / "README.md"
-BEGIN, END = "<!-- figures: written by python -m bench.report -->", "<!-- end of figures -->"
+BLOCK = re.compile(
+    r"^(<!-- figures of ([\w -]+): written by python -m bench\.report -->)$.*?^(<!-- end of figures -->)$",
+    re.DOTALL | re.MULTILINE,
+)
 UNITS = {"_s": " s", "_ms": " ms", "_us": " µs", "_mib": " MiB", "_mb": " MB", "_percent": " %"}
 SIZE = (10000, 10)
 README_ROWS = {
@@ -34,16 +40,38 @@ def load() -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
 
 
-def tables(results: Mapping[str, Any]) -> Iterator[str]:
-    """A section per results file, a table per list of measurements in it."""
-    for name, found in results.items():
-        yield f"### {name}\n"
-        parts = found if isinstance(found, dict) else {"": found}
-        for part, value in parts.items():
-            if isinstance(value, str):
-                yield f"{part.replace('_', ' ').capitalize()}: {value}.\n"
-            elif value and isinstance(value, list):
-                yield (f"{part.replace('_', ' ').capitalize()}:\n\n" if part else "") + _table(value)
+def documents() -> list[Path]:
+    return [README, *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def with_figures(text: str, results: Mapping[str, Any]) -> str:
+    """The text with every block of figures as the results have it."""
+
+    def block(found: re.Match[str]) -> str:
+        names = found[2].split()
+        sections = (
+            (f"### {name}\n\n" if len(names) > 1 else "") + "\n".join(tables(results[name])) for name in names
+        )
+        return f"{found[1]}\n\n" + "\n".join(sections) + f"\n{found[3]}"
+
+    return BLOCK.sub(block, text)
+
+
+def tables(found: Any) -> Iterator[str]:
+    """The notes and tables of one results file."""
+    parts = found if isinstance(found, dict) else {"": found}
+    for part, value in parts.items():
+        if isinstance(value, str):
+            yield f"{part.replace('_', ' ').capitalize()}: {value}.\n"
+        elif value and isinstance(value, list):
+            yield (f"{part.replace('_', ' ').capitalize()}:\n\n" if part else "") + _table(value)
+            yield from _together(value)
+
+
+def _together(rows: Rows) -> Iterator[str]:
+    if all("connections" in row and "lost" in row for row in rows):
+        connections, lost = (sum(int(row[column]) for row in rows) for column in ("connections", "lost"))
+        yield f"Together: **{connections:,} connections, {lost:,} lost**.\n"
 
 
 def _table(rows: Rows) -> str:
@@ -70,12 +98,6 @@ def _rounded(value: float) -> str:
     if value >= 10:
         return f"{value:.0f}"
     return f"{value:.3g}" if value >= 1 else f"{value:.2g}"
-
-
-def performance(text: str, results: Mapping[str, Any]) -> str:
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n" + "\n".join(tables(results)) + f"\n{END}{after}"
 
 
 def readme(text: str, results: Mapping[str, Any]) -> str:
@@ -106,12 +128,13 @@ def _measured(rows: Rows, program: str) -> Mapping[str, Any]:
 
 def outdated() -> dict[Path, str]:
     """The documents that do not show the results, with what they should say."""
-    results = load()
-    wanted = {
-        PERFORMANCE: performance(PERFORMANCE.read_text(), results),
-        README: readme(README.read_text(), results),
-    }
-    return {path: text for path, text in wanted.items() if path.read_text() != text}
+    results, found = load(), {}
+    for path in documents():
+        text = path.read_text()
+        wanted = with_figures(readme(text, results) if path == README else text, results)
+        if wanted != text:
+            found[path] = wanted
+    return found
 
 
 def main() -> int:

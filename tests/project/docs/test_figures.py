@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import pytest
 from bench import report
+
+MEASURED = re.compile(
+    r"\d[\d.,]* ?(?:ms|µs|us|kB|KiB|MiB|GiB|MB|GB|% of|per cent)\b|\d+ times (?:faster|less|more)"
+)
 
 
 def test_documents_show_the_kept_results() -> None:
     assert list(report.outdated()) == [], "run: python -m bench.report"
+
+
+def test_every_kept_result_is_shown() -> None:
+    shown = {
+        name
+        for path in report.documents()
+        for _, names, _ in report.BLOCK.findall(path.read_text())
+        for name in names.split()
+    }
+    assert shown == set(report.load())
+
+
+@pytest.mark.parametrize("path", report.documents(), ids=lambda path: path.name)
+def test_no_document_holds_a_measured_figure_of_its_own(path: Path) -> None:
+    text = report.BLOCK.sub("", path.read_text())
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in text.splitlines() if not line.startswith(tuple(report.README_ROWS))]
+    assert [line for line in lines if MEASURED.search(line)] == []
+
+
+def test_a_block_shows_the_results_it_names() -> None:
+    text = "before\n<!-- figures of mode: written by python -m bench.report -->\nold\n<!-- end of figures -->\nafter\n"
+    assert report.with_figures(text, {"mode": [{"size": 5}], "other": []}) == (
+        "before\n<!-- figures of mode: written by python -m bench.report -->\n\n"
+        "| size |\n|---|\n| 5 |\n\n<!-- end of figures -->\nafter\n"
+    )
 
 
 def test_the_readme_shows_either_program() -> None:
@@ -33,9 +67,13 @@ def test_the_readme_shows_either_program() -> None:
 
 
 def test_a_table_has_units_in_its_cells_and_gaps_where_nothing_was_measured() -> None:
-    results = {"mode": {"note": "on a quiet machine", "syncs": [{"size": 5, "cold_s": 1.26}, {"size": 6}]}}
+    results = {"note": "on a quiet machine", "syncs": [{"size": 5, "cold_s": 1.26}, {"size": 6}]}
     assert list(report.tables(results)) == [
-        "### mode\n",
         "Note: on a quiet machine.\n",
         "Syncs:\n\n| size | cold |\n|---|---|\n| 5 | 1.26 s |\n| 6 |  |\n",
     ]
+
+
+def test_connections_are_added_up() -> None:
+    rows = [{"connections": 1000, "lost": 0}, {"connections": 234, "lost": 1}]
+    assert list(report.tables(rows))[-1] == "Together: **1,234 connections, 1 lost**.\n"
