@@ -69,7 +69,6 @@ async def test_a_bug_met_while_looking_for_drift_does_not_end_the_proxy() -> Non
         world.source.put(factory.service(), ADDRESSED)
         world.source.listed()
         await world.settled()
-        backend = world.backends[Family.IPV4]
-        backend.drift = lambda: (_ for _ in ()).throw(ZeroDivisionError("bug"))  # type: ignore[method-assign]
         syncs = world.syncs
+        world.backends[Family.IPV4].drifts = [ZeroDivisionError("bug")]
         await until(lambda: world.syncs > syncs)

@@ -15,16 +15,15 @@ _log = get_log(__name__)
 
 def announce(options: RunOptions, mode: Mode, recorder: Recorder) -> None:
     """The events kube-proxy emits at start."""
-    recorder.node_event("Normal", "Starting", "")
+    recorder.node_event("Starting", "", warning=False)
     if options.program == KUBE_PROXY and not options.mode_explicit:
         recorder.node_event(
-            "Warning",
             "KubeProxyDefaultMode",
             "No proxy mode is configured, so iptables is used; a later release will pick nftables. "
             "Set mode in the configuration to keep it.",
         )
     for announcement in mode.announcements:
-        recorder.node_event("Warning", announcement.reason, announcement.note)
+        recorder.node_event(announcement.reason, announcement.note)
 
 
 def bad_object_report(metrics: Metrics, recorder: Recorder) -> Callable[[str, str, str], None]:
@@ -33,10 +32,9 @@ def bad_object_report(metrics: Metrics, recorder: Recorder) -> Callable[[str, st
     def report(kind: str, key: str, error: str) -> None:
         metrics.objects_skipped.labels(kind=kind, reason="Undecodable").inc()
         _log.error("An object cannot be read and is skipped", kind=kind, object=key, err=error)
-        namespace, _, name = key.rpartition("/")
         if kind == "Service":
-            recorder.service_event(namespace, name, "Warning", "Undecodable", error)
+            recorder.service_event(key, "Undecodable", error)
         else:
-            recorder.node_event("Warning", "Undecodable", f"{kind} {key}: {error}")
+            recorder.node_event("Undecodable", f"{kind} {key}: {error}")
 
     return report

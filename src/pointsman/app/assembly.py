@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from pointsman.app import modes
 from pointsman.app.announcements import announce, bad_object_report
 from pointsman.app.host import Host
@@ -42,50 +44,40 @@ from pointsman.sync.stale import StaleFlowCleaner
 _log = get_log(__name__)
 
 
-class Running:
+class Running(msgspec.Struct):
     """A started proxy with everything around it."""
 
-    def __init__(
-        self,
-        choice: modes.Choice,
-        options: RunOptions,
-        proxy: Proxy,
-        servers: Servers,
-        host: Host,
-        degraded: DegradedChecks,
-    ) -> None:
-        self.proxy = proxy
-        self._choice = choice
-        self._options = options
-        self._servers = servers
-        self._host = host
-        self._degraded = degraded
-        self._rebind = asyncio.Event()
+    choice: modes.Choice
+    options: RunOptions
+    proxy: Proxy
+    servers: Servers
+    host: Host
+    rebind: asyncio.Event
 
     async def run(self) -> None:
         """Until cancelled; raises what cannot be gone on with."""
         proxy = self.proxy
         work = [proxy.run(), measure_watches(proxy.source, proxy.metrics), self._follow_bind_addresses()]
-        if self._options.service_metrics:
-            reading = ServiceMetrics(proxy.metrics, self._options.service_metrics_limit)
+        if self.options.service_metrics:
+            reading = ServiceMetrics(proxy.metrics, self.options.service_metrics_limit)
             work.append(reading.run(proxy.families.values()))
         await first_ended(*work)
 
     def apply(self, live: Live) -> None:
         """Take over a configuration that needs no new proxy."""
-        self._choice = self._choice._replace(setup=modes.setup_of(live.options, self._choice.mode.name))
-        config = self._choice.setup.config
+        self.choice = self.choice._replace(setup=modes.setup_of(live.options, self.choice.mode.name))
+        config = self.choice.setup.config
         configure(log_settings(config.logging))
         self.proxy.apply_config(config)
         if live.touches("conntrack", "oomScoreAdj"):
-            self._host.prepare(self._choice, self._degraded)
-        self._rebind.set()
+            self.host.prepare(self.choice, self.proxy.degraded)
+        self.rebind.set()
 
     async def _follow_bind_addresses(self) -> None:
         while True:
-            await self._rebind.wait()
-            self._rebind.clear()
-            await self._servers.rebind(self.proxy.config)
+            await self.rebind.wait()
+            self.rebind.clear()
+            await self.servers.rebind(self.proxy.config)
 
 
 async def first_ended(*work: Coroutine[Any, Any, Any]) -> None:
@@ -149,7 +141,7 @@ async def assembled(
         closing.push_async_callback(proxy.close)
         announce(options, mode, recorder)
         await servers.start(config)
-        yield Running(choice, options, proxy, servers, host, degraded)
+        yield Running(choice, options, proxy, servers, host, rebind=asyncio.Event())
 
 
 def _metrics(mode: Mode, reloads: ReloadRecord) -> Metrics:

@@ -45,7 +45,7 @@ class Servers:
         )
 
         def failed(reason: str) -> Callable[[str], None]:
-            return lambda message: recorder.node_event("Warning", reason, message)
+            return lambda message: recorder.node_event(reason, message)
 
         self._health = Listener(
             "health server",

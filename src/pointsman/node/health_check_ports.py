@@ -54,6 +54,4 @@ class HealthCheckPorts(SyncListener):
         await self._ports[family].sync(wanted, [address_text(address) for address in addresses])
 
     def _not_opened(self, service: ServiceHealth, message: str) -> None:
-        self._recorder.service_event(
-            service.namespace, service.name, "Warning", "FailedToStartServiceHealthcheck", message
-        )
+        self._recorder.service_event(service.key, "FailedToStartServiceHealthcheck", message)

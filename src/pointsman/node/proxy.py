@@ -151,7 +151,7 @@ class Proxy:
                 self._node_changed(node.metadata.name, node)
             case Upsert(object=ServiceCIDR() as service_cidr):
                 key, cidrs = service_cidr.metadata.key, service_cidr.spec.cidrs or ()
-                self._request_all_if(self.node.service_range_seen(key, cidrs))
+                self._request_all(self.node.service_range_seen(key, cidrs))
             case Delete(kind=kind, key=key):
                 self._deleted(kind, key)
 
@@ -167,7 +167,7 @@ class Proxy:
         elif kind is Node:
             self._node_changed(key, None)
         else:
-            self._request_all_if(self.node.service_range_seen(key, None))
+            self._request_all(self.node.service_range_seen(key, None))
 
     def _track(self, change: Callable[[Tracker], bool]) -> None:
         for family in self.families.values():
@@ -183,7 +183,7 @@ class Proxy:
             _log.warning("The Node object is gone; its last known addresses and zone stay in use", node=name)
             return
         before = self.node.facts
-        self._request_all_if(self.node.node_seen(node))
+        self._request_all(self.node.node_seen(node))
         facts = self.node.facts
         if facts != before:
             addresses = ", ".join(address_text(address) for address in facts.ips)
@@ -214,7 +214,7 @@ class Proxy:
 
     async def _follow_addresses(self) -> None:
         async for _ in self._machine.address_changes():
-            self._request_all_if(self.node.addresses_read(await self._read_addresses()))
+            self._request_all(self.node.addresses_read(await self._read_addresses()))
 
     async def _read_addresses(self) -> dict[Family, tuple[bytes, ...]]:
         """The machine's addresses; a kernel short of memory is asked again, the last known ones stay meanwhile."""
@@ -225,12 +225,8 @@ class Proxy:
                 _log.warning("The addresses of this node cannot be read now", err=error)
                 await asyncio.sleep(_ADDRESS_RETRY)
 
-    def _request_all_if(self, rules_differ: bool) -> None:
-        if rules_differ:
-            self._request_all()
-
-    def _request_all(self) -> None:
-        if self.gate.is_open:
+    def _request_all(self, rules_differ: bool = True) -> None:
+        if rules_differ and self.gate.is_open:
             for family in self.families.values():
                 family.loop.request()
 

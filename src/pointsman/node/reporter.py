@@ -103,17 +103,15 @@ class Reporter(SyncListener):
         self.records[family].drift_repaired += 1
         self._metrics.drift_repaired.labels(ip_family=family.value).inc()
         _log.warning("Someone else changed our rules; restoring them", ipFamily=family.value, what=str(drift))
-        self._recorder.node_event(
-            "Warning", "ProxyRulesRestored", f"{family.value} rules were changed by others: {drift}"
-        )
+        note = f"{family.value} rules were changed by others: {drift}"
+        self._recorder.node_event("ProxyRulesRestored", note)
 
     def left_out(self, kind: str, key: str, problem: Problem, *, shown: str = "") -> None:
         """An object, or part of it, cannot be used: a log line, a metric, and an event on a Service."""
         self._metrics.objects_skipped.labels(kind=kind, reason=problem.reason).inc()
         _log.warning("Left out of the rules", kind=kind, object=shown or key, reason=problem.message)
         if kind == "Service":
-            namespace, _, name = key.rpartition("/")
-            self._recorder.service_event(namespace, name, "Warning", problem.reason, problem.message)
+            self._recorder.service_event(key, problem.reason, problem.message)
 
     def _refused(self, refused: Iterable[Refusal]) -> None:
         for refusal in refused:

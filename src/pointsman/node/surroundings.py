@@ -38,21 +38,21 @@ class Machine(Protocol):
 class Recorder(Protocol):
     """Where Kubernetes events go; never blocks, never fails."""
 
-    def node_event(self, kind: str, reason: str, note: str) -> None:
-        """An event about this Node; `kind` is Normal or Warning."""
+    def node_event(self, reason: str, note: str, *, warning: bool = True) -> None:
+        """An event about this Node."""
 
-    def service_event(self, namespace: str, name: str, kind: str, reason: str, note: str) -> None:
-        """An event about a Service."""
+    def service_event(self, key: str, reason: str, note: str) -> None:
+        """A warning about the Service `namespace/name`."""
 
 
 class SilentRecorder:
     """For runs without an API server: logs say the same."""
 
-    def node_event(self, kind: str, reason: str, note: str) -> None:
-        del kind, reason, note
+    def node_event(self, reason: str, note: str, *, warning: bool = True) -> None:
+        del reason, note, warning
 
-    def service_event(self, namespace: str, name: str, kind: str, reason: str, note: str) -> None:
-        del namespace, name, kind, reason, note
+    def service_event(self, key: str, reason: str, note: str) -> None:
+        del key, reason, note
 
 
 class ApiRecorder:
@@ -62,9 +62,10 @@ class ApiRecorder:
         self._sender = sender
         self._node = node_reference(node_name)
 
-    def node_event(self, kind: str, reason: str, note: str) -> None:
-        self._sender.record(self._node, reason, note, warning=kind == "Warning")
+    def node_event(self, reason: str, note: str, *, warning: bool = True) -> None:
+        self._sender.record(self._node, reason, note, warning=warning)
 
-    def service_event(self, namespace: str, name: str, kind: str, reason: str, note: str) -> None:
+    def service_event(self, key: str, reason: str, note: str) -> None:
+        namespace, _, name = key.rpartition("/")
         service = ObjectReference("Service", name, namespace)
-        self._sender.record(service, reason, note, warning=kind == "Warning", action="SyncProxyRules")
+        self._sender.record(service, reason, note, warning=True, action="SyncProxyRules")

@@ -8,7 +8,6 @@ that are printed.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -62,10 +61,11 @@ class Answer(msgspec.Struct, frozen=True):
 
     status: int
     body: bytes
+    headers: Mapping[str, str] = {}
 
 
 class ProxyHealth:
-    """Collects what the sync loop reports; safe to call from any thread."""
+    """Collects what the sync loops report; lives in the event loop, as they and the servers do."""
 
     def __init__(
         self,
@@ -76,53 +76,46 @@ class ProxyHealth:
     ) -> None:
         self._timeout = 2 * sync_period_ns
         self._wall, self._monotonic = wall, monotonic
-        self._lock = threading.Lock()
         self._oldest_queued: dict[Family, Nanoseconds] = {}
         self._updated: dict[Family, Nanoseconds] = {}
         self._node: Node | None = None
 
     def set_sync_period(self, sync_period_ns: Nanoseconds) -> None:
         """Follow a change of the configuration."""
-        with self._lock:
-            self._timeout = 2 * sync_period_ns
+        self._timeout = 2 * sync_period_ns
 
     def queued(self, family: Family) -> None:
         """A change waits to be written; only the oldest one since the last success counts."""
-        with self._lock:
-            self._oldest_queued.setdefault(family, self._monotonic())
+        self._oldest_queued.setdefault(family, self._monotonic())
 
     def updated(self, family: Family) -> None:
         """A sync succeeded: nothing waits any more."""
-        with self._lock:
-            self._oldest_queued.pop(family, None)
-            self._updated[family] = self._wall()
+        self._oldest_queued.pop(family, None)
+        self._updated[family] = self._wall()
 
     def node_changed(self, node: Node | None) -> None:
         """The own Node as last seen; None when it is deleted or not known yet."""
-        with self._lock:
-            self._node = node
+        self._node = node
 
     def health(self) -> Health:
-        with self._lock:
-            ticks = self._monotonic()
-            status = {
-                family: FamilyHealth(
-                    self._updated[family], ticks - self._oldest_queued.get(family, ticks) < self._timeout
-                )
-                for family in Family
-                if family in self._updated
-            }
-            return Health(
-                now=self._wall(),
-                last_updated=max(self._updated.values(), default=None),
-                healthy=all(entry.healthy for entry in status.values()),
-                status=status,
+        ticks = self._monotonic()
+        status = {
+            family: FamilyHealth(
+                self._updated[family], ticks - self._oldest_queued.get(family, ticks) < self._timeout
             )
+            for family in Family
+            if family in self._updated
+        }
+        return Health(
+            now=self._wall(),
+            last_updated=max(self._updated.values(), default=None),
+            healthy=all(entry.healthy for entry in status.values()),
+            status=status,
+        )
 
     def healthz(self) -> Answer:
         """For load balancers: unhealthy also when the node is leaving."""
-        with self._lock:
-            eligible = node_eligible(self._node)
+        eligible = node_eligible(self._node)
         health = self.health()
         return self._answer(health, health.healthy and eligible, eligible)
 

@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from pointsman.obs.log import get_log
+from pointsman.serve.health import Answer
 from pointsman.serve.http import HttpServer, limited, open_socket, reply
 
 _log = get_log(__name__)
@@ -34,15 +35,7 @@ class ServiceHealth(msgspec.Struct, frozen=True):
         return f"{self.namespace}/{self.name}"
 
 
-class HealthAnswer(msgspec.Struct, frozen=True):
-    """Status, headers and body for a load balancer."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
-def health_answer(service: ServiceHealth, proxy_healthy: bool) -> HealthAnswer:
+def health_answer(service: ServiceHealth, proxy_healthy: bool) -> Answer:
     """200 only where traffic can be answered here; the header carries the weight of this node."""
     count = service.local_endpoints
     document = {
@@ -50,7 +43,7 @@ def health_answer(service: ServiceHealth, proxy_healthy: bool) -> HealthAnswer:
         "localEndpoints": count,
         "serviceProxyHealthy": proxy_healthy,
     }
-    return HealthAnswer(
+    return Answer(
         status=200 if count > 0 and proxy_healthy else 503,
         headers={"X-Load-Balancing-Endpoint-Weight": str(count)},
         body=json.dumps(document, indent="\t").encode(),

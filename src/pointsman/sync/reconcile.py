@@ -102,17 +102,10 @@ class Snapshot(msgspec.Struct, frozen=True):
 class Reconciler:
     """Desired state of one IP family and the backend that puts it into the kernel."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        *,
-        plan: Planner = plan_service_port,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, backend: Backend, *, plan: Planner = plan_service_port) -> None:
         self.backend = backend
         self.plans: dict[ServicePortName, ServicePlan] = {}
         self._plan_service_port = plan
-        self._clock = clock
         self._tally = _Tally()
         self._refusals = _Refusals()
         self._states: dict[ServicePortName, PortState] = {}
@@ -132,7 +125,7 @@ class Reconciler:
         full: bool = False,
     ) -> SyncOutcome:
         """Bring the kernel up to date; raises SyncFailed with nothing lost when it refuses."""
-        started = self._clock()
+        started = time.perf_counter()
         self._absorb(changes, context)
         request = SyncRequest(
             context=context,
@@ -158,7 +151,7 @@ class Reconciler:
             changes=accepted,
             trigger_times=self._trigger_times,
             situation=Situation(context, own_addresses),
-            seconds=self._clock() - started,
+            seconds=time.perf_counter() - started,
             first=not self._succeeded_once,
             totals=self._tally.totals(len(self.plans)),
             refused=self._refusals.take(),

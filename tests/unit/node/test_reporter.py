@@ -25,11 +25,11 @@ class Events:
     def __init__(self) -> None:
         self.told: list[tuple[str, ...]] = []
 
-    def node_event(self, kind: str, reason: str, note: str) -> None:
-        self.told.append((kind, reason, note))
+    def node_event(self, reason: str, note: str, *, warning: bool = True) -> None:
+        self.told.append(("node", "warning" if warning else "normal", reason, note))
 
-    def service_event(self, namespace: str, name: str, kind: str, reason: str, note: str) -> None:
-        self.told.append((namespace, name, kind, reason, note))
+    def service_event(self, key: str, reason: str, note: str) -> None:
+        self.told.append((key, reason, note))
 
 
 class Desk:
@@ -112,7 +112,7 @@ def test_a_refusal_becomes_a_metric_and_an_event_on_its_service(failing: bool) -
     skipped = 'pointsman_objects_skipped_total{kind="Service",reason="ContestedAddress"}'
     assert desk.metric(skipped) == 1
     assert desk.events.told == [
-        ("default", "web", "Warning", "ContestedAddress", "198.51.100.1:80 is served by default/old")
+        ("default/web", "ContestedAddress", "198.51.100.1:80 is served by default/old")
     ]
 
 
@@ -121,4 +121,4 @@ def test_repaired_drift_is_counted_and_told_on_the_node() -> None:
     desk.reporter.drifted(Family.IPV4, Drift("table kube-proxy", Damage.DELETED))
     assert desk.record.drift_repaired == 1
     assert desk.metric('pointsman_drift_repaired_total{ip_family="IPv4"}') == 1
-    assert [entry[:2] for entry in desk.events.told] == [("Warning", "ProxyRulesRestored")]
+    assert [entry[:3] for entry in desk.events.told] == [("node", "warning", "ProxyRulesRestored")]
