@@ -1,9 +1,10 @@
 """Is the proxy keeping up, and should load balancers send traffic to this node? State and answers, no I/O.
 
-As in kube-proxy, a family is unhealthy when a change has been waiting for two sync periods, and a proxy that has
-never synced counts as healthy (it is starting). /livez answers that; /healthz also says whether the node itself is
-on its way out. Ages are taken from a monotonic clock, so a jump of the wall clock harms nothing but the times
-that are printed.
+As in kube-proxy, a family is unhealthy when a change has been waiting for two sync periods, whether or not a sync
+ever succeeded before. Ours is also unhealthy when its worker thread has been busy with one call for that long. /livez answers
+that: a restart may help. /healthz also says whether the node is on its way out, and whether objects the first sync needs
+have not arrived after two sync periods: a restart would not help then, but this node serves nobody yet. Ages are taken
+from a monotonic clock, so a jump of the wall clock affects only the times that are printed.
 """
 
 from __future__ import annotations
@@ -41,10 +42,15 @@ def node_eligible(node: Node | None) -> bool:
 
 
 class FamilyHealth(msgspec.Struct, frozen=True):
-    """One IP family: Unix time of its last successful sync, and whether it keeps up."""
+    """One IP family: Unix time of its last successful sync, and what keeps it from keeping up."""
 
-    last_updated: Nanoseconds
-    healthy: bool
+    last_updated: Nanoseconds | None
+    reason: str = ""
+    """Empty when it keeps up."""
+
+    @property
+    def healthy(self) -> bool:
+        return not self.reason
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -54,6 +60,8 @@ class Health(msgspec.Struct, frozen=True):
     last_updated: Nanoseconds | None
     healthy: bool
     status: Mapping[Family, FamilyHealth]
+    waiting_for: str = ""
+    """What the first sync has been waiting for too long; empty when it is not."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -71,12 +79,17 @@ class ProxyHealth:
         self,
         sync_period_ns: Nanoseconds,
         *,
+        waiting_for: Callable[[], str] = str,
         wall: Clock = time.time_ns,
         monotonic: Clock = time.monotonic_ns,
     ) -> None:
+        """`waiting_for` says what the first sync still needs, in words; empty when nothing."""
         self._timeout = 2 * sync_period_ns
+        self._waiting_for = waiting_for
         self._wall, self._monotonic = wall, monotonic
+        self._started = monotonic()
         self._oldest_queued: dict[Family, Nanoseconds] = {}
+        self._busy_since: dict[Family, Nanoseconds] = {}
         self._updated: dict[Family, Nanoseconds] = {}
         self._node: Node | None = None
 
@@ -93,31 +106,48 @@ class ProxyHealth:
         self._oldest_queued.pop(family, None)
         self._updated[family] = self._wall()
 
+    def busy(self, family: Family) -> None:
+        """The family's worker thread begins a call; called there, as `idle` is: each is one step on a dictionary."""
+        self._busy_since[family] = self._monotonic()
+
+    def idle(self, family: Family) -> None:
+        """The worker thread came back."""
+        self._busy_since.pop(family, None)
+
     def node_changed(self, node: Node | None) -> None:
         """The own Node as last seen; None when it is deleted or not known yet."""
         self._node = node
 
     def health(self) -> Health:
         ticks = self._monotonic()
+        troubles = {family: self._trouble(family, ticks) for family in Family}
         status = {
-            family: FamilyHealth(
-                self._updated[family], ticks - self._oldest_queued.get(family, ticks) < self._timeout
-            )
-            for family in Family
-            if family in self._updated
+            family: FamilyHealth(self._updated.get(family), trouble)
+            for family, trouble in troubles.items()
+            if family in self._updated or trouble
         }
+        late = ticks - self._started >= self._timeout
         return Health(
             now=self._wall(),
             last_updated=max(self._updated.values(), default=None),
-            healthy=all(entry.healthy for entry in status.values()),
+            healthy=not any(troubles.values()),
             status=status,
+            waiting_for=self._waiting_for() if late else "",
         )
 
+    def _trouble(self, family: Family, ticks: Nanoseconds) -> str:
+        queued, busy = self._oldest_queued.get(family, ticks), self._busy_since.get(family, ticks)
+        if ticks - busy >= self._timeout:
+            return f"the worker thread has not come back for {(ticks - busy) // _SECOND} s"
+        if ticks - queued >= self._timeout:
+            return f"no sync has succeeded for {(ticks - queued) // _SECOND} s"
+        return ""
+
     def healthz(self) -> Answer:
-        """For load balancers: unhealthy also when the node is leaving."""
+        """For load balancers: unhealthy also when the node is leaving, or was never told what to serve."""
         eligible = node_eligible(self._node)
         health = self.health()
-        return self._answer(health, health.healthy and eligible, eligible)
+        return self._answer(health, health.healthy and eligible and not health.waiting_for, eligible)
 
     def livez(self) -> Answer:
         """For restarts: the state of the proxy alone."""
@@ -135,7 +165,13 @@ class ProxyHealth:
         document["healthy"] = health.healthy
         if health.status:
             document["status"] = {
-                family.value: {"lastUpdated": rfc3339_nano(entry.last_updated), "healthy": entry.healthy}
+                family.value: {
+                    "lastUpdated": rfc3339_nano(entry.last_updated),
+                    "healthy": entry.healthy,
+                    **({"reason": entry.reason} if entry.reason else {}),
+                }
                 for family, entry in health.status.items()
             }
+        if health.waiting_for:
+            document["waitingFor"] = health.waiting_for
         return Answer(200 if good else 503, msgspec.json.encode(document))

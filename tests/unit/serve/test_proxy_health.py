@@ -42,11 +42,63 @@ def body(answer: Answer) -> dict[str, object]:
 
 
 def test_a_starting_proxy_is_healthy_and_names_no_family(health: ProxyHealth, clock: Time) -> None:
-    health.queued(Family.IPV4)
     clock.step(1000)
+    health.queued(Family.IPV4)
+    clock.step(59)
     answer = health.healthz()
     assert answer.status == 200
     assert list(body(answer)) == ["lastUpdated", "currentTime", "nodeEligible", "healthy"]
+
+
+def test_a_family_whose_first_sync_never_succeeds_turns_unhealthy_on_both_probes(
+    health: ProxyHealth, clock: Time
+) -> None:
+    health.updated(Family.IPV4)
+    health.queued(Family.IPV6)
+    clock.step(60)
+    for answer in (health.livez(), health.healthz()):
+        assert answer.status == 503
+        assert body(answer)["status"] == {
+            "IPv4": {"lastUpdated": "2023-11-14T22:13:20Z", "healthy": True},
+            "IPv6": {
+                "lastUpdated": "0001-01-01T00:00:00Z",
+                "healthy": False,
+                "reason": "no sync has succeeded for 60 s",
+            },
+        }
+    health.updated(Family.IPV6)
+    assert health.livez().status == health.healthz().status == 200
+
+
+def test_a_worker_that_does_not_come_back_turns_both_probes(health: ProxyHealth, clock: Time) -> None:
+    health.updated(Family.IPV4)
+    health.busy(Family.IPV4)
+    clock.step(59)
+    assert health.livez().status == 200
+    clock.step(1)
+    assert health.livez().status == health.healthz().status == 503
+    assert b"the worker thread has not come back for 60 s" in health.livez().body
+    health.idle(Family.IPV4)
+    assert health.livez().status == 200
+
+
+def test_objects_that_never_arrive_turn_healthz_and_not_livez(clock: Time) -> None:
+    missing = ["the first list of Service"]
+    health = ProxyHealth(
+        30 * SECOND,
+        waiting_for=lambda: missing[0],
+        wall=lambda: clock.wall,
+        monotonic=lambda: clock.ticks,
+    )
+    health.node_changed(NODE)
+    clock.step(59)
+    assert health.healthz().status == 200
+    clock.step(1)
+    assert health.healthz().status == 503
+    assert body(health.healthz())["waitingFor"] == "the first list of Service"
+    assert health.livez().status == 200
+    missing[0] = ""
+    assert health.healthz().status == 200
 
 
 def test_bodies_have_the_fields_of_kube_proxy_in_its_order(health: ProxyHealth, clock: Time) -> None:
