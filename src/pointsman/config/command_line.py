@@ -60,6 +60,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     service_metrics_limit: int = 1000
     control_socket: Path | None = None
     state_dir: Path = RUN_DIRECTORY
+    wait_for_instance: bool = False
     external_ip_allow_cidrs: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     flags_set: Mapping[str, str] = {}
@@ -127,6 +128,7 @@ def _options(
         service_metrics_limit=flags.get("service-metrics-limit", 1000),
         control_socket=control_socket,
         state_dir=state_dir,
+        wait_for_instance=flags.get("wait-for-instance", False),
         external_ip_allow_cidrs=flags.get("external-ip-allow-cidrs", ()),
         warnings=tuple(warnings),
         flags_set=dict(texts),

@@ -421,7 +421,12 @@ FLAGS: tuple[Flag, ...] = (
             "state-dir",
             Kind.STRING,
             default=str(RUN_DIRECTORY),
-            help="Directory for what must survive a restart, such as sysctls to restore.",
+            help="Directory for what must survive a restart, such as sysctls to restore, and for the lock that keeps a second instance from this node.",
+        ),
+        Flag(
+            "wait-for-instance",
+            Kind.BOOL,
+            help="When another instance serves this node, take over when it ends instead of exiting.",
         ),
         Flag(
             "external-ip-allow-cidrs",
