@@ -60,6 +60,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     service_metrics_limit: int = 1000
     control_socket: Path | None = None
     state_dir: Path = RUN_DIRECTORY
+    host_root: Path = Path("/")
     wait_for_instance: bool = False
     external_ip_allow_cidrs: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -128,6 +129,7 @@ def _options(
         service_metrics_limit=flags.get("service-metrics-limit", 1000),
         control_socket=control_socket,
         state_dir=state_dir,
+        host_root=path("host-root") or Path("/"),
         wait_for_instance=flags.get("wait-for-instance", False),
         external_ip_allow_cidrs=flags.get("external-ip-allow-cidrs", ()),
         warnings=tuple(warnings),

@@ -424,6 +424,12 @@ FLAGS: tuple[Flag, ...] = (
             help="Directory for what must survive a restart, such as sysctls to restore, and for the lock that keeps a second instance from this node.",
         ),
         Flag(
+            "host-root",
+            Kind.STRING,
+            default="/",
+            help="Directory below which the host's /proc/sys and /sys can be written, for an init container that is not privileged.",
+        ),
+        Flag(
             "wait-for-instance",
             Kind.BOOL,
             help="When another instance serves this node, take over when it ends instead of exiting.",

@@ -22,15 +22,18 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(text) if document]
 
 
-def daemonset() -> dict[str, Any]:
-    (found,) = documents(DEPLOY / "kustomize/daemonset.yaml")
+DAEMONSETS = ["kustomize/daemonset.yaml", "helm/pointsman/templates/daemonset.yaml"]
+
+
+def pod(path: str) -> dict[str, Any]:
+    (found,) = documents(DEPLOY / path)
     spec: dict[str, Any] = found["spec"]["template"]["spec"]
     return spec
 
 
 @pytest.mark.parametrize("which", ["initContainers", "containers"])
 def test_every_argument_is_accepted(which: str, tmp_path: Path) -> None:
-    (container,) = daemonset()[which]
+    (container,) = pod(DAEMONSETS[0])[which]
     config = tmp_path / "config.yaml"
     config.write_bytes((DEPLOY / "kustomize/config.yaml").read_bytes())
     command, *flags = [argument.replace("$(NODE_NAME)", "n1") for argument in container["args"]]
@@ -64,11 +67,53 @@ def test_the_role_allows_exactly_what_is_listed_and_watched(path: str) -> None:
     assert granted == needed
 
 
-def test_the_long_running_container_has_few_capabilities() -> None:
-    (container,) = daemonset()["containers"]
-    security = container["securityContext"]
-    assert security["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]}
-    assert "privileged" not in security
+@pytest.mark.parametrize("path", DAEMONSETS)
+def test_no_container_is_privileged_and_each_has_the_capabilities_it_needs(path: str) -> None:
+    spec = pod(path)
+    (before,), (main,) = spec["initContainers"], spec["containers"]
+    for container, needed in ((before, ["NET_ADMIN"]), (main, ["NET_ADMIN", "NET_RAW"])):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"], "add": needed},
+        }
+
+
+@pytest.mark.parametrize("path", DAEMONSETS)
+def test_pods_run_under_the_runtimes_seccomp_profile(path: str) -> None:
+    assert pod(path)["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+
+
+@pytest.mark.parametrize("path", DAEMONSETS)
+def test_only_the_init_container_sees_the_hosts_settings(path: str) -> None:
+    spec = pod(path)
+    host = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in spec["volumes"]}
+    (before,), (main,) = spec["initContainers"], spec["containers"]
+    mounted = {host[mount["name"]]: mount["mountPath"] for mount in before["volumeMounts"]}
+    assert mounted["/proc/sys"] == "/host/proc/sys"
+    assert mounted["/sys/module"] == "/host/sys/module"
+    assert not {"/proc/sys", "/sys/module"} & {host[mount["name"]] for mount in main["volumeMounts"]}
+    assert "--host-root=/host" in before["args"]
+
+
+def test_memory_is_limited() -> None:
+    for resources in (
+        *(container["resources"] for container in pod(DAEMONSETS[0])["containers"]),
+        yaml.safe_load((DEPLOY / "helm/pointsman/values.yaml").read_text())["resources"],
+    ):
+        assert resources["limits"]["memory"] == "512Mi"
+
+
+def test_the_image_starts_from_pinned_bytes() -> None:
+    containerfile = (DEPLOY / "image/Containerfile").read_text()
+    bases = re.findall(r"^FROM (\S+)", containerfile, flags=re.MULTILINE)
+    assert len(bases) == 2
+    assert len(set(bases)) == 1
+    assert re.fullmatch(r"python:3\.13-slim@sha256:[0-9a-f]{64}", bases[0])
+    installs = re.findall(r"pip install (.*?)(?: \\)?$", containerfile, flags=re.MULTILINE)
+    assert installs
+    for install in installs:
+        assert "--require-hashes" in install or "--no-deps" in install
 
 
 def test_the_chart_and_the_package_have_one_version() -> None:
