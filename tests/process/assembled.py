@@ -78,7 +78,12 @@ class Assembly:
     """A Proxy and everything around it."""
 
     def __init__(
-        self, *, node_wait: float = 30.0, bind_address: str = "0.0.0.0", node_name: str = "n1"
+        self,
+        *,
+        node_wait: float = 30.0,
+        service_range_wait: float = 30.0,
+        bind_address: str = "0.0.0.0",
+        node_name: str = "n1",
     ) -> None:
         defaults = with_file_defaults(KubeProxyConfiguration(bind_address=bind_address))
         self.source = ScriptedSource()
@@ -87,7 +92,12 @@ class Assembly:
         self.metrics = Metrics(NFTABLES)
         self.degraded = DegradedChecks(self.metrics)
         self.proxy = Proxy(
-            Settings(config=with_mode(defaults, NFTABLES), node_name=node_name, node_wait=node_wait),
+            Settings(
+                config=with_mode(defaults, NFTABLES),
+                node_name=node_name,
+                node_wait=node_wait,
+                service_range_wait=service_range_wait,
+            ),
             self.source,
             self.backends,
             self.machine,
@@ -109,9 +119,9 @@ class Assembly:
 
 
 @contextlib.asynccontextmanager
-async def assembled(*, node_wait: float = 30.0) -> AsyncIterator[Assembly]:
+async def assembled(*, node_wait: float = 30.0, service_range_wait: float = 30.0) -> AsyncIterator[Assembly]:
     """A running Assembly; fails when the proxy ended by itself."""
-    assembly = Assembly(node_wait=node_wait)
+    assembly = Assembly(node_wait=node_wait, service_range_wait=service_range_wait)
     running = asyncio.create_task(assembly.proxy.run())
     try:
         async with asyncio.timeout(30):

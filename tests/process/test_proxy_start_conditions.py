@@ -10,7 +10,7 @@ from tests.process.assembled import assembled, until
 
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
-from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
+from pointsman.model.objects import EndpointSlice, Meta, Node, Service, ServiceCIDR, ServiceCIDRSpec
 
 ADDRESSED = factory.node(addresses=[{"type": "InternalIP", "address": "172.30.0.10"}])
 
@@ -24,6 +24,19 @@ async def test_the_first_sync_waits_for_every_kind() -> None:
         world.source.listed(ServiceCIDR)
         await world.settled()
         assert len(world.backends[Family.IPV4].programmed) == 1
+
+
+async def test_service_ranges_that_cannot_be_listed_are_done_without() -> None:
+    async with assembled(service_range_wait=0.2) as world:
+        world.source.put(factory.service(), factory.endpoint_slice("10.244.1.1"), ADDRESSED)
+        world.source.listed(Service, EndpointSlice, Node)
+        await asyncio.sleep(0.1)
+        assert world.syncs == 0
+        await until(lambda: world.syncs > 0)
+        assert len(world.backends[Family.IPV4].programmed) == 1
+        world.source.put(ServiceCIDR(Meta(name="kubernetes"), ServiceCIDRSpec(cidrs=["10.96.0.0/16"])))
+        await until(lambda: bool(world.proxy.node.context(Family.IPV4).service_cidrs))
+        await world.settled()
 
 
 async def test_a_missing_node_is_waited_for_and_then_done_without() -> None:

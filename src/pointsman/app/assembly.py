@@ -102,17 +102,19 @@ async def assembled(
     configure(log_settings(options.config.logging))
     for warning in options.warnings:
         _log.warning(warning)
-    host = host or Host(options.state_dir)
+    host = host or Host(options.state_dir, options.host_root)
     choice = modes.choose(options)
     mode, config = choice.mode, choice.setup.config
     node_name = config.hostname_override or socket.gethostname().strip().lower()
     _log.info("Starting", mode=mode.name, why=choice.why, node=node_name)
     metrics = _metrics(mode, reloads)
     degraded = DegradedChecks(metrics)
-    host.prepare(choice, degraded)
-    backends = modes.make_backends(choice, host.sysctls)
     async with contextlib.AsyncExitStack() as closing:
         source, recorder = await closing.enter_async_context(_outside(options, config, node_name, metrics))
+        failed_start = closing.enter_context(contextlib.ExitStack())
+        failed_start.callback(host.sysctls.undo, keep=host.sysctls.changes)
+        host.prepare(choice, degraded)
+        backends = modes.make_backends(choice, host.sysctls)
         background = Background()
         closing.push_async_callback(background.close)
         flows = FlowCare({family: StaleFlowCleaner(family, metrics) for family in backends}, background)
@@ -141,6 +143,7 @@ async def assembled(
         closing.push_async_callback(proxy.close)
         announce(options, mode, recorder)
         await servers.start(config)
+        failed_start.pop_all()
         yield Running(choice, options, proxy, servers, host, rebind=asyncio.Event())
 
 

@@ -20,12 +20,13 @@ _log = get_log(__name__)
 class Host:
     """The machine this process runs on."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, root: Path = Path("/")) -> None:
         self._state_dir = state_dir
+        self._root = root
 
     @property
     def sysctls(self) -> Sysctls:
-        return modes.sysctl_journal(self._state_dir)
+        return modes.sysctl_journal(self._state_dir, self._root)
 
     def prepare(self, choice: modes.Choice, degraded: DegradedChecks) -> None:
         """Sysctls, the OOM score and what the mode needs; what cannot be had is reported and never fatal."""
@@ -56,13 +57,14 @@ def initialise(options: RunOptions) -> int:
     """--init-only: what needs full privileges (sysctls, loading modules), then exit."""
     configure(log_settings(options.config.logging))
     choice = modes.choose(options)
-    sysctls = Host(options.state_dir).sysctls
+    sysctls = Host(options.state_dir, options.host_root).sysctls
     report = apply_conntrack(options.config.conntrack, sysctls, core_count())
     for setting in report.applied:
         _log.info("Set", setting=setting)
     for degraded in report.degraded:
         _log.error("Not set", check=degraded.check, err=degraded.message)
-    for degraded in choice.mode.prepare(choice.setup, sysctls, choice.families):
-        _log.warning("Degraded", check=degraded.check, reason=degraded.message)
+    for step in (choice.mode.prepare, choice.mode.before_unprivileged):
+        for degraded in step(choice.setup, sysctls, choice.families):
+            _log.warning("Degraded", check=degraded.check, reason=degraded.message)
     flush()
     return 1 if report.degraded else 0

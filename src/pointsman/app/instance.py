@@ -29,8 +29,9 @@ def sole_instance(directory: Path, *, wait: bool) -> Iterator[None]:
         return
     try:
         _lock(handle, wait=wait)
-        os.truncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk keeps the number from others, not the lock
+            os.truncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield
     finally:
         os.close(handle)

@@ -74,8 +74,8 @@ def make_backends(choice: Choice, sysctls: Sysctls) -> dict[Family, Backend]:
     return {family: choice.mode.backend(choice.setup, family, sysctls) for family in choice.families}
 
 
-def sysctl_journal(state_dir: Path) -> Sysctls:
-    return Sysctls(journal=state_dir / "sysctls.json")
+def sysctl_journal(state_dir: Path, root: Path = Path("/")) -> Sysctls:
+    return Sysctls(root, journal=state_dir / "sysctls.json")
 
 
 def remove_leftovers(running: Mode, state_dir: Path) -> list[Removed]:

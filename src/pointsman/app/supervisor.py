@@ -16,12 +16,14 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from pointsman.app.assembly import assembled, first_ended
+from pointsman.app.instance import sole_instance
 from pointsman.app.reload_record import ReloadRecord
 from pointsman.config.command_line import RunOptions, parse_run
+from pointsman.config.log_settings import log_settings
 from pointsman.config.reload import Live, Nothing, Rejected, Restart, decide
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.kernel.path_watch import path_changes
-from pointsman.obs.log import flush, get_log
+from pointsman.obs.log import configure, flush, get_log
 from pointsman.waiting import Backoff
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
@@ -177,8 +179,10 @@ def serve(argv: Sequence[str], options: RunOptions) -> int:
     async def run() -> int:
         return await Supervisor(options, lambda: parse_run(argv, program=options.program)).run()
 
+    configure(log_settings(options.config.logging))
     try:
-        return asyncio.run(run())
+        with sole_instance(options.state_dir, wait=options.wait_for_instance):
+            return asyncio.run(run())
     except PointsmanError as error:
         _log.error("Cannot run", err=error)
         return 1

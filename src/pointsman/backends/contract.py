@@ -223,6 +223,10 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     """What this machine lacks, each with the remedy; empty when the mode can run. Changes nothing."""
     prepare: Callable[[Setup, Sysctls, Sequence[Family]], Sequence[Degraded]] = _nothing_to_prepare
     """The part of the start that needs full privileges; says what works less well than it could."""
+    before_unprivileged: Callable[[Setup, Sysctls, Sequence[Family]], Sequence[Degraded]] = (
+        _nothing_to_prepare
+    )
+    """What `--init-only` does besides: settings a backend makes with its rules, for one that will not be allowed to."""
     backend: Callable[[Setup, Family, Sysctls], Backend]
     render: Callable[[Setup, SyncRequest], str]
     """The exact rules as text; needs neither kernel nor privileges."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -105,12 +106,13 @@ class Sysctls:
         _log.info("Changed a sysctl", name=name, value=wanted, before=found)
         return None
 
-    def undo(self) -> list[Undone]:
-        """Put back every value on record that is still ours; what could not be written stays on record."""
+    def undo(self, keep: Collection[str] = ()) -> list[Undone]:
+        """Put back every value on record that is still ours, but those to `keep`; what could not be written stays on record."""
         with self._lock:
             recorded = self._recorded()
-            undone = [self._restore(name, change) for name, change in recorded.items()]
-            self._own = {one.name: one.change for one in undone if one.error}
+            undone = [self._restore(name, change) for name, change in recorded.items() if name not in keep]
+            self._own = {name: change for name, change in recorded.items() if name in keep}
+            self._own |= {one.name: one.change for one in undone if one.error}
             self._write_section(self._own)
         return [one for one in undone if one.found != one.change.before]
 

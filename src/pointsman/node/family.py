@@ -10,6 +10,7 @@ from typing import TypeVar
 from pointsman.backends.contract import Backend
 from pointsman.model.node_context import NodeContext, Situation
 from pointsman.model.tracker import Tracker
+from pointsman.serve.health import ProxyHealth
 from pointsman.sync.loop import SyncListener, SyncLoop
 from pointsman.sync.pacing import Pace, Pacer
 from pointsman.sync.reconcile import Reconciler, Snapshot
@@ -27,10 +28,12 @@ class FamilyProxy:
         pace: Pace,
         situation: Callable[[], Situation],
         listeners: Sequence[SyncListener],
+        health: ProxyHealth,
     ) -> None:
         self.family = tracker.family
         self.tracker = tracker
         self.backend = backend
+        self._health = health
         self._reconciler = Reconciler(backend)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sync-{self.family.value}")
         self.loop = SyncLoop(
@@ -49,7 +52,15 @@ class FamilyProxy:
 
     async def run_blocking(self, call: Callable[[], T]) -> T:
         """Run on this family's worker thread, where the backend and the plans live."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+        def watched() -> T:
+            self._health.busy(self.family)
+            try:
+                return call()
+            finally:
+                self._health.idle(self.family)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, watched)
 
     async def snapshot(self, verify_with: NodeContext | None = None) -> Snapshot:
         """A copy of the plans between two syncs; with a context the kernel is compared, or KernelError raised."""

@@ -58,9 +58,9 @@ class Proxy:
         self.started_at = time.time()
         self.source = source
         self.metrics = metrics
-        self.health = ProxyHealth(_nanoseconds(settings.config))
         self.node = NodeState(settings, {family: machine.local_addresses(family) for family in backends})
         self.gate = StartGate(settings.node_name, needs_node=not settings.from_manifests)
+        self.health = ProxyHealth(_nanoseconds(settings.config), waiting_for=lambda: self.gate.waiting_for)
         self.remarks = Remarks()
         self.degraded = degraded
         self.reporter = Reporter(backends, metrics, self.health, recorder, degraded)
@@ -75,6 +75,7 @@ class Proxy:
                 _pace(settings.config),
                 partial(self.node.situation, family),
                 heard_by,
+                self.health,
             )
             for family, backend in backends.items()
         }
@@ -94,6 +95,7 @@ class Proxy:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._consume())
             tasks.create_task(self._stop_waiting_for_node())
+            tasks.create_task(self._stop_waiting_for_service_ranges())
             tasks.create_task(self._follow_addresses())
             for family in self.families.values():
                 tasks.create_task(family.loop.run())
@@ -211,6 +213,10 @@ class Proxy:
                 waited=f"{seconds:.0f}s",
             )
         self._start_if(self.gate.stop_waiting_for_node())
+
+    async def _stop_waiting_for_service_ranges(self) -> None:
+        await asyncio.sleep(self.node.settings.service_range_wait)
+        self._start_if(self.gate.stop_waiting_for_service_ranges())
 
     async def _follow_addresses(self) -> None:
         async for _ in self._machine.address_changes():

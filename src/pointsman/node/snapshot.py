@@ -77,7 +77,7 @@ class Inspector:
         return FamilyStatus(
             family=family.family.value,
             last_sync_age=None if last is None else max(0.0, time.time() - last),
-            healthy=health is None or health.healthy,
+            unhealthy="" if health is None else health.reason,
             pending=family.pending,
             service_ports=totals.service_ports,
             endpoints=totals.endpoints,

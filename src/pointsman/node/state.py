@@ -13,6 +13,10 @@ from pointsman.model.node_context import NodeContext, Situation
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.node.node_context import node_context
 
+SERVICE_RANGE_WAIT = 5.0
+"""How long the first sync waits for service ranges. They refine a few rules, so a server that cannot list them does not keep
+this node from serving; kube-proxy does not wait at all."""
+
 NODE_WAIT = 30.0
 """How long the first sync waits for the Node object and its addresses, as kube-proxy does."""
 
@@ -27,6 +31,7 @@ class Settings(msgspec.Struct, frozen=True):
     external_allow: Sequence[str] = ()
     from_manifests: bool = False
     node_wait: float = NODE_WAIT
+    service_range_wait: float = SERVICE_RANGE_WAIT
 
 
 class NodeState:
@@ -111,7 +116,7 @@ def _routable(address: bytes) -> bool:
 
 
 class StartGate:
-    """Opens once, when every kind of object has been listed and the Node is known or no longer waited for."""
+    """Opens once, when every kind of object has been listed and the Node is known, or those that can be done without are no longer waited for."""
 
     def __init__(self, node_name: str, *, needs_node: bool) -> None:
         self.is_open = False
@@ -134,6 +139,10 @@ class StartGate:
 
     def node_seen(self, *, has_addresses: bool) -> bool:
         self._node_known = has_addresses
+        return self._opened()
+
+    def stop_waiting_for_service_ranges(self) -> bool:
+        self._unlisted.pop(ServiceCIDR, None)
         return self._opened()
 
     def stop_waiting_for_node(self) -> bool:

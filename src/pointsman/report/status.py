@@ -29,7 +29,8 @@ class FamilyStatus(msgspec.Struct, frozen=True, rename="camel"):
     family: str
     last_sync_age: float | None
     """Seconds since the last successful sync; None before the first."""
-    healthy: bool
+    unhealthy: str
+    """Why /livez fails because of this family; empty when it does not."""
     pending: int
     """Service ports that changed and are not in the kernel yet."""
     service_ports: int
@@ -89,8 +90,8 @@ class StatusReport(msgspec.Struct, frozen=True, rename="camel"):
         for family in self.families:
             if family.last_error:
                 found.append(f"{family.family}: last sync failed: {family.last_error}")
-            if not family.healthy:
-                found.append(f"{family.family}: changes have been waiting for too long")
+            if family.unhealthy:
+                found.append(f"{family.family}: {family.unhealthy}")
             found += [f"{family.family}: {name} was refused: {why}" for name, why in family.rejected.items()]
         found += [
             f"watch of {watch.kind}: {watch.last_error or 'not connected'}"

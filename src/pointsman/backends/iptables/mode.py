@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from pointsman.backends.contract import Mode
+from collections.abc import Sequence
+
+from pointsman.backends.contract import Mode, Setup
 from pointsman.backends.iptables import packet_counters, static
-from pointsman.backends.iptables.apply import IptablesBackend
+from pointsman.backends.iptables.apply import ROUTE_LOCALNET, IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
 from pointsman.backends.iptables.render import render
 from pointsman.backends.netfilter.runners import missing_programs, runner_for, runners_in_use
 from pointsman.backends.packet_quirks import LoopbackNodePort, PacketQuirks
 from pointsman.config.mode_table import IPTABLES
+from pointsman.kernel.sysctl import Degraded, Sysctls
+from pointsman.model.addresses import Family
+from pointsman.model.node_ports import node_port_addresses
 from pointsman.obs.metric_groups import MetricGroup
 
 
@@ -21,9 +26,21 @@ def _loopback_denial(asked: LoopbackNodePort) -> str:
     return "node ports on loopback are switched off (iptables.localhostNodePorts or nodePortAddresses)"
 
 
+def _allow_loopback_node_ports(
+    setup: Setup, sysctls: Sysctls, families: Sequence[Family]
+) -> Sequence[Degraded]:
+    config = setup.config
+    where = node_port_addresses(config.node_port_addresses, Family.IPV4, node_ips=(), local_addresses=())
+    if Family.IPV4 not in families or not config.iptables.localhost_node_ports or not where.loopback:
+        return ()
+    found = sysctls.ensure(ROUTE_LOCALNET, 1)
+    return () if found is None else (found,)
+
+
 MODE = Mode(
     name=IPTABLES,
     preflight=lambda _setup, family: missing_programs(family),
+    before_unprivileged=_allow_loopback_node_ports,
     backend=lambda setup, family, sysctls: IptablesBackend(
         family,
         runner=runner_for(family),

@@ -1,0 +1,99 @@
+"""What a process does to its host before it serves, that it undoes it when it cannot, and that it serves alone."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from tests.process.node_space import (
+    HEALTH_PORT,
+    NodeProcess,
+    NodeSpace,
+    eventually,
+    needs_root,
+    node_object,
+    web_service,
+    web_slices,
+)
+
+pytestmark = needs_root
+
+NOTHING_OF_CONNTRACK = {"maxPerCore": 0, "tcpCloseWaitTimeout": "0s", "tcpEstablishedTimeout": "0s"}
+ONE_SETTING = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "1234s"}
+SETTING = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait"
+ROUTE_LOCALNET = "/proc/sys/net/ipv4/conf/all/route_localnet"
+
+
+def test_init_only_in_iptables_mode_allows_node_ports_on_loopback(
+    node: NodeSpace, process: NodeProcess
+) -> None:
+    process.configure(mode="iptables", conntrack=NOTHING_OF_CONNTRACK, nodePortAddresses=["198.51.100.0/24"])
+    process.start("--init-only")
+    assert process.wait_exit() == 0, process.log_text
+    assert node.run("cat", ROUTE_LOCALNET).strip() == "0"
+    process.configure(mode="iptables", conntrack=NOTHING_OF_CONNTRACK)
+    process.start("--init-only")
+    assert process.wait_exit() == 0, process.log_text
+    assert node.run("cat", ROUTE_LOCALNET).strip() == "1"
+
+
+def test_init_only_without_privileges_writes_where_the_hosts_settings_are_mounted(
+    node: NodeSpace, process: NodeProcess, tmp_path: Path
+) -> None:
+    """As in the shipped init container: /proc/sys read-only, the host's mounted elsewhere, NET_ADMIN and no more."""
+    mounted = tmp_path / "host/proc/sys"
+    mounted.mkdir(parents=True)
+    confined = tmp_path / "confined"
+    confined.write_text(
+        f"#!/bin/sh -e\nmount --bind /proc/sys {mounted}\nmount -o bind,ro /proc/sys /proc/sys\n"
+        'exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,+net_admin "$@"\n'
+    )
+    confined.chmod(0o755)
+    process.configure(conntrack=ONE_SETTING)
+    wrap = ("unshare", "--mount", str(confined))
+    process.start("--init-only", wrap=wrap)
+    assert process.wait_exit() == 1, process.log_text
+    process.start("--init-only", f"--host-root={tmp_path / 'host'}", wrap=wrap)
+    assert process.wait_exit() == 0, process.log_text
+    assert node.run("cat", SETTING).strip() == "1234"
+
+
+def test_a_start_that_fails_leaves_the_host_as_it_was(node: NodeSpace, process: NodeProcess) -> None:
+    before = node.run("cat", SETTING)
+    process.configure(conntrack=ONE_SETTING, clientConnection={"kubeconfig": "/nonexistent/kubeconfig"})
+    process.start(from_api=True)
+    assert process.wait_exit() == 1
+    assert "/nonexistent/kubeconfig" in process.log_text
+    assert node.run("cat", SETTING) == before
+    with node.namespace.entered():
+        squatter = socket.socket()
+    with squatter:
+        squatter.bind(("0.0.0.0", HEALTH_PORT))
+        squatter.listen(1)
+        process.configure(conntrack=ONE_SETTING, bindAddressHardFail=True)
+        process.start()
+        assert process.wait_exit() == 1, process.log_text
+    assert node.run("cat", SETTING) == before
+
+
+def test_a_second_instance_names_the_first_and_may_wait_to_take_over(
+    node: NodeSpace, process: NodeProcess, tmp_path: Path
+) -> None:
+    process.objects(web_service(), *web_slices(), node_object())
+    process.start()
+    process.wait_synced()
+    second = NodeProcess(node, tmp_path / "second")
+    second.state = process.state
+    second.config_file, second.manifests = process.config_file, process.manifests
+    second.start()
+    assert second.wait_exit() == 1
+    assert f"another instance (pid {process.pid}) serves this node" in second.log_text
+    assert node.get("/healthz", HEALTH_PORT).status == 200
+    second.start("--wait-for-instance")
+    try:
+        eventually(lambda: "Waiting for the instance" in second.log_text)
+        process.stop()
+        eventually(lambda: "Synced" in second.log_text)
+        assert node.get("/healthz", HEALTH_PORT).status == 200
+    finally:
+        second.stop()
