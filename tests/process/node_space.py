@@ -285,7 +285,7 @@ class NodeProcess:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def wait_exit(self, seconds: float = 15.0) -> int:
+    def wait_exit(self, seconds: float = 60.0) -> int:
         assert self._process is not None
         return self._process.wait(seconds)
 
