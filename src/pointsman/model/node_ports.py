@@ -18,34 +18,36 @@ def node_port_addresses(
     """Resolve ranges and keywords against the addresses the node has now.
 
     A list without any entry for this family means every address, as in kube-proxy, and so does an empty one (the
-    defaults of a mode have been filled in before). A loopback address as
-    the node's own (`bindAddress`, or none known) is no address to be found at, so it is none to pin to either.
+    defaults of a mode have been filled in before).
     """
-    entries = configured or ("all",)
+    ranges = [cidr for entry in configured or ("all",) for cidr in _ranges(entry, family, node_ips)]
     loopback = LOOPBACK[family]
-    ranges: list[Cidr] = []
-    for entry in entries:
-        if entry == "all":
-            ranges.append(Cidr(family.any_address, 0))
-        elif entry == "localhost":
-            ranges.append(loopback)
-        elif entry == "primary":
-            own = [ip for ip in node_ips if len(ip) == family.address_length][:1]
-            ranges += [Cidr(ip, len(ip) * 8) for ip in own if not loopback.contains(ip)]
-        else:
-            cidr = cidr_from_text(entry)
-            if cidr is not None and cidr.family is family:
-                ranges.append(cidr)
     asked = any(loopback.contains(cidr.network) for cidr in ranges)
     if not ranges or any(cidr.is_everything for cidr in ranges):
         return NodePortAddresses(loopback_asked=asked)
-    covers_loopback = any(
-        cidr.contains(loopback.network) or loopback.contains(cidr.network) for cidr in ranges
-    )
-    found = dict.fromkeys(address for address in local_addresses for cidr in ranges if cidr.contains(address))
+    found = {address for address in local_addresses if any(cidr.contains(address) for cidr in ranges)}
     return NodePortAddresses(
         match_all=False,
         addresses=tuple(sorted(found)),
-        loopback=covers_loopback,
+        loopback=asked or any(cidr.contains(loopback.network) for cidr in ranges),
         loopback_asked=asked,
     )
+
+
+def _ranges(entry: str, family: Family, node_ips: Sequence[bytes]) -> Sequence[Cidr]:
+    """The ranges of a family that one entry stands for.
+
+    A loopback address as the node's own (`bindAddress`, or none known) is no address to be found at, so it is none
+    to pin to either.
+    """
+    if entry == "all":
+        return (Cidr(family.any_address, 0),)
+    if entry == "localhost":
+        return (LOOPBACK[family],)
+    if entry == "primary":
+        primary = next((ip for ip in node_ips if len(ip) == family.address_length), None)
+        if primary is None or LOOPBACK[family].contains(primary):
+            return ()
+        return (Cidr(primary, len(primary) * 8),)
+    cidr = cidr_from_text(entry)
+    return (cidr,) if cidr is not None and cidr.family is family else ()
