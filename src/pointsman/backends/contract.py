@@ -241,6 +241,8 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     """How often to look for foreign changes; None: once per sync period."""
     uses_local_addresses: bool = False
     """Its rules depend on every address of the node."""
+    counts_services: bool = False
+    """Its metrics count Services without local endpoints, not their ports; each as kube-proxy does in that mode."""
     metrics: frozenset[MetricGroup] = frozenset()
     counters: tuple[KernelCounter, ...] = ()
     announcements: tuple[Announcement, ...] = ()

@@ -29,12 +29,14 @@ class FamilyProxy:
         situation: Callable[[], Situation],
         listeners: Sequence[SyncListener],
         health: ProxyHealth,
+        *,
+        count_services: bool = False,
     ) -> None:
         self.family = tracker.family
         self.tracker = tracker
         self.backend = backend
         self._health = health
-        self._reconciler = Reconciler(backend)
+        self._reconciler = Reconciler(backend, count_services=count_services)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sync-{self.family.value}")
         self.loop = SyncLoop(
             tracker,

@@ -76,6 +76,7 @@ class Proxy:
                 partial(self.node.situation, family),
                 heard_by,
                 self.health,
+                count_services=mode_named(settings.config.mode).counts_services,
             )
             for family, backend in backends.items()
         }

@@ -8,6 +8,7 @@ desired state, the changed service ports stay on the list, and the next sync is 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -49,7 +50,8 @@ class Totals(msgspec.Struct, frozen=True):
     service_ports: int = 0
     endpoints: int = 0
     without_local_internal: int = 0
-    """Service ports whose internal traffic policy is Local and that have no endpoint on this node."""
+    """Whose internal traffic policy is Local and that have no endpoint on this node: service ports or, where the
+    mode has it so, Services."""
     without_local_external: int = 0
 
 
@@ -102,11 +104,13 @@ class Snapshot(msgspec.Struct, frozen=True):
 class Reconciler:
     """Desired state of one IP family and the backend that puts it into the kernel."""
 
-    def __init__(self, backend: Backend, *, plan: Planner = plan_service_port) -> None:
+    def __init__(
+        self, backend: Backend, *, plan: Planner = plan_service_port, count_services: bool = False
+    ) -> None:
         self.backend = backend
         self.plans: dict[ServicePortName, ServicePlan] = {}
         self._plan_service_port = plan
-        self._tally = _Tally()
+        self._tally = _Tally(count_services=count_services)
         self._refusals = _Refusals()
         self._states: dict[ServicePortName, PortState] = {}
         self._claims = ClaimIndex()
@@ -222,26 +226,37 @@ class Reconciler:
 class _Tally:
     """Counts what the plans hold, by what each change adds and takes away."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, count_services: bool) -> None:
+        self._count_services = count_services
         self._endpoints = 0
-        self._without_local_internal = 0
-        self._without_local_external = 0
+        self._without_local_internal: Counter[str | ServicePortName] = Counter()
+        self._without_local_external: Counter[str | ServicePortName] = Counter()
 
     def replaced(self, old: ServicePlan | None, new: ServicePlan | None) -> None:
         for plan, by in ((old, -1), (new, 1)):
             if plan is None:
                 continue
             port = plan.port
+            counted = plan.name.key if self._count_services else plan.name
             self._endpoints += by * len(plan.all_endpoints)
             if port.internal_local and plan.internal_outcome is Outcome.DROP:
-                self._without_local_internal += by
+                _count(self._without_local_internal, counted, by)
             if port.external_local and port.externally_accessible and plan.external_outcome is Outcome.DROP:
-                self._without_local_external += by
+                _count(self._without_local_external, counted, by)
 
     def totals(self, service_ports: int) -> Totals:
         return Totals(
-            service_ports, self._endpoints, self._without_local_internal, self._without_local_external
+            service_ports,
+            self._endpoints,
+            len(self._without_local_internal),
+            len(self._without_local_external),
         )
+
+
+def _count(counter: Counter[str | ServicePortName], what: str | ServicePortName, by: int) -> None:
+    counter[what] += by
+    if not counter[what]:
+        del counter[what]
 
 
 class _Refusals:

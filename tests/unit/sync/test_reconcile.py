@@ -160,6 +160,21 @@ def test_the_outcome_counts_what_is_planned(reconciler: Reconciler) -> None:
     assert reconciler.sync(Changes({lonely.name: None, API.name: None}), context()).totals == Totals()
 
 
+@pytest.mark.parametrize(("count_services", "counted"), [(False, 2), (True, 1)])
+def test_ports_without_local_endpoints_are_counted_singly_or_by_service(
+    backend: RecordingBackend, count_services: bool, counted: int
+) -> None:
+    ports = [
+        service_port(port_name=name, port=port, internal_local=True) for name, port in (("a", 1), ("b", 2))
+    ]
+    reconciler = Reconciler(backend, count_services=count_services)
+    assert reconciler.sync(changes(*ports), context()).totals.without_local_internal == counted
+    gone = Changes({ports[0].name: None})
+    assert reconciler.sync(gone, context()).totals.without_local_internal == 1
+    gone = Changes({ports[1].name: None})
+    assert reconciler.sync(gone, context()).totals.without_local_internal == 0
+
+
 def test_a_snapshot_stays_as_it_was_taken(reconciler: Reconciler, backend: RecordingBackend) -> None:
     reconciler.sync(changes(WEB), context())
     backend.programmed.clear()

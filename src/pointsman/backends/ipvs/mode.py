@@ -39,6 +39,7 @@ MODE = Mode(
     ),
     localhost_node_ports=lambda _config: False,
     uses_local_addresses=True,
+    counts_services=True,
     metrics=frozenset((MetricGroup.RESTORE_FAILURES,)),
     announcements=(
         Announcement(
