@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 from tests.uml import boot
 
+from pointsman.kernel.iptables_programs import LEGACY, OVERRIDE
+
 HERE = Path(__file__).resolve().parent
 INSIDE = HERE / "inside"
 ROOT = HERE.parent.parent
@@ -138,6 +140,7 @@ def _boot(nodeids: list[str]) -> tuple[dict[str, list[dict[str, Any]]], str]:
         script = (
             f"cd {shlex.quote(str(ROOT))}\n"
             f"export {REPORT_VARIABLE}={shlex.quote(str(report_file))}\n"
+            f"export {OVERRIDE}={LEGACY}\n"
             f"{_coverage_settings()}"
             f"{shlex.join(command)}\n"
         )

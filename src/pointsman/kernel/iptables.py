@@ -26,7 +26,6 @@ _EDIT_SECONDS = 60.0
 _RESTORE_SECONDS = 600.0
 _STATUS_BAD_USAGE = 2
 _STATUS_OLD_KERNEL = 3
-_STATUS_RESOURCE = 4
 _LOCK_TEXT = "xtables lock"
 _MOMENTARY = re.compile("Cannot allocate memory|Resource temporarily unavailable|Interrupted system call")
 """Complaints that say nothing about the line they name: the same may be accepted a second later."""

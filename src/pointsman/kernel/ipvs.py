@@ -10,17 +10,19 @@ import errno
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import genl, netlink
 from pointsman.kernel.ipvs_objects import (
+    HASHED,
     PERSISTENT,
     SCHEDULER_1,
     SCHEDULER_2,
     RealKey,
     RealServer,
-    Traffic,
+    ServerCounters,
     VirtualKey,
     VirtualServer,
 )
@@ -48,6 +50,8 @@ _DEST_REST = struct.Struct("=HHI HHI HHI HHI")
 _NEST = struct.Struct("=HH")
 _U32 = struct.Struct("=I")
 _PORT = struct.Struct(">H")
+_LISTED_ID = slice(8, 8 + _SERVICE_ID.size)
+"""Where the identity of a virtual server stands in an answer: after the headers of message and nest."""
 _PROBE_MARK = 0x7F504D01
 _V4_ALL_BITS, _V6_ALL_BITS = 0xFFFFFFFF, 128
 
@@ -75,17 +79,17 @@ def service_id(key: VirtualKey) -> bytes:
 
 def service_change(command: int, server: VirtualServer) -> bytes:
     """Payload that adds (CMD_NEW_SERVICE) or alters (CMD_SET_SERVICE) a virtual server."""
-    mask = _V4_ALL_BITS if len(server.key.address) == 4 else _V6_ALL_BITS
-    content = (
-        service_id(server.key)
-        + nla.text(SVC_SCHEDULER, server.scheduler)
-        + _SERVICE_REST.pack(
-            *(12, SVC_FLAGS, server.flags, 0xFFFFFFFF),
-            *(8, SVC_TIMEOUT, server.timeout),
-            *(8, SVC_NETMASK, mask),
-        )
+    settings = _settings(server.scheduler, server.flags, server.timeout, len(server.key.address))
+    return genl.header(command) + _nest(ATTR_SERVICE, service_id(server.key) + settings)
+
+
+@lru_cache
+def _settings(scheduler: str, flags: int, timeout: int, address_length: int) -> bytes:
+    """The attributes of a virtual server after those that identify it; most servers have the same."""
+    mask = _V4_ALL_BITS if address_length == 4 else _V6_ALL_BITS
+    return nla.text(SVC_SCHEDULER, scheduler) + _SERVICE_REST.pack(
+        *(12, SVC_FLAGS, flags, 0xFFFFFFFF), *(8, SVC_TIMEOUT, timeout), *(8, SVC_NETMASK, mask)
     )
-    return genl.header(command) + _nest(ATTR_SERVICE, content)
 
 
 def service_removal(key: VirtualKey) -> bytes:
@@ -117,7 +121,7 @@ def destination_removal(service: bytes, key: RealKey) -> bytes:
 # --- answers ------------------------------------------------------------------------------------------------
 
 
-def virtual_server_of(payload: bytes) -> tuple[VirtualServer, Traffic] | None:
+def virtual_server_of(payload: bytes) -> tuple[VirtualServer, ServerCounters] | None:
     """A virtual server and its counters; None for one that is addressed by a firewall mark."""
     fields = nla.attributes(nla.attributes(payload, genl.HEADER_LENGTH).get(ATTR_SERVICE, b""))
     if SVC_ADDR not in fields or SVC_PORT not in fields:
@@ -131,7 +135,36 @@ def virtual_server_of(payload: bytes) -> tuple[VirtualServer, Traffic] | None:
     server = VirtualServer(key, nla.text_of(fields[SVC_SCHEDULER]), flags, timeout)
     stats = nla.attributes(fields.get(SVC_STATS64) or fields.get(SVC_STATS, b""))
     counters = (STAT_CONNS, STAT_INPKTS, STAT_OUTPKTS, STAT_INBYTES, STAT_OUTBYTES)
-    return server, Traffic(*(_native(stats.get(number, b"\0")) for number in counters))
+    return server, ServerCounters(*(_native(stats.get(number, b"\0")) for number in counters))
+
+
+def unlike(
+    payloads: Iterable[bytes], expected: Iterable[VirtualServer]
+) -> tuple[list[VirtualServer], list[VirtualServer]]:
+    """Listed virtual servers that are unlike the expected ones, and expected ones that are not listed.
+
+    The kernel describes a virtual server by the attributes it was made with, in the same order, before it comes to
+    counters. So one that is as expected is recognised by these bytes; only others are decoded.
+    """
+    wanted = {service_id(server.key): server for server in expected}
+    seen: set[bytes] = set()
+    different: list[VirtualServer] = []
+    for payload in payloads:
+        listed = payload[_LISTED_ID]
+        want = wanted.get(listed)
+        if want is not None:
+            seen.add(listed)
+            flags, length = want.flags | HASHED, len(want.key.address)
+            if payload.startswith(_settings(want.scheduler, flags, want.timeout, length), _LISTED_ID.stop):
+                continue
+        decoded = virtual_server_of(payload)
+        if decoded is None:
+            continue
+        own = service_id(decoded[0].key)
+        seen.add(own)
+        if decoded[0] != wanted.get(own):
+            different.append(decoded[0])
+    return different, [server for identity, server in wanted.items() if identity not in seen]
 
 
 def real_server_of(payload: bytes, family: int) -> RealServer:
@@ -144,7 +177,6 @@ def real_server_of(payload: bytes, family: int) -> RealServer:
         weight=_native(fields[DEST_WEIGHT]),
         active=_native(fields[DEST_ACTIVE]),
         inactive=_native(fields[DEST_INACTIVE]),
-        forwarding=_native(fields[DEST_FORWARD]) & 0x7,
     )
 
 
@@ -173,15 +205,28 @@ class IpvsSocket:
         """Send changes, many per system call; what became of each, in order."""
         return self._netlink.request([Message(self._family, 0, payload) for payload in payloads])
 
-    def services(self) -> dict[VirtualServer, Traffic]:
+    def services(self) -> dict[VirtualServer, ServerCounters]:
         """Every virtual server with an address, and its counters."""
-        found: dict[VirtualServer, Traffic] = {}
+        return dict(filter(None, map(virtual_server_of, self._listed_services())))
+
+    def compare_services(
+        self, expected: Iterable[VirtualServer]
+    ) -> tuple[list[VirtualServer], list[VirtualServer]]:
+        """What differs from `expected` and what of it is missing; much cheaper than `services`."""
+        return unlike(self._listed_services(), expected)
+
+    def _listed_services(self) -> Iterator[bytes]:
         request = Message(self._family, 0, genl.header(CMD_GET_SERVICE))
-        for answer in self._netlink.dump(request, "list virtual servers", needs=NEEDS):
-            decoded = virtual_server_of(answer.payload)
-            if decoded is not None:
-                found[decoded[0]] = decoded[1]
-        return found
+        return (answer.payload for answer in self._netlink.dump(request, "list virtual servers", needs=NEEDS))
+
+    def service(self, key: VirtualKey) -> VirtualServer | None:
+        """The virtual server of this address, protocol and port, if there is one."""
+        payload = genl.header(CMD_GET_SERVICE) + _nest(ATTR_SERVICE, service_id(key))
+        reply = self._netlink.request((Message(self._family, 0, payload),))[0]
+        if reply.errno not in (0, errno.ESRCH):
+            raise netlink.kernel_error(reply.errno, f"look up virtual server {key}", reply.text, needs=NEEDS)
+        decoded = virtual_server_of(reply.answers[0].payload) if reply.answers else None
+        return decoded[0] if decoded is not None else None
 
     def destinations(self, key: VirtualKey) -> list[RealServer]:
         """The real servers of a virtual server with their connections; empty when there is no such server."""
@@ -191,15 +236,8 @@ class IpvsSocket:
 
     def has_scheduler(self, name: str) -> bool:
         """Whether the kernel has, or can load, a scheduler: a virtual server for an unused mark tries it."""
-        content = (
-            nla.u16(SVC_AF, socket.AF_INET)
-            + nla.u32(SVC_FWMARK, _PROBE_MARK)
-            + nla.text(SVC_SCHEDULER, name)
-            + _SERVICE_REST.pack(
-                *(12, SVC_FLAGS, 0, 0xFFFFFFFF), *(8, SVC_TIMEOUT, 0), *(8, SVC_NETMASK, _V4_ALL_BITS)
-            )
-        )
-        probe = _nest(ATTR_SERVICE, content)
+        mark = nla.u16(SVC_AF, socket.AF_INET) + nla.u32(SVC_FWMARK, _PROBE_MARK)
+        probe = _nest(ATTR_SERVICE, mark + _settings(name, 0, 0, 4))
         added, removed = self.apply(
             (genl.header(CMD_NEW_SERVICE) + probe, genl.header(CMD_DEL_SERVICE) + probe)
         )

@@ -7,6 +7,9 @@ from typing import NamedTuple
 from pointsman.model.addresses import host_port_text
 from pointsman.model.service import PROTOCOL_NAMES
 
+IPVS_DEVICE = "kube-ipvs0"
+"""The dummy device of ipvs mode. It carries service addresses, so its addresses are not the node's own."""
+
 PERSISTENT = 0x1
 HASHED = 0x2
 SCHEDULER_1 = 0x8
@@ -42,6 +45,9 @@ class VirtualServer(NamedTuple):
     timeout: int = 0
     """Seconds a client keeps its real server; only with the flag PERSISTENT."""
 
+    def __str__(self) -> str:
+        return f"{self.key} with scheduler {self.scheduler}"
+
 
 class RealKey(NamedTuple):
     """What identifies a real server within its virtual server."""
@@ -53,6 +59,16 @@ class RealKey(NamedTuple):
         return host_port_text(self.address, self.port)
 
 
+class RealOf(NamedTuple):
+    """Which real server of which virtual server."""
+
+    server: VirtualKey
+    real: RealKey
+
+    def __str__(self) -> str:
+        return f"{self.real} of {self.server}"
+
+
 class RealServer(NamedTuple):
     """A real server as the kernel reports it."""
 
@@ -60,15 +76,13 @@ class RealServer(NamedTuple):
     weight: int
     active: int = 0
     inactive: int = 0
-    forwarding: int = 0
-    """0 is masquerading, the only method that changes ports."""
 
     @property
     def connections(self) -> int:
         return self.active + self.inactive
 
 
-class Traffic(NamedTuple):
+class ServerCounters(NamedTuple):
     """Counters of a virtual server since it was made."""
 
     connections: int

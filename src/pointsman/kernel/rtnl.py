@@ -67,8 +67,7 @@ class RouteSocket:
             number, prefix, _, _, index = _ADDRESS.unpack_from(answer.payload)
             if _FAMILY.get(number) is not family or (interface and index != interface):
                 continue
-            fields = nla.attributes(answer.payload, _ADDRESS.size)
-            address = fields.get(IFA_LOCAL, fields.get(IFA_ADDRESS))
+            address = _own_address(answer.payload)
             if address is not None:
                 found.append(InterfaceAddress(address, index, prefix))
         return found
@@ -121,6 +120,17 @@ def _host(interface: int, address: bytes) -> bytes:
         + nla.attribute(IFA_LOCAL, address)
         + nla.attribute(IFA_ADDRESS, address)
     )
+
+
+def _own_address(payload: bytes) -> bytes | None:
+    """The node's end of an address: IFA_LOCAL, or IFA_ADDRESS where there is no other end."""
+    address = None
+    for kind, value in nla.iter_attributes(payload, _ADDRESS.size):
+        if kind == IFA_LOCAL:
+            return value
+        if kind == IFA_ADDRESS:
+            address = value
+    return address
 
 
 def local_addresses(family: Family, *, exclude: Collection[str] = ()) -> tuple[bytes, ...]:

@@ -8,12 +8,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from pointsman.errors import KernelError
+from pointsman.kernel.ipvs_objects import IPVS_DEVICE
 from pointsman.kernel.rtnl import AddressMonitor, local_addresses
 from pointsman.model.addresses import Family
 from pointsman.obs.log import get_log
-
-IPVS_DEVICE = "kube-ipvs0"
-"""Carries service addresses in ipvs mode; they are not the node's own."""
 
 _SETTLE = 0.2
 """Addresses come in bursts (an interface going up); one look after them is enough."""

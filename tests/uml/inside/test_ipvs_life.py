@@ -16,7 +16,7 @@ from pointsman.backends import mode_named
 from pointsman.backends.contract import Cleaning, Fate, SyncRequest, Traffic
 from pointsman.backends.iptables import cleanup as iptables_cleanup
 from pointsman.backends.iptables.apply import IptablesBackend
-from pointsman.backends.ipvs.apply import DRAIN_SECONDS
+from pointsman.backends.ipvs.apply import DRAIN_SECONDS, IpvsSettings
 from pointsman.backends.ipvs.cleanup import cleanup
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
@@ -183,8 +183,9 @@ def test_a_small_change_writes_only_itself(world: World) -> None:
 @pytest.mark.parametrize(
     ("damage", "noticed"),
     [
-        (("ipvsadm", "-D", "-t", "10.96.1.1:80"), "virtual server tcp 10.96.1.1:80"),
-        (("ipvsadm", "-A", "-t", "10.96.99.99:80", "-s", "rr"), "added"),
+        (("ipvsadm", "-D", "-t", "10.96.1.1:80"), "virtual server tcp 10.96.1.1:80: deleted"),
+        (("ipvsadm", "-A", "-t", "10.96.99.99:80", "-s", "rr"), "tcp 10.96.99.99:80: added"),
+        (("ipvsadm", "-E", "-t", "10.96.1.1:80", "-s", "lc"), "tcp 10.96.1.1:80: changed"),
         (("ip", "addr", "del", "10.96.1.1/32", "dev", "kube-ipvs0"), "addresses of kube-ipvs0"),
         (("ipset", "flush", "KUBE-CLUSTER-IP"), "KUBE-CLUSTER-IP"),
         (("iptables-legacy", "-t", "nat", "-F", "KUBE-SERVICES"), "rules that match"),
@@ -204,6 +205,54 @@ def test_damage_is_noticed_and_repaired(world: World, damage: tuple[str, ...], n
         assert backend.drift() is None
     assert world.answerers("client", WEB) == {"pod1", "pod2", "pod4"}
     assert world.answerers("client", WEB, "lb") == {"pod1", "pod2", "pod4"}
+
+
+THREE = {"10.244.1.11:8080": "1", "10.244.1.12:8080": "1", "10.244.2.14:8080": "1"}
+
+
+@pytest.mark.parametrize(
+    "interference",
+    [
+        ("ipvsadm", "-D", "-t", "10.96.1.1:80"),
+        ("ipvsadm", "-d", "-t", "10.96.1.1:80", "-r", "10.244.1.11:8080"),
+        ("ipvsadm", "-a", "-t", "10.96.1.1:80", "-r", "10.244.1.12:8080", "-m", "-w", "7"),
+    ],
+    ids=lambda command: " ".join(command[1:]),
+)
+def test_a_change_succeeds_where_somebody_else_was_faster(
+    world: World, interference: tuple[str, ...]
+) -> None:
+    world.apply([_only(WEB, "pod1", "pod4")])
+    world.in_node(*interference)
+    world.apply([_only(WEB, "pod4")])
+    outcome = world.apply([WEB])[Family.IPV4]
+    assert not outcome.report.full
+    assert not outcome.report.rejected
+    assert _weights(world, "10.96.1.1") == THREE
+
+
+def test_a_virtual_server_that_somebody_made_before_us_is_taken_over(world: World) -> None:
+    world.apply([DNS])
+    world.in_node("ipvsadm", "-A", "-t", "10.96.1.1:80", "-s", "lc")
+    world.in_node("ipvsadm", "-a", "-t", "10.96.1.1:80", "-r", "192.0.2.1:80", "-m")
+    outcome = world.apply([DNS, WEB])[Family.IPV4]
+    assert not outcome.report.full
+    assert not outcome.report.rejected
+    assert "-A -t 10.96.1.1:80 -s rr" in world.in_node("ipvsadm", "-Sn")
+    assert _weights(world, "10.96.1.1") == THREE
+
+
+def test_what_the_kernel_refuses_costs_its_service_ports_only(
+    shared_cluster: Cluster, iptables: dict[Family, Iptables]
+) -> None:
+    world = World(shared_cluster, iptables, IpvsSettings(scheduler="sed"))
+    four = world.apply([WEB, DNS])[Family.IPV4].report
+    assert {name.service for name in four.rejected} == {"web", "dns"}
+    assert all("with scheduler sed" in reason for reason in four.rejected.values())
+    assert four.rules_last.keys() == {"ipset entries", "addresses", "nat", "filter"}
+    world.close()
+    with shared_cluster["n1"].entered():
+        list(cleanup(list(iptables.values())))
 
 
 def test_cleanup_leaves_nothing_but_what_others_made(world: World, iptables: dict[Family, Iptables]) -> None:

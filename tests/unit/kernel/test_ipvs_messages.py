@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
+import pytest
 from tests.factory import packed
 
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import genl, ipset, ipvs
 from pointsman.kernel.ipset import entries_message, listing_of
 from pointsman.kernel.ipset_objects import SetEntry, SetHeader, SetType
-from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, Traffic, VirtualKey, VirtualServer
+from pointsman.kernel.ipvs_objects import (
+    PERSISTENT,
+    SCHEDULER_2,
+    RealKey,
+    ServerCounters,
+    VirtualKey,
+    VirtualServer,
+)
 from pointsman.model.addresses import Family
 
 STATS = (
@@ -79,7 +88,7 @@ def _with_length(text: str) -> bytes:
 
 
 def test_a_listed_virtual_server_is_read_with_its_64_bit_counters() -> None:
-    assert ipvs.virtual_server_of(bytes.fromhex(TCP_SERVICE)) == (SERVER, Traffic(5, 7, 8, 1 << 32, 9))
+    assert ipvs.virtual_server_of(bytes.fromhex(TCP_SERVICE)) == (SERVER, ServerCounters(5, 7, 8, 1 << 32, 9))
 
 
 def test_a_listed_ipv6_server_has_no_affinity_and_no_internal_flags() -> None:
@@ -90,6 +99,29 @@ def test_a_listed_ipv6_server_has_no_affinity_and_no_internal_flags() -> None:
 
 def test_a_server_for_a_firewall_mark_is_none_of_ours() -> None:
     assert ipvs.virtual_server_of(_with_length(MARK_SERVICE)) is None
+
+
+def test_virtual_servers_are_compared_without_regard_to_their_counters() -> None:
+    six = VirtualServer(VirtualKey(17, packed("fd00:10:96::a"), 53), "rr")
+    listed = [bytes.fromhex(TCP_SERVICE), bytes.fromhex(UDP6_SERVICE), _with_length(MARK_SERVICE)]
+    assert ipvs.unlike([*listed, listed[0]], [SERVER, six]) == ([], [])
+    gone = VirtualServer(VirtualKey(6, packed("10.96.0.9"), 80), "rr")
+    assert ipvs.unlike(listed, [SERVER, six, gone]) == ([], [gone])
+    assert ipvs.unlike(listed, [SERVER]) == ([six], [])
+
+
+@pytest.mark.parametrize("change", [{"scheduler": "rr"}, {"flags": PERSISTENT}, {"timeout": 60}])
+def test_a_changed_setting_of_a_virtual_server_is_seen(change: dict[str, Any]) -> None:
+    assert ipvs.unlike([bytes.fromhex(TCP_SERVICE)], [SERVER._replace(**change)]) == ([SERVER], [])
+
+
+def test_a_kernel_that_describes_virtual_servers_in_another_order_is_understood() -> None:
+    content = nla.attributes(
+        nla.attributes(bytes.fromhex(TCP_SERVICE), genl.HEADER_LENGTH)[ipvs.ATTR_SERVICE]
+    )
+    mixed = b"".join(nla.attribute(kind, content[kind]) for kind in sorted(content, reverse=True))
+    payload = bytes.fromhex(TCP_SERVICE)[: genl.HEADER_LENGTH] + nla.nested(ipvs.ATTR_SERVICE, mixed)
+    assert ipvs.unlike([payload], [SERVER]) == ([], [])
 
 
 def test_listed_real_servers_carry_weight_and_connections() -> None:

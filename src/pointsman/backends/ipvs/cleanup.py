@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pointsman.backends.contract import Fate, Removed
 from pointsman.backends.ipvs import sets
-from pointsman.backends.ipvs.kernel_state import DUMMY_DEVICE
 from pointsman.backends.ipvs.rules import CHAINS, FILTER, NAT
 from pointsman.backends.netfilter import names, saved
 from pointsman.backends.netfilter.runners import RuleTool
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel.ipset import IpsetSocket
 from pointsman.kernel.ipvs import IpvsSocket, service_removal
+from pointsman.kernel.ipvs_objects import IPVS_DEVICE
 from pointsman.kernel.netlink import kernel_error
 from pointsman.kernel.rtnl import RouteSocket
 from pointsman.model.addresses import Family
@@ -40,7 +40,7 @@ def cleanup(tools: Sequence[RuleTool], keep: Mapping[str, Collection[str]] = {})
     """
     steps = [(f"{tool.family.value} rules", _remove_rules(tool, keep)) for tool in tools]
     if _device_exists():
-        steps += [("virtual servers", _remove_servers()), (DUMMY_DEVICE, _remove_device())]
+        steps += [("virtual servers", _remove_servers()), (IPVS_DEVICE, _remove_device())]
     for what, step in (*steps, ("ipsets", _remove_sets())):
         try:
             yield from step
@@ -110,7 +110,7 @@ def _remove_sets() -> Iterator[Removed]:
 def _device_exists() -> bool:
     route = RouteSocket()
     try:
-        return DUMMY_DEVICE in route.links()
+        return IPVS_DEVICE in route.links()
     finally:
         route.close()
 
@@ -118,7 +118,7 @@ def _device_exists() -> bool:
 def _remove_device() -> Iterator[Removed]:
     route = RouteSocket()
     try:
-        if route.delete_link(DUMMY_DEVICE):
-            yield Removed("device", DUMMY_DEVICE)
+        if route.delete_link(IPVS_DEVICE):
+            yield Removed("device", IPVS_DEVICE)
     finally:
         route.close()

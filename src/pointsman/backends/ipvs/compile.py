@@ -7,9 +7,9 @@ and a service without endpoints keeps an empty virtual server, which refuses.
 
 from __future__ import annotations
 
-import msgspec
-
 from pointsman.backends.ipvs import sets
+from pointsman.backends.ipvs.fragment import Fragment, SetMember
+from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.backends.ipvs.sets import SetSpec
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey, VirtualServer
@@ -25,18 +25,6 @@ _NODE_PORT_SETS = {
     Protocol.UDP: (sets.NODE_PORT_UDP, sets.NODE_PORT_LOCAL_UDP),
     Protocol.SCTP: (sets.NODE_PORT_SCTP, sets.NODE_PORT_LOCAL_SCTP),
 }
-
-
-class Fragment(msgspec.Struct, frozen=True, gc=False):
-    """Everything in the kernel that exists because of one service port."""
-
-    servers: tuple[tuple[VirtualServer, tuple[RealKey, ...]], ...]
-    entries: tuple[tuple[str, SetEntry], ...]
-    """Set name and entry."""
-    addresses: tuple[bytes, ...]
-    """To be bound to the dummy device."""
-    hidden: tuple[VirtualKey, ...] = ()
-    """Load balancer addresses that this node itself may not use: it is outside their source ranges."""
 
 
 def node_addresses(context: NodeContext) -> tuple[bytes, ...]:
@@ -57,18 +45,18 @@ def _usable(address: bytes) -> bool:
 
 
 class Compiler:
-    """Compiles plans under one node context and default scheduler; make a new one when either changes."""
+    """Compiles plans under one node context; make a new one when that changes."""
 
-    def __init__(self, context: NodeContext, scheduler: str) -> None:
-        self._scheduler = scheduler
+    def __init__(self, context: NodeContext, schedulers: Schedulers) -> None:
+        self._schedulers = schedulers
         self._own = frozenset(node_addresses(context))
         self._node_ports_at = node_port_addresses(context)
         self._node_ip = context.node_ips[0] if context.node_ips else b""
         self._names = {spec: spec.name(context.family) for spec in sets.ALL}
 
-    def fragment(self, plan: ServicePlan, scheduler: str = "") -> Fragment:
-        """The fragment of a plan; `scheduler` overrides the default for this service."""
-        pieces = _Pieces(plan, scheduler or self._scheduler)
+    def fragment(self, plan: ServicePlan) -> Fragment:
+        scheduler = self._schedulers.choice(plan.port.ipvs_scheduler)
+        pieces = _Pieces(plan, scheduler.name)
         protocol = plan.port.protocol.value
         for endpoint in plan.all_endpoints:
             if endpoint.local:
@@ -87,6 +75,7 @@ class Compiler:
             tuple(dict.fromkeys(pieces.entries)),
             tuple(dict.fromkeys(pieces.addresses)),
             tuple(pieces.hidden),
+            f"{plan.name}: {scheduler.problem}" if scheduler.problem else "",
         )
 
     def _address(self, pieces: _Pieces, frontend: Frontend, protocol: int) -> None:
@@ -144,7 +133,7 @@ class _Pieces:
 
     def __init__(self, plan: ServicePlan, scheduler: str) -> None:
         self.servers: list[tuple[VirtualServer, tuple[RealKey, ...]]] = []
-        self.entries: list[tuple[str, SetEntry]] = []
+        self.entries: list[SetMember] = []
         self.addresses: list[bytes] = []
         self.hidden: list[VirtualKey] = []
         self._scheduler = scheduler

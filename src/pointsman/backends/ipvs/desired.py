@@ -7,12 +7,13 @@ everything is counted, and what a change touched is returned, so that only that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from pointsman.backends.ipvs.compile import Fragment
-from pointsman.kernel.ipset_objects import SetEntry
+from pointsman.backends.ipvs.fragment import Fragment, SetMember
+from pointsman.backends.ipvs.rules import RuleSet, rule_set
 from pointsman.kernel.ipvs_objects import RealKey, VirtualKey, VirtualServer
+from pointsman.model.node_context import NodeContext
 from pointsman.model.service import ServicePortName
 
 T = TypeVar("T")
@@ -21,50 +22,59 @@ T = TypeVar("T")
 class Touched:
     """The kernel objects that some changes may concern."""
 
-    def __init__(self) -> None:
-        self.servers: set[VirtualKey] = set()
-        self.entries: set[tuple[str, SetEntry]] = set()
-        self.addresses: set[bytes] = set()
+    def __init__(
+        self,
+        servers: Iterable[VirtualKey] = (),
+        entries: Iterable[SetMember] = (),
+        addresses: Iterable[bytes] = (),
+    ) -> None:
+        self.servers = set(servers)
+        self.entries = set(entries)
+        self.addresses = set(addresses)
 
 
 class Desired:
     """The sum of all fragments."""
 
-    def __init__(self) -> None:
+    def __init__(self, fragments: Mapping[ServicePortName, Fragment] | None = None) -> None:
         self.fragments: dict[ServicePortName, Fragment] = {}
         self.servers: dict[VirtualKey, tuple[VirtualServer, tuple[RealKey, ...]]] = {}
         self.owners: dict[VirtualKey, ServicePortName] = {}
-        self.entries: Counter[tuple[str, SetEntry]] = Counter()
+        self.entries: Counter[SetMember] = Counter()
         self.addresses: Counter[bytes] = Counter()
         self.hidden: Counter[VirtualKey] = Counter()
         self.set_sizes: Counter[str] = Counter()
         self._waiting: dict[VirtualKey, list[ServicePortName]] = {}
+        self.update(fragments or {})
 
-    def replace(self, name: ServicePortName, fragment: Fragment | None, touched: Touched) -> None:
-        """Exchange the fragment of a service port; None when it is gone."""
-        before = self.fragments.get(name)
-        if before == fragment:
-            return
-        if fragment is not None:
-            self.fragments[name] = fragment
-            self._add(name, fragment, touched)
-        else:
-            self.fragments.pop(name, None)
-        if before is not None:
-            self._remove(name, before, fragment, touched)
+    def update(self, changes: Mapping[ServicePortName, Fragment | None]) -> Touched:
+        """Exchange the fragments of some service ports, None for those that are gone; what that may concern."""
+        touched = Touched()
+        for name, fragment in changes.items():
+            before = self.fragments.get(name)
+            if before == fragment:
+                continue
+            if fragment is not None:
+                self.fragments[name] = fragment
+                self._add(name, fragment, touched)
+            else:
+                self.fragments.pop(name, None)
+            if before is not None:
+                self._remove(name, before, fragment, touched)
+        return touched
 
-    def owners_of(
-        self, entries: Iterable[tuple[str, SetEntry]], addresses: Iterable[bytes]
-    ) -> dict[ServicePortName, str]:
-        """The service ports behind set entries and addresses, with a word about which; slow, for failures."""
-        bad_entries, bad_addresses = set(entries), set(addresses)
-        found: dict[ServicePortName, str] = {}
+    def rules(self, context: NodeContext, *, random_fully: bool = True) -> RuleSet:
+        """The rules that go with the sets as they are filled."""
+        filled = {name for name, size in self.set_sizes.items() if size}
+        return rule_set(context, filled, self.hidden, random_fully=random_fully)
+
+    def owners_of(self, entries_and_addresses: Iterable[object]) -> dict[object, list[ServicePortName]]:
+        """The service ports behind each set entry and bound address; slow, for failures."""
+        found: dict[object, list[ServicePortName]] = {item: [] for item in entries_and_addresses}
         for name, fragment in self.fragments.items():
-            for owned in fragment.entries:
-                if owned in bad_entries:
-                    found[name] = f"ipset {owned[0]} {owned[1]}"
-            if not bad_addresses.isdisjoint(fragment.addresses):
-                found[name] = "its address could not be bound"
+            for item in (*fragment.entries, *fragment.addresses):
+                if item in found:
+                    found[item].append(name)
         return found
 
     def _add(self, name: ServicePortName, fragment: Fragment, touched: Touched) -> None:

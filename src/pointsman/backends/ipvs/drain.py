@@ -8,27 +8,12 @@ for: their real servers go at once and expire_nodest_conn moves the clients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
-from pointsman.kernel.ipvs_objects import RealKey, RealServer, VirtualKey
+from pointsman.backends.ipvs.batch import RemoveReals, WeighReals
+from pointsman.kernel.ipvs_objects import RealKey, RealOf, RealServer, VirtualKey
 
 TCP = 6
-
-
-class Departure(NamedTuple):
-    """A real server of a virtual server."""
-
-    server: VirtualKey
-    real: RealKey
-
-
-class Verdict(NamedTuple):
-    """What to do with the real servers of one virtual server that should go."""
-
-    remove: list[RealKey]
-    quiesce: list[RealKey]
-    """To be set to weight 0; they already count as draining."""
 
 
 class Draining:
@@ -36,45 +21,35 @@ class Draining:
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._deadlines: dict[Departure, float] = {}
+        self._deadlines: dict[RealOf, float] = {}
 
     def __len__(self) -> int:
         return len(self._deadlines)
 
-    def __contains__(self, departure: object) -> bool:
-        return departure in self._deadlines
+    def __contains__(self, item: object) -> bool:
+        return item in self._deadlines
 
-    def servers(self) -> set[VirtualKey]:
-        """Virtual servers that have something draining."""
-        return {departure.server for departure in self._deadlines}
+    def reals(self) -> list[RealOf]:
+        return list(self._deadlines)
 
-    def verdict(
-        self, server: VirtualKey, leaving: Iterable[RealKey], present: Iterable[RealServer], now: float
-    ) -> Verdict:
-        """Decide about real servers that are not wanted any more, given what the kernel has."""
-        have = {real.key: real for real in present}
-        remove: list[RealKey] = []
-        quiesce: list[RealKey] = []
-        for key in leaving:
-            real, departure = have.get(key), Departure(server, key)
-            if real is None:
-                self._deadlines.pop(departure, None)
-                continue
-            deadline = self._deadlines.setdefault(departure, now + self._patience)
-            if server.protocol != TCP or not real.connections or now >= deadline:
-                del self._deadlines[departure]
-                remove.append(key)
+    def steps(
+        self, leaving: Iterable[RealOf], present: Mapping[RealOf, RealServer], now: float
+    ) -> tuple[WeighReals, RemoveReals]:
+        """What to do about real servers that are no longer wanted, given what the kernel says of the TCP ones."""
+        remove: list[RealOf] = []
+        quiesce: list[RealOf] = []
+        for item in leaving:
+            real = present.get(item)
+            deadline = self._deadlines.setdefault(item, now + self._patience)
+            if item.server.protocol != TCP or real is None or not real.connections or now >= deadline:
+                del self._deadlines[item]
+                remove.append(item)
             elif real.weight:
-                quiesce.append(key)
-        return Verdict(remove, quiesce)
+                quiesce.append(item)
+        return WeighReals(quiesce, 0), RemoveReals(remove)
 
-    def leaving(self, server: VirtualKey) -> list[RealKey]:
-        return [departure.real for departure in self._deadlines if departure.server == server]
-
-    def forget(self, server: VirtualKey, real: RealKey | None = None) -> None:
-        """A real server is wanted again, or (without one) its virtual server is gone."""
-        if real is not None:
-            self._deadlines.pop(Departure(server, real), None)
-            return
-        for departure in [departure for departure in self._deadlines if departure.server == server]:
-            del self._deadlines[departure]
+    def retain(self, weights: Mapping[VirtualKey, Mapping[RealKey, int]]) -> None:
+        """Forget those that are wanted again or gone, alone or with their virtual server."""
+        for item in self.reals():
+            if weights.get(item.server, {}).get(item.real) != 0:
+                del self._deadlines[item]

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pointsman.backends.contract import SyncRequest
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.compile import Compiler
-from pointsman.backends.ipvs.desired import Desired, Touched
-from pointsman.backends.ipvs.rules import CHAINS, JUMPS, rule_set
-from pointsman.backends.ipvs.schedulers import KNOWN
+from pointsman.backends.ipvs.desired import Desired
+from pointsman.backends.ipvs.rules import CHAINS, JUMPS
+from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.kernel.ipset_objects import SetEntry, SetHeader, SetType
-from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, VirtualServer
+from pointsman.kernel.ipvs_objects import IPVS_DEVICE, PERSISTENT, SCHEDULER_2, VirtualServer
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.node_context import NodeContext
 
@@ -23,12 +23,8 @@ _BUILT_IN = {
 
 def desired_of(request: SyncRequest, scheduler: str) -> Desired:
     """What the plans of a request want; annotations name schedulers the kernel is trusted to have."""
-    compiler = Compiler(request.context, scheduler)
-    desired, touched = Desired(), Touched()
-    for name, plan in request.plans.items():
-        wish = plan.port.ipvs_scheduler
-        desired.replace(name, compiler.fragment(plan, wish if wish in KNOWN else ""), touched)
-    return desired
+    compiler = Compiler(request.context, Schedulers(scheduler))
+    return Desired({name: compiler.fragment(plan) for name, plan in request.plans.items()})
 
 
 def render(request: SyncRequest, scheduler: str = "rr") -> str:
@@ -40,7 +36,7 @@ def render(request: SyncRequest, scheduler: str = "rr") -> str:
         ("ipvsadm-save -n", servers_text(desired)),
         ("ipset save", sets_text(desired, family)),
         (f"{command}-save", rules_text(desired, request.context)),
-        ("addresses of kube-ipvs0", "".join(f"{line}\n" for line in address_lines(desired))),
+        (f"addresses of {IPVS_DEVICE}", "".join(f"{line}\n" for line in address_lines(desired))),
     )
     return "\n".join(f"# {title}\n{body}" for title, body in sections)
 
@@ -89,9 +85,8 @@ def _create(header: SetHeader) -> str:
 
 def rules_text(desired: Desired, context: NodeContext) -> str:
     """As `iptables-save` of a node without other rules."""
-    filled = {name for name, size in desired.set_sizes.items() if size}
     lines: list[str] = []
-    for table, rules in rule_set(context, filled, desired.hidden).tables():
+    for table, rules in desired.rules(context).tables():
         lines.append(f"*{table}")
         lines += [f":{chain} ACCEPT [0:0]" for chain in _BUILT_IN[table]]
         lines += [f":{chain} - [0:0]" for chain in sorted(CHAINS[table])]

@@ -1,6 +1,6 @@
 """Which scheduler a Service gets: the configured one, or the one its annotation asks for where that can be had.
 
-A bad annotation costs its Service nothing but the wish: it is balanced by the default scheduler, and a note says why.
+A bad annotation is ignored: its Service is balanced by the default scheduler, and a note says why.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Choice(NamedTuple):
 
 
 class Schedulers:
-    """Remembers what the kernel has; `available` asks it."""
+    """Remembers what the kernel has; `available` asks it, unless it is trusted to have all."""
 
-    def __init__(self, default: str, available: Callable[[str], bool]) -> None:
+    def __init__(self, default: str, available: Callable[[str], bool] = KNOWN.__contains__) -> None:
         self.default = default
         self._available = available
         self._known = {default: True}

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
 
 from pointsman.backends.contract import Difference
+from pointsman.backends.ipvs.batch import WEIGHT
 from pointsman.backends.ipvs.desired import Desired
-from pointsman.backends.ipvs.drain import Departure, Draining
+from pointsman.backends.ipvs.drain import Draining
+from pointsman.backends.ipvs.known import Known
 from pointsman.backends.ipvs.rules import CHAINS, JUMPS, RuleSet
 from pointsman.backends.netfilter import saved, spelling
-from pointsman.kernel.ipset_objects import SetEntry
-from pointsman.kernel.ipvs_objects import PERSISTENT, RealKey, VirtualKey, VirtualServer
+from pointsman.kernel.ipvs_objects import IPVS_DEVICE, PERSISTENT, RealOf, VirtualKey, VirtualServer
 from pointsman.model.addresses import address_text
-
-_WEIGHT = 1
-
-
-class Found(Protocol):
-    """What was read from the kernel; `KernelState` after `read`."""
-
-    servers: dict[VirtualKey, VirtualServer]
-    weights: dict[VirtualKey, dict[RealKey, int]]
-    entries: dict[str, set[SetEntry]]
-    addresses: set[bytes]
 
 
 def describe(server: VirtualServer) -> str:
@@ -33,7 +22,7 @@ def describe(server: VirtualServer) -> str:
 
 
 def server_differences(
-    desired: Desired, found: Found, draining: Draining, excluded: Callable[[VirtualKey], bool]
+    desired: Desired, found: Known, draining: Draining, excluded: Callable[[VirtualKey], bool]
 ) -> Iterator[Difference]:
     """Virtual and real servers; real servers that are draining and virtual servers of others are no difference."""
     for key, (server, reals) in desired.servers.items():
@@ -46,18 +35,18 @@ def server_differences(
             yield Difference(what, describe(server), describe(have), service)
         weights = found.weights.get(key, {})
         for real in reals:
-            if weights.get(real) != _WEIGHT:
+            if weights.get(real) != WEIGHT:
                 seen = f"weight {weights[real]}" if real in weights else ""
-                yield Difference(f"real server {real} of {key}", f"weight {_WEIGHT}", seen, service)
+                yield Difference(f"real server {real} of {key}", f"weight {WEIGHT}", seen, service)
         for real in weights.keys() - set(reals):
-            if weights[real] or Departure(key, real) not in draining:
+            if weights[real] or RealOf(key, real) not in draining:
                 yield Difference(f"real server {real} of {key}", "", f"weight {weights[real]}", service)
     for key, server in found.servers.items():
         if key not in desired.servers and not excluded(key):
             yield Difference(f"virtual server {key}", "", describe(server))
 
 
-def entry_differences(desired: Desired, found: Found) -> Iterator[Difference]:
+def entry_differences(desired: Desired, found: Known) -> Iterator[Difference]:
     """Entries of our sets."""
     for name, entry in desired.entries:
         if entry not in found.entries.get(name, ()):
@@ -68,12 +57,12 @@ def entry_differences(desired: Desired, found: Found) -> Iterator[Difference]:
                 yield Difference(f"ipset {name}", "", str(entry))
 
 
-def address_differences(desired: Desired, found: Found) -> Iterator[Difference]:
+def address_differences(desired: Desired, found: Known) -> Iterator[Difference]:
     """Addresses of the dummy device."""
     for address in desired.addresses.keys() - found.addresses:
-        yield Difference("address on kube-ipvs0", address_text(address), "")
+        yield Difference(f"address on {IPVS_DEVICE}", address_text(address), "")
     for address in found.addresses - desired.addresses.keys():
-        yield Difference("address on kube-ipvs0", "", address_text(address))
+        yield Difference(f"address on {IPVS_DEVICE}", "", address_text(address))
 
 
 def rule_differences(rules: RuleSet, tables: Mapping[str, bytes]) -> Iterator[Difference]:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from tests.factory import context, endpoint, packed, plan, service_port
 
-from pointsman.backends.ipvs.compile import Compiler, Fragment, node_addresses, node_port_addresses
+from pointsman.backends.ipvs.compile import Compiler, node_addresses, node_port_addresses
+from pointsman.backends.ipvs.fragment import Fragment
+from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey
 from pointsman.model.addresses import Family, cidr_from_text
@@ -21,10 +23,8 @@ LOCAL = endpoint("10.244.1.1", local=True)
 REMOTE = endpoint("10.244.2.1")
 
 
-def compiled(
-    port: ServicePort, *endpoints: Endpoint, node: NodeContext = HERE, scheduler: str = ""
-) -> Fragment:
-    return Compiler(node, "rr").fragment(plan(port, *endpoints, node_context=node), scheduler)
+def compiled(port: ServicePort, *endpoints: Endpoint, node: NodeContext = HERE) -> Fragment:
+    return Compiler(node, Schedulers("rr")).fragment(plan(port, *endpoints, node_context=node))
 
 
 def reals(fragment: Fragment) -> dict[str, list[str]]:
@@ -144,10 +144,16 @@ def test_the_node_may_use_a_restricted_address_only_from_within_its_ranges(
 def test_affinity_and_scheduler_are_the_servers_settings() -> None:
     (server, _), *_ = compiled(service_port(affinity_seconds=300), REMOTE).servers
     assert (server.scheduler, server.flags, server.timeout) == ("rr", PERSISTENT, 300)
-    (server, _), *_ = compiled(service_port(), REMOTE, scheduler="mh").servers
+    (server, _), *_ = compiled(service_port(ipvs_scheduler="mh"), REMOTE).servers
     assert (server.scheduler, server.flags, server.timeout) == ("mh", SCHEDULER_2, 0)
-    (server, _), *_ = compiled(service_port(), REMOTE, scheduler="sh").servers
+    (server, _), *_ = compiled(service_port(ipvs_scheduler="sh"), REMOTE).servers
     assert server.flags == 0
+
+
+def test_a_scheduler_that_cannot_be_had_is_noted_and_the_default_serves() -> None:
+    fragment = compiled(service_port(ipvs_scheduler="fastest"), REMOTE)
+    assert fragment.servers[0][0].scheduler == "rr"
+    assert fragment.note.startswith("default/web:http: annotation pointsman.dev/ipvs-scheduler: 'fastest'")
 
 
 def test_ipv6_sets_have_their_own_names() -> None:

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.factory import packed
 
-from pointsman.backends.ipvs.compile import Fragment
-from pointsman.backends.ipvs.desired import Desired, Touched
+from pointsman.backends.ipvs.desired import Desired
+from pointsman.backends.ipvs.fragment import Fragment
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import RealKey, VirtualKey, VirtualServer
 from pointsman.model.service import Protocol, ServicePortName
@@ -26,52 +26,43 @@ def fragment(port: int, *reals: RealKey, address: bytes = ONE) -> Fragment:
 
 
 def test_an_address_stays_while_one_port_needs_it() -> None:
-    desired = Desired()
-    desired.replace(A, fragment(80, REAL), Touched())
-    desired.replace(B, fragment(443, REAL), Touched())
-    touched = Touched()
-    desired.replace(A, None, touched)
+    desired = Desired({A: fragment(80, REAL), B: fragment(443, REAL)})
+    touched = desired.update({A: None})
     assert set(desired.addresses) == {ONE}
     assert ("KUBE-IPVS-IPS", SetEntry(ONE)) in desired.entries
     assert touched.servers == {VirtualKey(6, ONE, 80)}
-    desired.replace(B, None, Touched())
+    desired.update({B: None})
     assert not desired.addresses
     assert not desired.entries
     assert not +desired.set_sizes
 
 
 def test_a_change_touches_what_it_adds_and_what_it_leaves() -> None:
-    desired, touched = Desired(), Touched()
-    desired.replace(A, fragment(80, REAL), Touched())
-    desired.replace(A, fragment(8080, REAL), touched)
+    desired = Desired({A: fragment(80, REAL)})
+    touched = desired.update({A: fragment(8080, REAL)})
     assert touched.servers == {VirtualKey(6, ONE, 80), VirtualKey(6, ONE, 8080)}
     assert list(desired.servers) == [VirtualKey(6, ONE, 8080)]
 
 
 def test_the_same_again_touches_nothing() -> None:
-    desired, touched = Desired(), Touched()
-    desired.replace(A, fragment(80, REAL), Touched())
-    desired.replace(A, fragment(80, REAL), touched)
+    desired = Desired({A: fragment(80, REAL)})
+    touched = desired.update({A: fragment(80, REAL)})
     assert not touched.servers | touched.entries | touched.addresses
 
 
 def test_the_first_claimant_of_a_server_keeps_it_and_the_next_inherits() -> None:
-    desired, key = Desired(), VirtualKey(6, ONE, 80)
-    desired.replace(A, fragment(80, REAL), Touched())
-    desired.replace(B, fragment(80, OTHER), Touched())
+    key = VirtualKey(6, ONE, 80)
+    desired = Desired({A: fragment(80, REAL), B: fragment(80, OTHER)})
     assert (desired.owners[key], desired.servers[key][1]) == (A, (REAL,))
-    touched = Touched()
-    desired.replace(A, None, touched)
+    touched = desired.update({A: None})
     assert (desired.owners[key], desired.servers[key][1]) == (B, (OTHER,))
     assert key in touched.servers
 
 
 def test_the_services_behind_a_refused_entry_are_found() -> None:
-    desired = Desired()
-    desired.replace(A, fragment(80, REAL), Touched())
-    desired.replace(B, fragment(443, REAL, address=packed("10.96.0.2")), Touched())
-    assert list(desired.owners_of([("KUBE-CLUSTER-IP", SetEntry(ONE, 6, 80))], ())) == [A]
-    assert list(desired.owners_of((), [packed("10.96.0.2")])) == [B]
+    desired = Desired({A: fragment(80, REAL), B: fragment(443, REAL, address=packed("10.96.0.2"))})
+    entry, address = ("KUBE-CLUSTER-IP", SetEntry(ONE, 6, 80)), packed("10.96.0.2")
+    assert desired.owners_of([entry, address]) == {entry: [A], address: [B]}
 
 
 fragments = st.one_of(
@@ -89,10 +80,8 @@ fragments = st.one_of(
 def test_any_history_ends_like_a_fresh_start(history: History) -> None:
     desired = Desired()
     for name, wanted in history:
-        desired.replace(name, wanted, Touched())
-    fresh = Desired()
-    for name, wanted in desired.fragments.items():
-        fresh.replace(name, wanted, Touched())
+        desired.update({name: wanted})
+    fresh = Desired(desired.fragments)
     assert desired.entries == fresh.entries
     assert desired.addresses == fresh.addresses
     assert desired.hidden == fresh.hidden
@@ -112,10 +101,9 @@ def test_everything_that_changed_was_touched(
 ) -> None:
     desired = Desired()
     for earlier, fragment_before in history:
-        desired.replace(earlier, fragment_before, Touched())
+        desired.update({earlier: fragment_before})
     before = dict(desired.servers), set(desired.entries), set(desired.addresses)
-    touched = Touched()
-    desired.replace(name, wanted, touched)
+    touched = desired.update({name: wanted})
     changed = {
         k for k in before[0].keys() | desired.servers.keys() if before[0].get(k) != desired.servers.get(k)
     }

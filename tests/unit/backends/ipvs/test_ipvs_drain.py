@@ -4,56 +4,66 @@ from __future__ import annotations
 
 from tests.factory import packed
 
-from pointsman.backends.ipvs.drain import Departure, Draining
-from pointsman.kernel.ipvs_objects import RealKey, RealServer, VirtualKey
+from pointsman.backends.ipvs.batch import RemoveReals, WeighReals
+from pointsman.backends.ipvs.drain import Draining
+from pointsman.kernel.ipvs_objects import RealKey, RealOf, RealServer, VirtualKey
 
 TCP = VirtualKey(6, packed("10.96.0.1"), 80)
 UDP = VirtualKey(17, packed("10.96.0.1"), 53)
-ONE, TWO = RealKey(packed("10.244.0.1"), 8080), RealKey(packed("10.244.0.2"), 8080)
+ONE, TWO = (RealOf(TCP, RealKey(packed(f"10.244.0.{last}"), 8080)) for last in (1, 2))
+STAYS = (WeighReals([], 0), RemoveReals([]))
+GOES = (WeighReals([], 0), RemoveReals([ONE]))
+
+
+def steps(draining: Draining, item: RealOf, now: float, **seen: int) -> tuple[WeighReals, RemoveReals]:
+    return draining.steps([item], {item: RealServer(item.real, **seen)}, now)
 
 
 def test_a_server_without_connections_goes_at_once() -> None:
     draining = Draining(100)
-    assert draining.verdict(TCP, [ONE], [RealServer(ONE, 1)], now=0) == ([ONE], [])
+    assert steps(draining, ONE, 0, weight=1) == GOES
     assert len(draining) == 0
 
 
 def test_a_server_with_connections_stops_getting_new_ones_and_waits() -> None:
     draining = Draining(100)
-    assert draining.verdict(TCP, [ONE], [RealServer(ONE, 1, active=1)], now=0) == ([], [ONE])
-    assert draining.verdict(TCP, [ONE], [RealServer(ONE, 0, inactive=1)], now=60) == ([], [])
-    assert draining.servers() == {TCP}
-    assert draining.leaving(TCP) == [ONE]
-    assert draining.verdict(TCP, [ONE], [RealServer(ONE, 0)], now=61) == ([ONE], [])
+    assert steps(draining, ONE, 0, weight=1, active=1) == (WeighReals([ONE], 0), RemoveReals([]))
+    assert steps(draining, ONE, 60, weight=0, inactive=1) == STAYS
+    assert draining.reals() == [ONE]
+    assert steps(draining, ONE, 61, weight=0) == GOES
     assert len(draining) == 0
 
 
 def test_patience_counts_from_the_first_sight_and_ends() -> None:
     draining = Draining(100)
-    busy = [RealServer(ONE, 0, active=5)]
-    assert draining.verdict(TCP, [ONE], busy, now=10).remove == []
-    assert draining.verdict(TCP, [ONE], busy, now=109).remove == []
-    assert draining.verdict(TCP, [ONE], busy, now=110).remove == [ONE]
+    assert steps(draining, ONE, 10, weight=0, active=5) == STAYS
+    assert steps(draining, ONE, 109, weight=0, active=5) == STAYS
+    assert steps(draining, ONE, 110, weight=0, active=5) == GOES
 
 
 def test_udp_waits_for_nobody() -> None:
-    assert Draining(100).verdict(UDP, [ONE], [RealServer(ONE, 1, active=9)], now=0).remove == [ONE]
+    item = RealOf(UDP, ONE.real)
+    assert steps(Draining(100), item, 0, weight=1, active=9)[1].items == [item]
 
 
 def test_weight_zero_left_by_an_earlier_process_is_drained_on() -> None:
     draining = Draining(100)
-    assert draining.verdict(TCP, [ONE], [RealServer(ONE, 0, active=1)], now=0) == ([], [])
-    assert Departure(TCP, ONE) in draining
+    assert steps(draining, ONE, 0, weight=0, active=1) == STAYS
+    assert ONE in draining
+
+
+def test_what_the_kernel_no_longer_has_is_removed_from_memory_too() -> None:
+    assert Draining(100).steps([ONE], {}, 0) == GOES
 
 
 def test_one_that_is_wanted_again_or_gone_is_forgotten() -> None:
     draining = Draining(100)
-    busy = [RealServer(ONE, 1, active=1), RealServer(TWO, 1, active=1)]
-    draining.verdict(TCP, [ONE, TWO], busy, now=0)
-    draining.forget(TCP, ONE)
-    assert draining.leaving(TCP) == [TWO]
-    draining.verdict(TCP, [TWO], [], now=1)
+    for item in (ONE, TWO):
+        steps(draining, item, 0, weight=1, active=1)
+    draining.retain({TCP: {ONE.real: 1, TWO.real: 0}})
+    assert draining.reals() == [TWO]
+    draining.retain({TCP: {}})
     assert len(draining) == 0
-    draining.verdict(TCP, [ONE, TWO], busy, now=2)
-    draining.forget(TCP)
+    steps(draining, ONE, 2, weight=1, active=1)
+    draining.retain({})
     assert len(draining) == 0

@@ -6,9 +6,10 @@ import pytest
 from tests.factory import packed
 
 from pointsman.backends.contract import Setup
-from pointsman.backends.ipvs.compile import Fragment
-from pointsman.backends.ipvs.desired import Desired, Touched
+from pointsman.backends.ipvs.desired import Desired
 from pointsman.backends.ipvs.drain import Draining
+from pointsman.backends.ipvs.fragment import Fragment
+from pointsman.backends.ipvs.known import Known
 from pointsman.backends.ipvs.preflight import preflight, wanted_sysctls
 from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.backends.ipvs.verify import address_differences, entry_differences, server_differences
@@ -85,19 +86,10 @@ def fragment(port: int, *reals: RealKey) -> Fragment:
     return Fragment(((server, reals),), entries, (address,))
 
 
-class _Found:
-    def __init__(self) -> None:
-        self.servers: dict[VirtualKey, VirtualServer] = {}
-        self.weights: dict[VirtualKey, dict[RealKey, int]] = {}
-        self.entries: dict[str, set[SetEntry]] = {}
-        self.addresses: set[bytes] = set()
-
-
 def test_verification_names_every_kind_of_difference() -> None:
     one, two = RealKey(packed("10.244.0.1"), 8080), RealKey(packed("10.244.0.2"), 8080)
     name = ServicePortName("default", "web", "http", Protocol.TCP)
-    desired, found = Desired(), _Found()
-    desired.replace(name, fragment(80, one), Touched())
+    desired, found = Desired({name: fragment(80, one)}), Known()
     key = VirtualKey(6, packed("10.96.0.1"), 80)
     foreign, excluded = VirtualKey(6, packed("10.96.9.9"), 80), VirtualKey(6, packed("192.0.2.1"), 80)
 

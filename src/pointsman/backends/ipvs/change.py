@@ -1,0 +1,96 @@
+"""From what the kernel holds to what services want: the steps in between, in a safe order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pointsman.backends.ipvs.batch import (
+    WEIGHT,
+    AddEntries,
+    AddReals,
+    AddServers,
+    AlterServers,
+    Bind,
+    DeleteEntries,
+    NetlinkStep,
+    RemoveServers,
+    RetireReals,
+    Step,
+    Unbind,
+    WeighReals,
+    WriteRules,
+)
+from pointsman.backends.ipvs.desired import Desired, Touched
+from pointsman.backends.ipvs.known import Known
+from pointsman.backends.ipvs.rules import RuleSet
+from pointsman.kernel.ipvs_objects import RealOf, VirtualKey, VirtualServer
+
+
+def everything(desired: Desired, known: Known) -> Touched:
+    """For a full sync: every object of both sides is looked at."""
+    held = ((name, entry) for name, entries in known.entries.items() for entry in entries)
+    return Touched(
+        {*desired.servers, *known.servers}, {*desired.entries, *held}, {*desired.addresses, *known.addresses}
+    )
+
+
+def steps_towards(
+    desired: Desired, known: Known, touched: Touched, rules: RuleSet, excluded: Callable[[VirtualKey], bool]
+) -> list[Step]:
+    """What makes `known` equal to `desired` as far as `touched` goes; virtual servers `excluded` are never removed.
+
+    Nothing here is one transaction, so the order carries the guarantees. Sets and rules come first, so that no
+    packet of a new service is balanced unmasqueraded, then virtual servers with their real servers, then addresses;
+    removals after all additions, the other way round. Only where the rules of iptables mode still serve, ours come
+    after what they lead to.
+    """
+    servers = _ServerSteps(desired, known, touched, excluded)
+    write = [WriteRules(rules, known.missing_jumps)] if rules != known.rules else []
+    held = {member for member in touched.entries if member[1] in known.entries[member[0]]}
+    extend = _some(
+        *servers.extend, Bind(list(touched.addresses & desired.addresses.keys() - known.addresses))
+    )
+    return [
+        *_some(AddEntries(list(touched.entries & desired.entries.keys() - held))),
+        *((*extend, *write) if known.iptables_mode_serves else (*write, *extend)),
+        *_some(
+            *servers.shrink,
+            Unbind(list(touched.addresses & known.addresses - desired.addresses.keys())),
+            DeleteEntries(list(held - desired.entries.keys())),
+        ),
+    ]
+
+
+class _ServerSteps:
+    """What is to be done about virtual and real servers."""
+
+    def __init__(
+        self, desired: Desired, known: Known, touched: Touched, excluded: Callable[[VirtualKey], bool]
+    ) -> None:
+        added: list[VirtualServer] = []
+        altered: list[VirtualServer] = []
+        removed: list[VirtualKey] = []
+        joining: list[RealOf] = []
+        returning: list[RealOf] = []
+        leaving: list[RealOf] = []
+        for key in touched.servers:
+            want, have = desired.servers.get(key), known.servers.get(key)
+            if want is None:
+                if have is not None and not excluded(key):
+                    removed.append(key)
+                continue
+            server, reals = want
+            if have != server:
+                (added if have is None else altered).append(server)
+            weights = known.weights.get(key, {})
+            for real in reals:
+                if weights.get(real) != WEIGHT:
+                    (returning if real in weights else joining).append(RealOf(key, real))
+            leaving += (RealOf(key, real) for real in weights.keys() - reals)
+        self.extend = (AddServers(added), AlterServers(altered), AddReals(joining), WeighReals(returning))
+        self.shrink = (RetireReals(leaving), RemoveServers(removed))
+
+
+def _some(*steps: NetlinkStep[Any] | RetireReals) -> list[Step]:
+    return [step for step in steps if step.items]

@@ -1,0 +1,24 @@
+"""What one service port contributes to the kernel's state in ipvs mode."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pointsman.kernel.ipset_objects import SetEntry
+from pointsman.kernel.ipvs_objects import RealKey, VirtualKey, VirtualServer
+
+SetMember = tuple[str, SetEntry]
+"""Set name and entry."""
+
+
+class Fragment(msgspec.Struct, frozen=True, gc=False):
+    """Everything in the kernel that exists because of one service port."""
+
+    servers: tuple[tuple[VirtualServer, tuple[RealKey, ...]], ...] = ()
+    entries: tuple[SetMember, ...] = ()
+    addresses: tuple[bytes, ...] = ()
+    """To be bound to the dummy device."""
+    hidden: tuple[VirtualKey, ...] = ()
+    """Load balancer addresses that this node itself may not use: it is outside their source ranges."""
+    note: str = ""
+    """What an operator should know about it."""

@@ -1,0 +1,147 @@
+"""The netlink sockets of ipvs mode: what the kernel holds, and sending it steps. Remembers nothing of either."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+from pointsman.backends.ipvs import sets
+from pointsman.backends.ipvs.batch import (
+    AddEntries,
+    Bind,
+    DeleteEntries,
+    IpvsStep,
+    NetlinkStep,
+    RemoveServers,
+)
+from pointsman.backends.ipvs.fragment import SetMember
+from pointsman.backends.ipvs.known import Known
+from pointsman.errors import KernelError
+from pointsman.kernel import netlink
+from pointsman.kernel.ipset import IpsetSocket
+from pointsman.kernel.ipset_objects import SetEntry, SetHeader
+from pointsman.kernel.ipvs import IpvsSocket
+from pointsman.kernel.ipvs_objects import (
+    IPVS_DEVICE,
+    RealKey,
+    RealOf,
+    RealServer,
+    ServerCounters,
+    VirtualKey,
+    VirtualServer,
+)
+from pointsman.kernel.rtnl import RouteSocket
+from pointsman.model.addresses import Family, address_text, is_link_local
+
+
+class Sockets:
+    """One IP family in the network namespace they were opened in."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._device = 0
+        self._set_names = [header.name for header in sets.headers(family)]
+        self._ipvs = IpvsSocket()
+        self._ipset = IpsetSocket()
+        self._route = RouteSocket()
+
+    def close(self) -> None:
+        for sock in (self._ipvs, self._ipset, self._route):
+            sock.close()
+
+    # --- reading ---
+
+    def read(self, wanted: Container[VirtualKey]) -> Known:
+        """What the kernel holds; real servers only of virtual servers in `wanted`."""
+        known = Known(self._set_names)
+        known.servers = {server.key: server for server in self.servers()}
+        known.weights = {key: self._weights(key) for key in known.servers if key in wanted}
+        found = self._ipset.entries()
+        known.entries |= {name: found[name] for name in self._set_names if name in found}
+        known.addresses = self.addresses()
+        return known
+
+    def read_again(self, key: VirtualKey, known: Known) -> None:
+        """Somebody else changed a virtual server since it was read."""
+        RemoveServers((key,)).adopt(known)
+        server = self._ipvs.service(key)
+        if server is not None:
+            known.servers[key], known.weights[key] = server, self._weights(key)
+
+    def _weights(self, key: VirtualKey) -> dict[RealKey, int]:
+        return {real.key: real.weight for real in self._ipvs.destinations(key)}
+
+    def servers(self) -> dict[VirtualServer, ServerCounters]:
+        """The virtual servers, each with what it carried."""
+        return {server: counted for server, counted in self._ipvs.services().items() if self._ours(server)}
+
+    def compare_servers(
+        self, expected: Iterable[VirtualServer]
+    ) -> tuple[list[VirtualServer], list[VirtualServer]]:
+        """What the kernel has that is unlike `expected`, and what it lacks of that."""
+        unlike, missing = self._ipvs.compare_services(expected)
+        return [server for server in unlike if self._ours(server)], missing
+
+    def _ours(self, server: VirtualServer) -> bool:
+        return len(server.key.address) == self._family.address_length
+
+    def addresses(self) -> set[bytes]:
+        """The addresses on the dummy device without its own link-local one."""
+        device = self._route.links().get(IPVS_DEVICE)
+        if device is None:
+            return set()
+        listed = (item.address for item in self._route.addresses(self._family, device))
+        return {a for a in listed if len(a) == 4 or not is_link_local(a)}
+
+    def sets(self) -> dict[str, SetHeader]:
+        """Our sets without their entries."""
+        present = self._ipset.headers()
+        return {name: present[name] for name in self._set_names if name in present}
+
+    def connections(self, keys: Iterable[VirtualKey]) -> dict[RealOf, RealServer]:
+        """The real servers of some virtual servers with their connections."""
+        return {RealOf(key, real.key): real for key in keys for real in self._ipvs.destinations(key)}
+
+    def has_scheduler(self, name: str) -> bool:
+        return self._ipvs.has_scheduler(name)
+
+    # --- changing ---
+
+    def make_containers(self) -> None:
+        """Create the dummy device and the sets that are missing."""
+        self._device = self._route.ensure_dummy(IPVS_DEVICE)
+        present = self._ipset.headers()
+        for header in sets.headers(self._family):
+            if header.name not in present or present[header.name].type is not header.type:
+                self._ipset.create(header)
+
+    def send(self, step: NetlinkStep[Any]) -> dict[Any, KernelError]:
+        """Do it as far as the kernel lets us; what it refused."""
+        if isinstance(step, AddEntries | DeleteEntries):
+            return self._send_entries(step)
+        if isinstance(step, IpvsStep):
+            replies = self._ipvs.apply(list(step.payloads()))
+        elif isinstance(step, Bind):
+            replies = self._route.add_addresses(self._device, step.items)
+        else:
+            replies = self._route.delete_addresses(self._device, step.items)
+        return {
+            item: netlink.kernel_error(reply.errno, f"{step.action} {_text(item)}", reply.text)
+            for item, reply in zip(step.items, replies, strict=True)
+            if reply.errno and reply.errno not in step.done_before
+        }
+
+    def _send_entries(self, step: AddEntries | DeleteEntries) -> dict[SetMember, KernelError]:
+        by_set: dict[str, list[SetEntry]] = {}
+        for name, entry in step.items:
+            by_set.setdefault(name, []).append(entry)
+        send = self._ipset.add if isinstance(step, AddEntries) else self._ipset.delete
+        return {
+            (name, entry): error
+            for name, entries in by_set.items()
+            for entry, error in send(name, entries).items()
+        }
+
+
+def _text(item: object) -> str:
+    return address_text(item) if isinstance(item, bytes) else str(item)
