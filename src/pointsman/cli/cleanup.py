@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pointsman.backends.contract import Fate, Removed
+from pointsman.cli.arguments import parser
 from pointsman.files import RUN_DIRECTORY
+
+_ABOUT = """Remove the rules, sets, virtual servers and devices of all proxy modes, ours and kube-proxy's, and put back the
+kernel settings that were changed. Stop the proxy first; fine to repeat.
+
+Exit status: 0 everything is gone, 1 something would not go."""
+
+
+def command() -> argparse.ArgumentParser:
+    made = parser("cleanup", _ABOUT)
+    made.add_argument(
+        "--state-dir",
+        type=Path,
+        metavar="DIR",
+        default=RUN_DIRECTORY,
+        help=f"where changed settings are recorded; default {RUN_DIRECTORY}",
+    )
+    return made
 
 
 def main(argv: Sequence[str]) -> int:
-    """`pointsman cleanup [--state-dir DIR]`; fine to repeat."""
-    arguments = list(argv)
-    if any(argument in ("-h", "--help") for argument in arguments):
-        sys.stdout.write(
-            "Usage: pointsman cleanup [--state-dir DIR]\n\n"
-            "Removes the rules, sets, virtual servers and devices of all proxy modes (ours and kube-proxy's),\n"
-            f"and puts back kernel settings recorded in DIR (default {RUN_DIRECTORY}). Stop the proxy first.\n"
-        )
-        return 0
-    state_dir = RUN_DIRECTORY
-    if arguments and arguments[0].startswith("--state-dir"):
-        flag = arguments.pop(0)
-        value = flag.partition("=")[2] or (arguments.pop(0) if arguments else "")
-        if not value:
-            sys.stderr.write("pointsman cleanup: --state-dir needs a directory\n")
-            return 2
-        state_dir = Path(value)
-    if arguments:
-        sys.stderr.write(f"pointsman cleanup: unexpected argument {arguments[0]!r}; see --help\n")
-        return 2
-    return clean_up(state_dir)
+    """Exit status 0 when everything is gone, 1 when something would not go."""
+    return clean_up(command().parse_args(argv).state_dir)
 
 
 def clean_up(state_dir: Path) -> int:

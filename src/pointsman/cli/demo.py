@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from pointsman.cli.arguments import parser
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import HOSTS
 from pointsman.lab.netns import LabUnavailable, gain_privileges
@@ -40,17 +41,18 @@ LOCAL = LabService("shop", 2, backends("pod1", "pod2", "pod4"), type="LoadBalanc
 STICKY = LabService("cart", 3, backends("pod1", "pod2", "pod4"), affinity_seconds=10800)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Exit status: 0 when everything behaved, 1 when something did not, 2 when the lab cannot run here."""
-    parser = argparse.ArgumentParser(
-        prog="pointsman demo",
-        description="a small cluster of network namespaces, served by Pointsman, with real packets",
-    )
-    parser.add_argument("--keep", action="store_true", help="leave the cluster up afterwards, to explore it")
-    parser.add_argument(
+def command() -> argparse.ArgumentParser:
+    made = parser("demo", "A small cluster of network namespaces, served by Pointsman, with real packets.")
+    made.add_argument("--keep", action="store_true", help="leave the cluster up afterwards, to explore it")
+    made.add_argument(
         "--no-color", action="store_true", help="no colours (also with NO_COLOR in the environment)"
     )
-    options = parser.parse_args(argv)
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 when everything behaved, 1 when something did not, 2 when the lab cannot run here."""
+    options = command().parse_args(argv)
     style = Style(
         colour=sys.stdout.isatty() and not options.no_color and "NO_COLOR" not in os.environ,
         unicode="utf" in (sys.stdout.encoding or "").lower(),

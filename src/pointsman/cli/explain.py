@@ -33,26 +33,28 @@ The target is SERVICE, NAMESPACE/SERVICE, SERVICE:PORT, IP:PORT, [IPv6]:PORT or 
 Exit status: 0 it answers, 1 it does not (or not everybody), 2 the question could not be answered."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Exit status 0 when the target answers, 1 when not, 2 when nobody could be asked."""
-    command = parser("explain", _ABOUT)
-    command.add_argument("target", help="what to explain")
-    command.add_argument(
+def command() -> argparse.ArgumentParser:
+    made = parser("explain", _ABOUT)
+    made.add_argument("target", help="what to explain")
+    made.add_argument(
         "--from",
         dest="client",
         default="",
         help="pod, node, outside or an IP address; default: all three kinds",
     )
-    command.add_argument(
-        "--no-kernel", action="store_true", help="do not read the kernel of the running proxy"
-    )
-    add_output(command)
-    add_live(command)
-    add_offline(command, required=False)
+    made.add_argument("--no-kernel", action="store_true", help="do not read the kernel of the running proxy")
+    add_output(made)
+    add_live(made)
+    add_offline(made, required=False)
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status 0 when the target answers, 1 when not, 2 when nobody could be asked."""
     own, flags = split_run_flags(argv)
-    given = command.parse_args(own)
+    given = command().parse_args(own)
     if flags and given.manifests is None:
-        command.error(f"only with --manifests: {' '.join(flags)}")
+        command().error(f"only with --manifests: {' '.join(flags)}")
     return guarded("explain", lambda: _explain(given, flags))
 
 

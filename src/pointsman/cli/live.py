@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from pointsman.cli.arguments import add_live, add_output, guarded, parser, print_json
@@ -18,14 +19,15 @@ class _Answer(Protocol):
 _Kind = TypeVar("_Kind", bound=_Answer)
 
 
-def answer_live(
-    argv: Sequence[str], name: str, about: str, kind: type[_Kind], text: Callable[[_Kind], str]
-) -> int:
+def live_command(name: str, about: str) -> argparse.ArgumentParser:
+    made = parser(name, about)
+    add_output(made)
+    add_live(made)
+    return made
+
+
+def answer_live(given: argparse.Namespace, name: str, kind: type[_Kind], text: Callable[[_Kind], str]) -> int:
     """Ask at `/name`, print as text or JSON; the answer brings its exit status, 2 means that there is none."""
-    command = parser(name, about)
-    add_output(command)
-    add_live(command)
-    given = command.parse_args(list(argv))
 
     def work() -> int:
         answer = ask(given.control_socket, f"/{name}", kind)

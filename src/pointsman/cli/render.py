@@ -23,13 +23,17 @@ With --diff, compare them with what the kernel of this machine holds (needs root
 0 equal, 1 different, 2 something went wrong."""
 
 
+def command() -> argparse.ArgumentParser:
+    made = parser("render", _ABOUT)
+    add_offline(made, required=True)
+    made.add_argument("--diff", action="store_true", help="compare with this machine's kernel")
+    return made
+
+
 def main(argv: Sequence[str]) -> int:
     """Exit status 0, with --diff 1 for differences; 2 when it cannot be done."""
-    command = parser("render", _ABOUT)
-    add_offline(command, required=True)
-    command.add_argument("--diff", action="store_true", help="compare with this machine's kernel")
     own, flags = split_run_flags(argv)
-    given = command.parse_args(own)
+    given = command().parse_args(own)
     return guarded("render", lambda: _diff(given, flags) if given.diff else _render(given, flags))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
-from pointsman.cli.live import answer_live
+from pointsman.cli.live import answer_live, live_command
 from pointsman.report.status import StatusReport, status_text
 
 _ABOUT = """Show mode, syncs, pending changes, counts, watches, configuration reloads and everything that is wrong.
@@ -12,6 +13,10 @@ _ABOUT = """Show mode, syncs, pending changes, counts, watches, configuration re
 Exit status: 0 no known problems, 1 something needs attention, 2 no proxy could be asked."""
 
 
+def command() -> argparse.ArgumentParser:
+    return live_command("status", _ABOUT)
+
+
 def main(argv: Sequence[str]) -> int:
     """Exit status 0 without known problems, 1 with some, 2 when no proxy answers."""
-    return answer_live(argv, "status", _ABOUT, StatusReport, status_text)
+    return answer_live(command().parse_args(argv), "status", StatusReport, status_text)

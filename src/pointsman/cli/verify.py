@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
-from pointsman.cli.live import answer_live
+from pointsman.cli.live import answer_live, live_command
 from pointsman.report.status import Verification, verification_text
 
 _ABOUT = """Let the running proxy read the kernel and compare it with its plans; nothing is changed.
@@ -13,6 +14,10 @@ Lines with + are missing from the kernel, lines with - are there and should not 
 Exit status: 0 equal, 1 different, 2 no proxy could be asked or the kernel not read."""
 
 
+def command() -> argparse.ArgumentParser:
+    return live_command("verify", _ABOUT)
+
+
 def main(argv: Sequence[str]) -> int:
     """Exit status 0 when equal, 1 when different, 2 when that is unknown."""
-    return answer_live(argv, "verify", _ABOUT, Verification, verification_text)
+    return answer_live(command().parse_args(argv), "verify", Verification, verification_text)

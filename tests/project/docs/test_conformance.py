@@ -42,6 +42,13 @@ def test_every_matrix_line_is_listed() -> None:
     assert _matrix_lines() - _named(r"matrix:([\w-]+)") == set(), "describe them in docs/conformance.md"
 
 
+def _recordings() -> set[str]:
+    return {path.name for path in (ROOT / "tests" / "golden" / "data").iterdir() if path.is_dir()}
+
+
 def test_named_recordings_exist() -> None:
-    recorded = {path.name for path in (ROOT / "tests" / "golden" / "data").iterdir() if path.is_dir()}
-    assert _named(r"golden:([\w-]+)") - recorded == set()
+    assert _named(r"golden:([\w-]+)") - _recordings() == set()
+
+
+def test_the_recordings_are_counted_right() -> None:
+    assert re.findall(r"(\d+) scenarios", DOCUMENT) == [str(len(_recordings()))]
