@@ -9,7 +9,7 @@ import pytest
 from tests.factory import context, endpoint, packed, plan, service_port
 from tests.kernel.nft_kernel import everything, listing, needs_nft, new_namespace, part, table, table_handle
 
-from pointsman.backends.contract import Cleaning, Removed
+from pointsman.backends.contract import Cleaning, Damage, Drift, Removed
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.encode import delete_chain
@@ -212,7 +212,7 @@ def test_an_incremental_sync_over_a_vanished_table_loads_everything(
     plans[name] = plan(plans[name].port, endpoint("10.244.0.7"), node_context=NODE)
     report = backend.sync(part(NODE, plans, name))
     assert report.full
-    assert any("table ip kube-proxy: deleted" in note for note in report.notes)
+    assert report.drift == Drift("table ip kube-proxy", Damage.DELETED)
     assert backend.verify(everything(NODE, plans)) == []
 
 

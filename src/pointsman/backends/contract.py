@@ -57,36 +57,6 @@ class SyncRequest(msgspec.Struct, frozen=True):
     """Make the kernel equal to `plans` whatever it holds now."""
 
 
-class SyncReport(msgspec.Struct, frozen=True):
-    """What a successful sync did."""
-
-    full: bool
-    rejected: Mapping[ServicePortName, str] = {}
-    """Service ports left out because the kernel refused them, with the reason."""
-    rules_total: Mapping[str, int] = {}
-    """Rules (iptables: per table) or elements (nftables: per set and map) owned after this sync."""
-    rules_last: Mapping[str, int] = {}
-    """The same, counting only what this sync wrote."""
-    batch_bytes: int = 0
-    notes: Sequence[str] = ()
-    """What an operator should know: drift repaired, foreign objects removed."""
-    degraded: Sequence[Degraded] = ()
-    """What works less well than configured as of this sync; what is no longer named has recovered."""
-
-
-class Difference(msgspec.Struct, frozen=True):
-    """One disagreement between kernel and desired state, for `verify` and `render --diff`."""
-
-    what: str
-    """The kernel object, e.g. `map service-ips 10.96.0.1 . tcp . 443`."""
-    want: str
-    """Empty when the kernel holds something it should not."""
-    have: str
-    """Empty when something is missing."""
-    service: str = ""
-    """The service port it belongs to, as its name prints; empty for what is shared or unknown."""
-
-
 class Damage(enum.Enum):
     """How an object of ours was found."""
 
@@ -118,6 +88,38 @@ class Drift(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
         return f"{self.what}: {self.damage.value}{detail}{f' by {self.rival.value}' if self.rival else ''}"
+
+
+class SyncReport(msgspec.Struct, frozen=True):
+    """What a successful sync did."""
+
+    full: bool
+    rejected: Mapping[ServicePortName, str] = {}
+    """Service ports left out because the kernel refused them, with the reason."""
+    rules_total: Mapping[str, int] = {}
+    """Rules (iptables: per table) or elements (nftables: per set and map) owned after this sync."""
+    rules_last: Mapping[str, int] = {}
+    """The same, counting only what this sync wrote."""
+    batch_bytes: int = 0
+    drift: Drift | None = None
+    """Damage by somebody else that this sync met and repaired by loading everything."""
+    notes: Sequence[str] = ()
+    """What an operator should know: foreign objects removed, ports that could not be opened."""
+    degraded: Sequence[Degraded] = ()
+    """What works less well than configured as of this sync; what is no longer named has recovered."""
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One disagreement between kernel and desired state, for `verify` and `render --diff`."""
+
+    what: str
+    """The kernel object, e.g. `map service-ips 10.96.0.1 . tcp . 443`."""
+    want: str
+    """Empty when the kernel holds something it should not."""
+    have: str
+    """Empty when something is missing."""
+    service: str = ""
+    """The service port it belongs to, as its name prints; empty for what is shared or unknown."""
 
 
 class Traffic(msgspec.Struct, frozen=True):

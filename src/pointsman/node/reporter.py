@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from pointsman.backends.contract import Drift
+from pointsman.backends.contract import Drift, Rival
+from pointsman.kernel.sysctl import Degraded
 from pointsman.model.addresses import Family
 from pointsman.model.problem import Problem
 from pointsman.model.service import ServicePortName
@@ -25,6 +26,17 @@ HISTORY = 240
 """Syncs remembered for `status` and the status page."""
 
 _log = get_log(__name__)
+
+
+def _contest(family: Family) -> str:
+    return f"{family.value} contest"
+
+
+def _contested(family: Family, rival: Rival) -> Degraded:
+    return Degraded(
+        f"{family.value} rules contested",
+        f"{rival.value} rewrites our rules again and again; run one proxy per node",
+    )
 
 
 class FamilyRecord(msgspec.Struct):
@@ -99,12 +111,22 @@ class Reporter(SyncListener):
     def unsure(self, family: Family, error: Exception) -> None:
         _log.warning("Cannot read our rules; rewriting them", err=error, ipFamily=family.value)
 
-    def drifted(self, family: Family, drift: Drift) -> None:
+    def drifted(self, family: Family, drift: Drift, restored_in: float) -> None:
         self.records[family].drift_repaired += 1
         self._metrics.drift_repaired.labels(ip_family=family.value).inc()
-        _log.warning("Someone else changed our rules; restoring them", ipFamily=family.value, what=str(drift))
+        _log.warning(
+            "Someone else changed our rules; restoring them",
+            ipFamily=family.value,
+            what=str(drift),
+            restoredIn=f"{restored_in:.0f}s",
+        )
         note = f"{family.value} rules were changed by others: {drift}"
         self._recorder.node_event("ProxyRulesRestored", note)
+        if drift.rival is not None and restored_in > 0:
+            self._degraded.report(_contest(family), [_contested(family, drift.rival)])
+
+    def undisputed(self, family: Family) -> None:
+        self._degraded.report(_contest(family), ())
 
     def left_out(self, kind: str, key: str, problem: Problem, *, shown: str = "") -> None:
         """An object, or part of it, cannot be used: a log line, a metric, and an event on a Service."""

@@ -40,8 +40,11 @@ class SyncListener:
     def unsure(self, family: Family, error: Exception) -> None:
         """Whether someone changed what we own is unknown; a full sync follows to be sure."""
 
-    def drifted(self, family: Family, drift: Drift) -> None:
-        """Someone else changed what we own; a full sync follows."""
+    def drifted(self, family: Family, drift: Drift, restored_in: float) -> None:
+        """Someone else changed what we own; a full sync follows, later when another proxy does it again and again."""
+
+    def undisputed(self, family: Family) -> None:
+        """Another proxy that rewrote what we own has left it alone for a while."""
 
 
 class Scope(enum.IntEnum):
@@ -129,9 +132,17 @@ class SyncLoop:
             self.request(full=True)
             return
         if drift is not None:
-            for listener in self._listeners:
-                listener.drifted(family, drift)
+            self._drifted(drift)
             self.request(full=True)
+        elif self.pacer.peace(asyncio.get_running_loop().time()):
+            for listener in self._listeners:
+                listener.undisputed(family)
+
+    def _drifted(self, drift: Drift) -> None:
+        now = asyncio.get_running_loop().time()
+        restored_in = 0.0 if drift.rival is None else self.pacer.rewritten(now)
+        for listener in self._listeners:
+            listener.drifted(self._tracker.family, drift, restored_in)
 
     async def _sync_once(self) -> None:
         loop = asyncio.get_running_loop()
@@ -157,6 +168,8 @@ class SyncLoop:
         self.pacer.succeeded(loop.time(), full=outcome.report.full)
         for listener in self._listeners:
             listener.synced(outcome)
+        if outcome.report.drift is not None:
+            self._drifted(outcome.report.drift)
         if not self._asked.is_set():
             self._idle.set()
 

@@ -14,6 +14,9 @@ from pointsman.waiting import Backoff, TokenBucket
 FULL_SYNC_PERIOD = 3600.0
 BURST = 2
 FIRST_RETRY = 1.0
+PATIENCE = 3
+"""How often in a row our rules are restored at once although another proxy rewrites them."""
+FIRST_RETREAT = 2.0
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -32,6 +35,9 @@ class Pacer:
     def __init__(self, pace: Pace, now: float) -> None:
         self._bucket = TokenBucket(0.0, BURST, now)
         self._retries = Backoff(FIRST_RETRY, FIRST_RETRY)
+        self._retreats = Backoff(FIRST_RETREAT, FIRST_RETREAT)
+        self._rewrites = 0
+        self._held_until = -math.inf
         self.pace = pace
         self._full_due = math.inf
         self._retry_due: float | None = None
@@ -46,10 +52,11 @@ class Pacer:
         self._pace = pace
         self._bucket.rate = 1.0 / pace.min_period if pace.min_period > 0 else 0.0
         self._retries.cap = max(pace.sync_period, FIRST_RETRY)
+        self._retreats.cap = max(pace.sync_period, FIRST_RETREAT)
 
     def delay(self, now: float) -> float:
         """Seconds until a requested sync may run; 0 when now."""
-        return self._bucket.wait(now)
+        return max(self._bucket.wait(now), self._held_until - now)
 
     def started(self, now: float) -> None:
         self._bucket.take(now)
@@ -65,6 +72,25 @@ class Pacer:
         wait = self._retries.pause()
         self._retry_due = now + wait
         return wait
+
+    def rewritten(self, now: float) -> float:
+        """Another proxy put its rules where ours were; returns the seconds to leave it alone.
+
+        None the first times: it may have been stopped just now. Then doubling up to sync_period, because its rules serve
+        meanwhile and nobody wins.
+        """
+        self._rewrites += 1
+        wait = self._retreats.pause() if self._rewrites > PATIENCE else 0.0
+        self._held_until = now + wait
+        return wait
+
+    def peace(self, now: float) -> bool:
+        """Whether another proxy rewrote our rules and has left them alone for two sync periods; says so once."""
+        if not self._rewrites or now < self._held_until + 2 * self._retreats.cap:
+            return False
+        self._rewrites = 0
+        self._retreats.reset()
+        return True
 
     def next_due(self) -> float:
         """When a sync must run unasked: the retry (a full sync itself), or the periodic full one.

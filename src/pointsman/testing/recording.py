@@ -19,6 +19,8 @@ class RecordingBackend:
         self.programmed: dict[ServicePortName, ServicePlan] = {}
         self.failures: list[Exception] = []
         self.drifts: list[Drift | Exception] = []
+        self.met: Drift | None = None
+        """What every sync meets and repairs."""
         self.refuse: Mapping[ServicePortName, str] = {}
         self.closed = False
 
@@ -36,7 +38,7 @@ class RecordingBackend:
                     self.programmed[name] = plan
         for name in self.refuse:
             self.programmed.pop(name, None)
-        return SyncReport(full=request.full, rejected=self.refuse)
+        return SyncReport(full=request.full, rejected=self.refuse, drift=self.met)
 
     def drift(self) -> Drift | None:
         found = self.drifts.pop(0) if self.drifts else None

@@ -6,7 +6,7 @@ import pytest
 from tests import factory
 
 from pointsman.backends import mode_named
-from pointsman.backends.contract import Damage, Drift, SyncReport
+from pointsman.backends.contract import Damage, Drift, Rival, SyncReport
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import Situation
 from pointsman.model.problem import Problem
@@ -118,7 +118,19 @@ def test_a_refusal_becomes_a_metric_and_an_event_on_its_service(failing: bool) -
 
 def test_repaired_drift_is_counted_and_told_on_the_node() -> None:
     desk = Desk()
-    desk.reporter.drifted(Family.IPV4, Drift("table kube-proxy", Damage.DELETED))
+    desk.reporter.drifted(Family.IPV4, Drift("table kube-proxy", Damage.DELETED), 0.0)
     assert desk.record.drift_repaired == 1
     assert desk.metric('pointsman_drift_repaired_total{ip_family="IPv4"}') == 1
     assert [entry[:3] for entry in desk.events.told] == [("node", "warning", "ProxyRulesRestored")]
+
+
+def test_another_proxy_that_keeps_rewriting_the_rules_is_a_degraded_check_until_it_stops() -> None:
+    desk = Desk()
+    rewritten = Drift("table ip kube-proxy", Damage.REPLACED, rival=Rival.KUBE_PROXY)
+    desk.reporter.drifted(Family.IPV4, rewritten, 0.0)
+    assert desk.degraded.current == {}
+    desk.reporter.drifted(Family.IPV4, rewritten, 2.0)
+    assert "kube-proxy rewrites our rules" in desk.degraded.current["IPv4 rules contested"]
+    assert desk.metric('pointsman_degraded{check="IPv4 rules contested"}') == 1
+    desk.reporter.undisputed(Family.IPV4)
+    assert desk.degraded.current == {}

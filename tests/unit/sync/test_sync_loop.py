@@ -1,11 +1,12 @@
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tests.factory import context, service
 from tests.fake.virtual_time import run
 
-from pointsman.backends.contract import Damage, Drift
+from pointsman.backends.contract import Damage, Drift, Rival
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import Situation
@@ -35,8 +36,11 @@ class Notes(SyncListener):
     def unsure(self, family: Family, error: Exception) -> None:
         self._note("unsure")
 
-    def drifted(self, family: Family, drift: Drift) -> None:
+    def drifted(self, family: Family, drift: Drift, restored_in: float) -> None:
         self._note(f"drift: {drift}")
+
+    def undisputed(self, family: Family) -> None:
+        self._note("undisputed")
 
     def times(self, *kinds: str) -> list[float]:
         return [at for what, at in self.events if what in kinds]
@@ -176,6 +180,79 @@ async def test_drift_is_repaired_by_a_full_sync() -> None:
     await asyncio.sleep(1.5)
     assert ("drift: table: deleted", 1.0) in b.notes.events
     assert len(b.backend.programmed) == 1
+    await b.stop()
+
+
+TAKEN_OVER = Drift("table", Damage.REPLACED, rival=Rival.KUBE_PROXY)
+
+
+@bench
+async def test_another_proxy_that_keeps_rewriting_our_rules_is_left_alone_for_longer_and_longer() -> None:
+    b = Bench(drift_period=1.0)
+    b.change(1)
+    await b.loop.wait_idle()
+    b.backend.drifts = [TAKEN_OVER] * 1000
+    await asyncio.sleep(200)
+    restored = b.notes.times("full")[1:]
+    assert restored[:3] == [1.0, 2.0, 3.0]
+    pauses = [round(later - earlier) for earlier, later in itertools.pairwise(restored[2:])]
+    assert pauses[:5] == [3, 4, 8, 16, 30]
+    assert set(pauses[5:]) == {30}
+    await b.stop()
+
+
+@bench
+async def test_changes_made_meanwhile_wait_with_the_rest_and_are_served() -> None:
+    b = Bench(drift_period=1.0)
+    b.change(1)
+    await b.loop.wait_idle()
+    b.backend.drifts = [TAKEN_OVER] * 6
+    await asyncio.sleep(13)
+    before = len(b.notes.times("full", "partial"))
+    b.change(2)
+    await asyncio.sleep(1)
+    assert len(b.notes.times("full", "partial")) == before
+    await b.loop.wait_idle()
+    assert len(b.backend.programmed) == 2
+    await b.stop()
+
+
+@bench
+async def test_when_the_other_proxy_is_gone_for_a_while_all_is_as_before() -> None:
+    b = Bench(drift_period=1.0)
+    b.change(1)
+    await b.loop.wait_idle()
+    b.backend.drifts = [TAKEN_OVER] * 5
+    await asyncio.sleep(300)
+    assert len(b.notes.times("undisputed")) == 1
+    b.backend.drifts = [TAKEN_OVER]
+    before = b.notes.times("full")
+    await asyncio.sleep(1.5)
+    assert len(b.notes.times("full")) == len(before) + 1
+    await b.stop()
+
+
+@bench
+async def test_damage_that_is_no_other_proxys_work_is_repaired_at_once_every_time() -> None:
+    b = Bench(drift_period=1.0)
+    b.change(1)
+    await b.loop.wait_idle()
+    b.backend.drifts = [Drift("table", Damage.DELETED)] * 20
+    await asyncio.sleep(21.5)
+    assert len(b.notes.times("full")) == 21
+    assert b.notes.times("undisputed") == []
+    await b.stop()
+
+
+@bench
+async def test_a_sync_that_meets_another_proxys_rules_counts_as_a_rewrite_too() -> None:
+    b = Bench()
+    b.backend.met = TAKEN_OVER
+    for number in range(8):
+        b.change(number)
+        await asyncio.sleep(1.5)
+    assert len(b.notes.times("full", "partial")) < 8
+    assert b.notes.times(f"drift: {TAKEN_OVER}") == b.notes.times("full", "partial")
     await b.stop()
 
 

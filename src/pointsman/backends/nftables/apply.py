@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic, compiled_each
-from pointsman.backends.nftables import drift, verify
+from pointsman.backends.nftables import verify
 from pointsman.backends.nftables.batch import Batch
 from pointsman.backends.nftables.blame import ensure_few, explained, guilty_service_ports, is_momentary
 from pointsman.backends.nftables.change import Change
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import ConnectionTotals
+from pointsman.backends.nftables.drift import Watch
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
 from pointsman.backends.nftables.fragment import Fragment
 from pointsman.backends.nftables.inventory import can_be_filled, owner_words
@@ -49,7 +50,7 @@ class NftablesBackend:
         self._socket: NftablesSocket | None = None
         self._contents: Contents | None = None
         self._rejected: dict[ServicePortName, str] = {}
-        self._watch = drift.Watch()
+        self._watch = Watch()
         self._totals = ConnectionTotals()
         self._loopback = LoopbackNodePorts(family) if localhost_node_ports else None
 
@@ -59,7 +60,7 @@ class NftablesBackend:
         """Bring the kernel to the desired state; raises KernelError and changes nothing on failure."""
         contents = self._contents
         if request.full or contents is None or contents.context != request.context:
-            return self._full_sync(request, ())
+            return self._full_sync(request)
         return self._incremental_sync(contents, request)
 
     def drift(self) -> Drift | None:
@@ -87,7 +88,7 @@ class NftablesBackend:
 
     # --- syncing --------------------------------------------------------------------------------------------
 
-    def _full_sync(self, request: SyncRequest, notes: tuple[str, ...]) -> SyncReport:
+    def _full_sync(self, request: SyncRequest, found: Drift | None = None) -> SyncReport:
         with contextlib.suppress(KernelError):
             self.traffic()
         generation = self._open().generation()
@@ -97,19 +98,18 @@ class NftablesBackend:
             fragments = self._compile_all(request, rejected)
             ensure_few(rejected, len(request.plans))
             contents, batch, size = self._load(request, fragments, table, rejected)
+        notes: list[str] = []
         if table is not None and table.head.comment != contents.comment:
-            notes = (
-                *notes,
-                f"replaced table {self._traits.keyword} {TABLE} ({table.head.comment or 'no comment'})",
-            )
+            made_by = table.head.comment or "no comment"
+            notes.append(f"replaced table {self._traits.keyword} {TABLE} ({made_by})")
         self._contents = contents
         self._rejected = rejected
         self._totals.restarted()
         self._watch.loaded(generation + 1, self._reader())
         if self._loopback is not None:
             asked = request.context.node_port_addresses.loopback_asked
-            notes = (*notes, *self._loopback.replace(request.plans if asked else {}))
-        return self._report(contents, batch, size, full=True, notes=notes)
+            notes += self._loopback.replace(request.plans if asked else {})
+        return self._report(contents, batch, size, full=True, drift=found, notes=notes)
 
     def _load(
         self,
@@ -155,7 +155,7 @@ class NftablesBackend:
                     raise
                 trouble = self._watch.damage(contents, self._reader())
                 if trouble is not None:
-                    return self._full_sync(request, (f"{trouble}; loaded everything anew",))
+                    return self._full_sync(request, trouble)
                 new = {name: fragment for name, fragment in updates.items() if fragment is not None}
                 faults = self._check(change.batch)
                 guilty = guilty_service_ports(change.batch, faults, new)
@@ -171,13 +171,20 @@ class NftablesBackend:
         self._rejected = rejected
         if change.batch:
             self._watch.committed(self._open())
-        notes: tuple[str, ...] = ()
+        notes: list[str] = []
         if self._loopback is not None and request.context.node_port_addresses.loopback_asked:
-            notes = tuple(self._loopback.update(request.changed))
+            notes = self._loopback.update(request.changed)
         return self._report(contents, change.batch, size, full=False, notes=notes)
 
     def _report(
-        self, contents: Contents, batch: Batch, size: int, *, full: bool, notes: tuple[str, ...] = ()
+        self,
+        contents: Contents,
+        batch: Batch,
+        size: int,
+        *,
+        full: bool,
+        drift: Drift | None = None,
+        notes: Sequence[str] = (),
     ) -> SyncReport:
         return SyncReport(
             full=full,
@@ -185,7 +192,8 @@ class NftablesBackend:
             rules_total=contents.element_counts(),
             rules_last=batch.element_counts(),
             batch_bytes=size,
-            notes=notes,
+            drift=drift,
+            notes=tuple(notes),
         )
 
     # --- compiling ------------------------------------------------------------------------------------------

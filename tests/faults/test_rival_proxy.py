@@ -1,0 +1,86 @@
+"""Another proxy on the node that writes the same table again and again."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+from tests.process.node_space import (
+    BACKEND_PORT,
+    NODE_IP,
+    NodeProcess,
+    NodeSpace,
+    Traffic,
+    eventually,
+    needs_root,
+    node_object,
+    web_service,
+    web_slices,
+)
+
+pytestmark = needs_root
+
+TABLE = f"""
+add table ip kube-proxy
+delete table ip kube-proxy
+table ip kube-proxy {{
+    comment "rules for kube-proxy"
+    chain service-ABCDEFGH-default/web/tcp/http {{ meta l4proto tcp dnat to {NODE_IP}:{BACKEND_PORT}; }}
+    chain nat-output {{
+        type nat hook output priority -100;
+        ip daddr 10.96.0.10 tcp dport 80 goto service-ABCDEFGH-default/web/tcp/http
+    }}
+}}
+"""
+
+
+class Rival:
+    """Does what a second proxy would: whenever the table is not its own, it writes its own."""
+
+    def __init__(self, node: NodeSpace) -> None:
+        self.rewrites = 0
+        self._node = node
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rival")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.05):
+            if "Pointsman" in _table(self._node):
+                self._node.run("nft", "-f", "-", text=TABLE)
+                self.rewrites += 1
+
+
+def _table(node: NodeSpace) -> str:
+    return node.run("nft", "list", "tables", "ip") and node.run("nft", "list", "table", "ip", "kube-proxy")
+
+
+def _contested(node: NodeSpace) -> float:
+    return node.metric("pointsman_degraded", check="IPv4 rules contested")
+
+
+def test_another_proxy_is_backed_off_from_named_and_outlived(node: NodeSpace, process: NodeProcess) -> None:
+    process.configure(mode="nftables", nftables={"minSyncPeriod": "50ms", "syncPeriod": "3s"})
+    process.objects(web_service(), *web_slices(), node_object())
+    with node.backend():
+        process.start()
+        eventually(lambda: node.connects("10.96.0.10"))
+        with Traffic(node, ("10.96.0.10", 80)) as traffic:
+            with Rival(node) as rival:
+                eventually(lambda: _contested(node) == 1)
+                assert "kube-proxy rewrites our rules again and again" in process.log_text
+                before = rival.rewrites
+                eventually(lambda: rival.rewrites, lambda rewrites: rewrites > before)
+            eventually(lambda: "Pointsman" in _table(node))
+            eventually(lambda: _contested(node) == 0)
+        assert traffic.failures == []
