@@ -1,4 +1,8 @@
-"""UDP clients that never pause and never change their source port, and who answered each of them last."""
+"""UDP clients that never pause and never change their source port, and who answered each of them last.
+
+A client counts as dead when a newcomer from the same host to the same address is answered and it is not, or when its
+answers come from an endpoint that serves no more.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from pointsman.lab.cluster import Cluster
-from pointsman.lab.probe import Probe
+from pointsman.lab.probe import Probe, run_probes
 
 _PAUSE = 0.001
 _SENDS_PER_PAUSE = 3
+_FIRST_PORT = 20000
+_NEWCOMER_DEADLINE = 0.4
+"""A newcomer that needs longer only leaves its place without a judgement."""
 
 
 class _Client:
@@ -26,24 +33,22 @@ class _Client:
 
 
 class BusyClients:
-    """Sockets that send in turn on a thread of their own until the block ends.
+    """Several sockets for each named place, which send in turn on a thread of their own until the block ends."""
 
-    A client is told by a name of the test's choice; several may share one.
-    """
-
-    def __init__(self, cluster: Cluster, probes: Mapping[str, Probe], each: int, first_port: int) -> None:
+    def __init__(self, cluster: Cluster, places: Mapping[str, Probe], each: int) -> None:
+        self._cluster, self._places = cluster, places
         self._clients: list[_Client] = []
         self._selector = selectors.DefaultSelector()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="busy-clients", daemon=True)
         self.sent = 0
-        for number, (name, probe) in enumerate(probes.items()):
+        for number, (name, probe) in enumerate(places.items()):
             for copy in range(each):
-                self._add(cluster, name, probe, first_port + number * each + copy)
+                self._add(name, probe, _FIRST_PORT + number * each + copy)
 
-    def _add(self, cluster: Cluster, name: str, probe: Probe, source_port: int) -> None:
+    def _add(self, name: str, probe: Probe, source_port: int) -> None:
         family = socket.AF_INET6 if ":" in probe.address else socket.AF_INET
-        with cluster[probe.host].entered():
+        with self._cluster[probe.host].entered():
             sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         sock.bind(("", source_port))
         # Connected, so that an answer counts only when it comes from the Service's own address.
@@ -62,6 +67,17 @@ class BusyClients:
         self._selector.close()
         for client in self._clients:
             client.sock.close()
+
+    def judged(self, by: frozenset[str], patience: float) -> tuple[list[str], list[str]]:
+        """Where newcomers are answered, and the clients there that still are not when patience ends."""
+        since = time.monotonic()
+        while True:
+            outcomes = run_probes(self._cluster, list(self._places.values()), _NEWCOMER_DEADLINE)
+            served = [name for name, outcome in zip(self._places, outcomes, strict=True) if outcome.by in by]
+            dead = self.unanswered(served, since, by)
+            if not dead or time.monotonic() > since + patience:
+                return served, dead
+            time.sleep(0.1)
 
     def unanswered(self, names: Sequence[str], since: float, by: frozenset[str]) -> list[str]:
         """Clients of these names that none of `by` has answered since; with their ports and who did."""

@@ -115,9 +115,9 @@ def _boot_once(config: pytest.Config, nodeids: list[str]) -> None:
     config.stash[_results], config.stash[_console] = reports, console
 
 
-def _coverage_settings() -> str:
-    """What makes Python measure itself inside, too, when it does so here."""
-    settings = (item for item in os.environ.items() if item[0].startswith("COVERAGE_"))
+def _handed_down() -> str:
+    """The settings of this run that count inside, too: measure coverage, and see what random tests saw once."""
+    settings = (item for item in os.environ.items() if item[0].startswith(("COVERAGE_", "POINTSMAN_SEED")))
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in settings)
 
 
@@ -141,7 +141,7 @@ def _boot(nodeids: list[str]) -> tuple[dict[str, list[dict[str, Any]]], str]:
             f"cd {shlex.quote(str(ROOT))}\n"
             f"export {REPORT_VARIABLE}={shlex.quote(str(report_file))}\n"
             f"export {OVERRIDE}={LEGACY}\n"
-            f"{_coverage_settings()}"
+            f"{_handed_down()}"
             f"{shlex.join(command)}\n"
         )
         try:

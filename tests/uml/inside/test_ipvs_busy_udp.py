@@ -1,0 +1,75 @@
+"""UDP clients that never pause and keep their source port, while everything changes in ipvs mode: none stays dead."""
+
+from __future__ import annotations
+
+import os
+import time
+from random import Random
+
+from tests.e2e.busy_clients import BusyClients
+from tests.e2e.random_service import RandomService, answering
+from tests.uml.inside.world import World, lab
+
+from pointsman.kernel.iptables import Iptables
+from pointsman.lab.objects import LabService
+from pointsman.model.addresses import Family
+from pointsman.obs.registry import Metrics
+from pointsman.sync.reconcile import SyncOutcome
+from pointsman.sync.stale import StaleFlowCleaner
+
+SEED = int(os.environ.get("POINTSMAN_SEED", str(time.time_ns() % 1_000_000)))
+TARGET = LabService("busy", 1, protocols=("UDP",))
+ROUNDS = 8
+CHANGES_PER_ROUND = 3
+PATIENCE = 20.0
+
+
+class Cleaners:
+    """What the process does about flows after a sync."""
+
+    def __init__(self) -> None:
+        self._cleaners = {family: StaleFlowCleaner(family, Metrics("ipvs")) for family in Family}
+
+    def after(self, outcomes: dict[Family, SyncOutcome]) -> None:
+        for family, outcome in outcomes.items():
+            self._cleaners[family].add(outcome.changes, outcome.situation)
+            if outcome.report.full:
+                self._cleaners[family].add_everything()
+            assert self._cleaners[family].run().problem == ""
+
+
+def test_no_busy_udp_client_stays_dead_whatever_changes_in_ipvs_mode(
+    iptables: dict[Family, Iptables],
+) -> None:
+    print(f"again with POINTSMAN_SEED={SEED}")
+    random = Random(SEED)
+    service = RandomService(random)
+    restarts = random.sample(range(ROUNDS), 2)
+    history: list[str] = []
+    judged = 0
+    with lab() as cluster:
+        world, cleaners = World(cluster, iptables), Cleaners()
+        places = {
+            f"{host} to {to} over IPv{family}": world.probe(host, TARGET, to, family, "UDP")
+            for host in ("client", "pod3", "n1")
+            for to in ("cluster", "lb", "external", "nodeport")
+            for family in (4, 6)
+        }
+        with BusyClients(cluster, places, 2) as clients:
+            for number in range(ROUNDS):
+                if number in restarts:
+                    history.append("restart")
+                    world.restart()
+                    cleaners = Cleaners()
+                for step in range(CHANGES_PER_ROUND):
+                    made = service.change(of_endpoints=step == CHANGES_PER_ROUND - 1)
+                    history.append(repr(made))
+                    outcomes = world.apply([made] if made else [])
+                    with cluster["n1"].entered():
+                        cleaners.after(outcomes)
+                served, dead = clients.judged(answering(service.now), PATIENCE)
+                judged += len(served)
+                told = "\n".join(["Dead:", *dead, "History:", *history])
+                assert not dead, f"POINTSMAN_SEED={SEED}\n{told}"
+        world.close()
+    assert judged, f"nothing was served in any round; seed {SEED}"
