@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any
 
 from pointsman.config.defaults import with_file_defaults, with_mode
 from pointsman.config.mode_table import NFTABLES
@@ -17,7 +18,7 @@ from pointsman.model.source_events import SourceEvent, Synced, Upsert
 from pointsman.node.degraded import DegradedChecks
 from pointsman.node.proxy import Proxy
 from pointsman.node.state import Settings
-from pointsman.node.surroundings import SilentRecorder
+from pointsman.node.surroundings import SYNCING, SilentRecorder
 from pointsman.obs.registry import Metrics
 from pointsman.testing.recording import RecordingBackend
 
@@ -74,6 +75,16 @@ class ScriptedMachine:
             yield
 
 
+class ServiceEvents(SilentRecorder):
+    """Keeps what was said about Services: key, reason, action."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, str]] = []
+
+    def service_event(self, key: str, reason: str, note: str, *, action: str = SYNCING) -> None:
+        self.told.append((key, reason, action))
+
+
 class Assembly:
     """A Proxy and everything around it."""
 
@@ -82,13 +93,17 @@ class Assembly:
         *,
         node_wait: float = 30.0,
         service_range_wait: float = 30.0,
-        bind_address: str = "0.0.0.0",
+        pod_range_wait: float = 30.0,
+        families: Iterable[Family] = Family,
         node_name: str = "n1",
+        **fields: Any,
     ) -> None:
-        defaults = with_file_defaults(KubeProxyConfiguration(bind_address=bind_address))
+        """`fields` are those of the configuration."""
+        defaults = with_file_defaults(KubeProxyConfiguration(**fields))
         self.source = ScriptedSource()
         self.machine = ScriptedMachine()
-        self.backends = {family: RecordingBackend(family) for family in Family}
+        self.recorder = ServiceEvents()
+        self.backends = {family: RecordingBackend(family) for family in families}
         self.metrics = Metrics(NFTABLES)
         self.degraded = DegradedChecks(self.metrics)
         self.proxy = Proxy(
@@ -97,12 +112,13 @@ class Assembly:
                 node_name=node_name,
                 node_wait=node_wait,
                 service_range_wait=service_range_wait,
+                pod_range_wait=pod_range_wait,
             ),
             self.source,
             self.backends,
             self.machine,
             self.metrics,
-            SilentRecorder(),
+            self.recorder,
             self.degraded,
         )
 
@@ -119,9 +135,9 @@ class Assembly:
 
 
 @contextlib.asynccontextmanager
-async def assembled(*, node_wait: float = 30.0, service_range_wait: float = 30.0) -> AsyncIterator[Assembly]:
-    """A running Assembly; fails when the proxy ended by itself."""
-    assembly = Assembly(node_wait=node_wait, service_range_wait=service_range_wait)
+async def assembled(**options: Any) -> AsyncIterator[Assembly]:
+    """A running Assembly with these options; fails when the proxy ended by itself."""
+    assembly = Assembly(**options)
     running = asyncio.create_task(assembly.proxy.run())
     try:
         async with asyncio.timeout(30):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 
+import msgspec
+import pytest
 from tests import factory
-from tests.process.assembled import assembled, until
+from tests.process.assembled import Assembly, assembled, until
 
-from pointsman.errors import KernelError
+from pointsman.errors import KernelError, NotSupported
 from pointsman.model.addresses import Family
-from pointsman.model.objects import EndpointSlice, Meta, Node, Service, ServiceCIDR, ServiceCIDRSpec
+from pointsman.model.objects import EndpointSlice, Meta, Node, NodeSpec, Service, ServiceCIDR, ServiceCIDRSpec
 
 ADDRESSED = factory.node(addresses=[{"type": "InternalIP", "address": "172.30.0.10"}])
 
@@ -60,6 +63,60 @@ async def test_a_node_that_has_no_address_yet_is_waited_for_too() -> None:
         world.source.put(ADDRESSED)
         await world.settled()
         assert world.syncs >= 1
+
+
+async def test_a_pod_range_that_detection_needs_is_waited_for() -> None:
+    async with assembled(node_wait=0.1, detect_local_mode="NodeCIDR") as world:
+        world.source.put(factory.service(), ADDRESSED)
+        world.source.listed()
+        await asyncio.sleep(0.3)
+        assert world.syncs == 0
+        world.source.put(msgspec.structs.replace(ADDRESSED, spec=NodeSpec(pod_cidrs=["10.244.1.0/24"])))
+        await world.settled()
+        assert world.syncs >= 1
+
+
+async def test_a_node_that_never_gets_its_pod_range_ends_the_proxy_with_the_reason() -> None:
+    world = Assembly(node_wait=0.1, pod_range_wait=0.1, detect_local_mode="NodeCIDR")
+    world.source.put(ADDRESSED)
+    world.source.listed()
+    with pytest.raises(NotSupported, match=r"spec\.podCIDRs"):
+        await asyncio.wait_for(world.proxy.run(), 20)
+    assert world.syncs == 0
+    await world.proxy.close()
+
+
+async def test_a_node_whose_first_family_the_machine_lacks_is_not_served() -> None:
+    world = Assembly(families=[Family.IPV4])
+    world.source.put(factory.node(addresses=[{"type": "InternalIP", "address": "2001:db8::1"}]))
+    world.source.listed()
+    with pytest.raises(NotSupported, match="first address is IPv6"):
+        await asyncio.wait_for(world.proxy.run(), 20)
+    assert world.syncs == 0
+    await world.proxy.close()
+
+
+async def test_a_health_check_port_that_is_taken_is_told_as_kube_proxy_tells_it() -> None:
+    with socket.socket() as squatter:
+        squatter.bind(("0.0.0.0", 0))
+        squatter.listen(1)
+        taken = squatter.getsockname()[1]
+        async with assembled(node_port_addresses=("0.0.0.0/0",)) as world:
+            balanced = factory.service(
+                type="LoadBalancer", externalTrafficPolicy="Local", healthCheckNodePort=taken
+            )
+            world.source.put(balanced, ADDRESSED)
+            world.source.listed()
+            await until(lambda: bool(world.recorder.told))
+            assert set(world.recorder.told) == {("default/web", "FailedToStartServiceHealthcheck", "Listen")}
+
+
+async def test_service_changes_are_counted_once_per_family_as_kube_proxy_does() -> None:
+    async with assembled() as world:
+        world.source.put(factory.service(), ADDRESSED)
+        world.source.listed()
+        await world.settled()
+        assert b"kubeproxy_sync_proxy_rules_service_changes_total 2.0" in world.metrics.exposition()
 
 
 async def test_addresses_that_cannot_be_read_for_a_moment_do_not_end_the_proxy() -> None:

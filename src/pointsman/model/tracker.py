@@ -129,6 +129,9 @@ class Tracker:
         del slices[key]
         if not slices:
             del self._slices[service_key]
+        self._trigger_times.pop(
+            service_key, None
+        )  # the changes they tell of may never be written; as in kube-proxy
         return self._endpoints_changed(service_key)
 
     def take(self) -> Changes:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.node_context import NodeContext
 from pointsman.model.tracker import Tracker
-from pointsman.node.surroundings import Recorder
+from pointsman.node.surroundings import LISTENING, Recorder
 from pointsman.serve.health import ProxyHealth
 from pointsman.serve.service_health import ServiceHealth, ServiceHealthPorts
 from pointsman.sync.loop import SyncListener
@@ -54,4 +54,6 @@ class HealthCheckPorts(SyncListener):
         await self._ports[family].sync(wanted, [address_text(address) for address in addresses])
 
     def _not_opened(self, service: ServiceHealth, message: str) -> None:
-        self._recorder.service_event(service.key, "FailedToStartServiceHealthcheck", message)
+        self._recorder.service_event(
+            service.key, "FailedToStartServiceHealthcheck", message, action=LISTENING
+        )

@@ -15,7 +15,7 @@ from pointsman.backends import mode_named
 from pointsman.backends.contract import Backend
 from pointsman.config.gates import effective_gates
 from pointsman.config.types import KubeProxyConfiguration
-from pointsman.errors import KernelError
+from pointsman.errors import KernelError, NotSupported, PointsmanError
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
 from pointsman.model.problem import Problem
@@ -65,6 +65,8 @@ class Proxy:
         self.degraded = degraded
         self.reporter = Reporter(backends, metrics, self.health, recorder, degraded)
         self._machine = machine
+        self._impossible: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pod_range_seen = asyncio.Event()
         trackers = {family: self._tracker(family) for family in backends}
         self._health_ports = HealthCheckPorts(trackers, settings.node_name, self.health, recorder)
         heard_by = (self.reporter, self._health_ports, *listeners)
@@ -93,13 +95,23 @@ class Proxy:
 
     async def run(self) -> None:
         """Work until cancelled."""
+        try:
+            await self._work()
+        except* PointsmanError as group:
+            raise group.exceptions[0] from group
+
+    async def _work(self) -> None:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._end_when_impossible())
             tasks.create_task(self._consume())
             tasks.create_task(self._stop_waiting_for_node())
             tasks.create_task(self._stop_waiting_for_service_ranges())
             tasks.create_task(self._follow_addresses())
             for family in self.families.values():
                 tasks.create_task(family.loop.run())
+
+    async def _end_when_impossible(self) -> None:
+        await self._impossible
 
     async def close(self) -> None:
         """After `run`: let go of everything; the rules stay in the kernel."""
@@ -143,7 +155,7 @@ class Proxy:
             case Synced(kind=kind):
                 self._start_if(self.gate.listed(kind))
             case Upsert(object=Service() as service):
-                self.metrics.service_changes.inc()
+                self.metrics.service_changes.inc(len(self.families))
                 self.remarks.service_upserted(service)
                 self._track(lambda tracker: tracker.service_upserted(service))
             case Upsert(object=EndpointSlice() as endpoint_slice):
@@ -160,7 +172,7 @@ class Proxy:
 
     def _deleted(self, kind: type[KubeObject], key: str) -> None:
         if kind is Service:
-            self.metrics.service_changes.inc()
+            self.metrics.service_changes.inc(len(self.families))
             self.remarks.service_deleted(key)
             self._track(lambda tracker: tracker.service_deleted(key))
         elif kind is EndpointSlice:
@@ -188,14 +200,24 @@ class Proxy:
         before = self.node.facts
         self._request_all(self.node.node_seen(node))
         facts = self.node.facts
+        if not self.node.lacks_pod_range:
+            self._pod_range_seen.set()
         if facts != before:
             addresses = ", ".join(address_text(address) for address in facts.ips)
             _log.info("Node as seen by the proxy", node=name, addresses=addresses, zone=facts.zone)
-        self._start_if(self.gate.node_seen(has_addresses=self.node.has_addresses))
+        complete = self.node.has_addresses and not self.node.lacks_pod_range
+        self._start_if(self.gate.node_seen(complete=complete))
 
     def _start_if(self, opened: bool) -> None:
         """Once, when nothing more is waited for."""
         if not opened:
+            return
+        primary = self.node.facts.primary_family
+        if primary not in self.families and not self.node.settings.from_manifests:
+            self._give_up(
+                f"this node's first address is {primary.value}, which this machine cannot serve: enable it in the kernel, "
+                f"or put the other family first in the Node's addresses or in bindAddress"
+            )
             return
         if self.node.node_object is None and self.node.settings.from_manifests:
             self.health.node_changed(Node(Meta(name=self.node.name)))
@@ -213,7 +235,28 @@ class Proxy:
                 node=self.node.name,
                 waited=f"{seconds:.0f}s",
             )
+        if self.node.lacks_pod_range and not self.node.settings.from_manifests:
+            await self._wait_for_pod_range()
         self._start_if(self.gate.stop_waiting_for_node())
+
+    async def _wait_for_pod_range(self) -> None:
+        seconds = self.node.settings.pod_range_wait
+        _log.warning(
+            "Waiting for the Node's pod range, which detectLocalMode NodeCIDR needs", node=self.node.name
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                await self._pod_range_seen.wait()
+        except TimeoutError:
+            raise NotSupported(
+                f"the Node {self.node.name} has no spec.podCIDRs after {seconds:.0f} s and detectLocalMode is NodeCIDR: "
+                "let the controller manager allocate ranges (--allocate-node-cidrs), or use another detectLocalMode"
+            ) from None
+
+    def _give_up(self, reason: str) -> None:
+        """End `run` with an error: what the configuration asks for cannot be had here."""
+        if not self._impossible.done():
+            self._impossible.set_exception(NotSupported(reason))
 
     async def _stop_waiting_for_service_ranges(self) -> None:
         await asyncio.sleep(self.node.settings.service_range_wait)

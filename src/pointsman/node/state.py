@@ -20,6 +20,9 @@ this node from serving; kube-proxy does not wait at all."""
 NODE_WAIT = 30.0
 """How long the first sync waits for the Node object and its addresses, as kube-proxy does."""
 
+POD_RANGE_WAIT = 300.0
+"""How much longer it waits for the node's pod range where local pods are told by it; then the process ends, as kube-proxy does."""
+
 KINDS: tuple[type[KubeObject], ...] = (Service, EndpointSlice, Node, ServiceCIDR)
 
 
@@ -31,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True):
     external_allow: Sequence[str] = ()
     from_manifests: bool = False
     node_wait: float = NODE_WAIT
+    pod_range_wait: float = POD_RANGE_WAIT
     service_range_wait: float = SERVICE_RANGE_WAIT
 
 
@@ -53,6 +57,11 @@ class NodeState:
     def has_addresses(self) -> bool:
         """The Node object lists some; until then it is worth waiting for."""
         return self.node_object is not None and bool(host_ips(self.node_object))
+
+    @property
+    def lacks_pod_range(self) -> bool:
+        """Local pods are told by the node's pod range, and it has none yet."""
+        return self.config.detect_local_mode == "NodeCIDR" and not self.facts.pod_cidrs
 
     def context(self, family: Family) -> NodeContext:
         return self._contexts[family]
@@ -137,8 +146,9 @@ class StartGate:
         self._unlisted.pop(kind, None)
         return self._opened()
 
-    def node_seen(self, *, has_addresses: bool) -> bool:
-        self._node_known = has_addresses
+    def node_seen(self, *, complete: bool) -> bool:
+        """Complete means that it has whatever is worth waiting for."""
+        self._node_known = complete
         return self._opened()
 
     def stop_waiting_for_service_ranges(self) -> bool:

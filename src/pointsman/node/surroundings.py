@@ -10,6 +10,9 @@ from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
 from pointsman.model.source_events import SourceEvent
 
+SYNCING, LISTENING = "SyncProxyRules", "Listen"
+"""Actions of events, as kube-proxy names them."""
+
 
 class EventSource(Protocol):
     """An API server or a directory of manifests."""
@@ -41,8 +44,8 @@ class Recorder(Protocol):
     def node_event(self, reason: str, note: str, *, warning: bool = True) -> None:
         """An event about this Node."""
 
-    def service_event(self, key: str, reason: str, note: str) -> None:
-        """A warning about the Service `namespace/name`."""
+    def service_event(self, key: str, reason: str, note: str, *, action: str = SYNCING) -> None:
+        """A warning about the Service `namespace/name`; `action` is what was being done."""
 
 
 class SilentRecorder:
@@ -51,8 +54,8 @@ class SilentRecorder:
     def node_event(self, reason: str, note: str, *, warning: bool = True) -> None:
         del reason, note, warning
 
-    def service_event(self, key: str, reason: str, note: str) -> None:
-        del key, reason, note
+    def service_event(self, key: str, reason: str, note: str, *, action: str = SYNCING) -> None:
+        del key, reason, note, action
 
 
 class ApiRecorder:
@@ -65,7 +68,7 @@ class ApiRecorder:
     def node_event(self, reason: str, note: str, *, warning: bool = True) -> None:
         self._sender.record(self._node, reason, note, warning=warning)
 
-    def service_event(self, key: str, reason: str, note: str) -> None:
+    def service_event(self, key: str, reason: str, note: str, *, action: str = SYNCING) -> None:
         namespace, _, name = key.rpartition("/")
         service = ObjectReference("Service", name, namespace)
-        self._sender.record(service, reason, note, warning=True, action="SyncProxyRules")
+        self._sender.record(service, reason, note, warning=True, action=action)

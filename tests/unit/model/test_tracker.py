@@ -135,6 +135,16 @@ def test_trigger_times_are_kept_for_changes_after_the_start() -> None:
     assert list(times) == pytest.approx([1767225601.123456])
 
 
+def test_a_deleted_slice_takes_its_pending_trigger_times_along() -> None:
+    tracker = Tracker(Family.IPV4, "n1", started_at=0.0)
+    tracker.service_upserted(service())
+    stamped = {"annotations": {TRIGGER_TIME_ANNOTATION: "2026-01-01T00:00:00Z"}}
+    annotated = endpoint_slice("10.244.1.1", metadata=stamped)
+    tracker.slice_upserted(annotated)
+    tracker.slice_deleted(annotated.metadata.key)
+    assert tracker.take().trigger_times == {}
+
+
 def test_changes_of_services_that_are_not_served_leave_no_trigger_time() -> None:
     tracker = Tracker(Family.IPV4, "n1")
     stamped = {"annotations": {TRIGGER_TIME_ANNOTATION: "2026-01-01T00:00:01Z"}}

@@ -45,13 +45,13 @@ def test_without_a_node_object_manifests_make_do_with_the_first_address_others_c
 
 def test_the_gate_opens_once_when_all_is_listed_and_the_node_has_addresses() -> None:
     gate = StartGate("n1", needs_node=True)
-    assert not gate.node_seen(has_addresses=True)
+    assert not gate.node_seen(complete=True)
     assert [gate.listed(kind) for kind in (Service, EndpointSlice, Node)] == [False] * 3
     assert gate.waiting_for == "the first list of ServiceCIDR"
     assert gate.listed(ServiceCIDR)
     assert gate.is_open
     assert gate.waiting_for == ""
-    assert not gate.node_seen(has_addresses=False)
+    assert not gate.node_seen(complete=False)
     assert gate.is_open
 
 
@@ -59,7 +59,7 @@ def test_a_node_without_addresses_is_waited_for_until_the_patience_ends() -> Non
     gate = StartGate("n1", needs_node=True)
     for kind in (Service, EndpointSlice, Node, ServiceCIDR):
         gate.listed(kind)
-    assert not gate.node_seen(has_addresses=False)
+    assert not gate.node_seen(complete=False)
     assert gate.waiting_for == "the Node n1"
     assert gate.stop_waiting_for_node()
     assert not gate.stop_waiting_for_node()

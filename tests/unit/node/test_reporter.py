@@ -28,7 +28,7 @@ class Events:
     def node_event(self, reason: str, note: str, *, warning: bool = True) -> None:
         self.told.append(("node", "warning" if warning else "normal", reason, note))
 
-    def service_event(self, key: str, reason: str, note: str) -> None:
+    def service_event(self, key: str, reason: str, note: str, *, action: str = "") -> None:
         self.told.append((key, reason, note))
 
 
