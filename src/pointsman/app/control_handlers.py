@@ -8,7 +8,8 @@ from aiohttp import web
 from pointsman.explain.target import BadQuestion, target_from_text
 from pointsman.node.snapshot import Inspector
 from pointsman.report.overview import MAX_ROWS
-from pointsman.serve.http import Handler, reply, text_response
+from pointsman.serve.http import reply, text_response
+from pointsman.serve.server import Handler
 
 
 def control_routes(inspector: Inspector) -> dict[str, Handler]:

@@ -52,15 +52,19 @@ class Servers:
             routed(health_routes(proxy.health, proxy.metrics)),
             hard_fail=config.bind_address_hard_fail,
             on_bind_failure=failed("FailedToStartProxierHealthcheck"),
+            connections=proxy.connections,
         )
         self._metrics = Listener(
             "metrics server",
             routed(metrics_routes(proxy.metrics, pages)),
             hard_fail=config.bind_address_hard_fail,
             on_bind_failure=failed("FailedToStartMetricServer"),
+            connections=proxy.connections,
         )
 
-        self._control = ControlServer(control_socket, control_routes(inspector)) if control_socket else None
+        self._control: ControlServer | None = None
+        if control_socket is not None:
+            self._control = ControlServer(control_socket, control_routes(inspector), proxy.connections)
 
     async def start(self, config: KubeProxyConfiguration) -> None:
         await self._health.start(config.healthz_bind_address)

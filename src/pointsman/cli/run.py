@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pointsman.cli.preamble import options_to_run
-from pointsman.node.footprint import economise
+from pointsman.node.footprint import economise, raise_descriptor_limit
 
 
 def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
@@ -18,6 +18,7 @@ def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
 
         return clean_up(options.state_dir)
     economise()
+    raise_descriptor_limit()
     from pointsman.app.host import initialise
     from pointsman.app.supervisor import serve
 

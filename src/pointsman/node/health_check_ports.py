@@ -9,6 +9,7 @@ from pointsman.model.addresses import Family, address_text
 from pointsman.model.node_context import NodeContext
 from pointsman.model.tracker import Tracker
 from pointsman.node.surroundings import LISTENING, Recorder
+from pointsman.serve.connections import Connections
 from pointsman.serve.health import ProxyHealth
 from pointsman.serve.service_health import ServiceHealth, ServiceHealthPorts
 from pointsman.sync.loop import SyncListener
@@ -19,12 +20,19 @@ class HealthCheckPorts(SyncListener):
     """The ports of all IP families, with the counts of local endpoints as the trackers have them."""
 
     def __init__(
-        self, trackers: Mapping[Family, Tracker], node_name: str, health: ProxyHealth, recorder: Recorder
+        self,
+        trackers: Mapping[Family, Tracker],
+        node_name: str,
+        health: ProxyHealth,
+        recorder: Recorder,
+        connections: Connections,
     ) -> None:
         self._trackers = trackers
         self._recorder = recorder
         self._ports = {
-            family: ServiceHealthPorts(node_name, lambda: health.health().healthy, self._not_opened)
+            family: ServiceHealthPorts(
+                node_name, lambda: health.health().healthy, self._not_opened, connections
+            )
             for family in trackers
         }
         self._under_way: set[asyncio.Task[None]] = set()

@@ -288,6 +288,11 @@ class Metrics:
         self.config_reloads = family.counter(
             "pointsman_config_reloads_total", "Changes of the configuration file by result", ["result"]
         )
+        self.http_troubles = family.counter(
+            "pointsman_http_troubles_total",
+            "Connections and requests at the served ports that could not be kept or understood",
+            ["trouble"],
+        )
         self.rules_owned = family.gauge(
             "pointsman_rules_owned",
             "Rules (iptables, per table) or elements (nftables, per set or map; ipvs, per kind) owned",

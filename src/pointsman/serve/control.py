@@ -7,7 +7,6 @@ neither a crash nor an overlapping restart leaves a dead or a missing one.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import struct
@@ -18,14 +17,15 @@ from typing import Final
 from aiohttp import web
 
 from pointsman.obs.log import get_log
-from pointsman.serve.http import Handler, limited, routed, text_response
+from pointsman.serve.connections import Connections
+from pointsman.serve.http import limited, routed, text_response
+from pointsman.serve.server import Handler, HttpServer
 
 REQUEST_SECONDS: Final = 120.0
 """Reading a large kernel table takes its time; the client is an operator who asked for it."""
 
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG: Final = 16
-_CLOSE_SECONDS: Final = 1.0
 
 _log = get_log(__name__)
 
@@ -33,11 +33,13 @@ _log = get_log(__name__)
 class ControlServer:
     """Serves routes on a Unix socket; a socket that cannot be made is reported and never fatal."""
 
-    def __init__(self, path: Path, routes: Mapping[str, Handler]) -> None:
+    def __init__(
+        self, path: Path, routes: Mapping[str, Handler], connections: Connections | None = None
+    ) -> None:
         self.path = path
+        self._connections = Connections() if connections is None else connections
         self._handler = limited(_trusted_only(routed(routes)), REQUEST_SECONDS)
-        self._server: web.Server | None = None
-        self._listener: asyncio.Server | None = None
+        self._server: HttpServer | None = None
         self._inode = 0
 
     async def start(self) -> bool:
@@ -52,17 +54,16 @@ class ControlServer:
             )
             return False
         self._inode = self.path.stat().st_ino
-        self._server = web.Server(self._handler, access_log=None)
-        self._listener = await asyncio.get_running_loop().create_unix_server(self._server, sock=sock)
+        self._server = HttpServer(self._handler, self._connections)
+        self._server.serve([sock])
         return True
 
     async def stop(self) -> None:
         """Stop listening and remove the socket, unless another process has put its own there."""
-        if self._listener is None or self._server is None:
+        if self._server is None:
             return
-        self._listener.close()
-        await self._server.shutdown(_CLOSE_SECONDS)
-        self._listener = self._server = None
+        await self._server.close()
+        self._server = None
         try:
             if self.path.stat().st_ino == self._inode:
                 self.path.unlink()

@@ -9,7 +9,8 @@ from __future__ import annotations
 from aiohttp import web
 
 from pointsman.model.addresses import address_from_text, is_loopback, split_host_port
-from pointsman.serve.http import Handler, text_response
+from pointsman.serve.http import text_response
+from pointsman.serve.server import Handler
 
 
 def by_address(handler: Handler) -> Handler:

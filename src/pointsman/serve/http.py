@@ -1,9 +1,7 @@
-"""The small HTTP server under every port we serve: bind, limit, answer, move, stop.
+"""Ports that follow the configuration, and the answers they give.
 
-Ports are open to the network without authentication, as kube-proxy's are, so each server bounds what a stranger
-can take: header sizes, idle time, time per request, connections. A port that cannot be bound is tried again
-every five seconds, because the usual cause (the previous proxy still stopping) goes away by itself; with
-bindAddressHardFail it is fatal instead.
+A port that cannot be bound is tried again every five seconds, because the usual cause (the previous proxy still
+stopping) goes away by itself; with bindAddressHardFail it is fatal instead.
 """
 
 from __future__ import annotations
@@ -11,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from aiohttp import web
@@ -20,14 +19,11 @@ from aiohttp import web
 from pointsman.errors import PointsmanError
 from pointsman.model.addresses import address_from_text, port_from_text, split_host_port
 from pointsman.obs.log import get_log
-
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+from pointsman.serve.connections import RESERVE, Connections, descriptor_limit
+from pointsman.serve.server import Handler, HttpServer
 
 RETRY_SECONDS: Final = 5.0
 REQUEST_SECONDS: Final = 10.0
-_IDLE_SECONDS: Final = 30.0
-_CLOSE_SECONDS: Final = 1.0
-_MAX_CONNECTIONS: Final = 256
 _BACKLOG: Final = 128
 
 _log = get_log(__name__)
@@ -35,13 +31,6 @@ _log = get_log(__name__)
 
 class BindFailed(PointsmanError):
     """An address cannot be listened on; the message names it and what to do."""
-
-
-class _Refusal(asyncio.Protocol):
-    """Ends a connection above the limit at once."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
 
 
 def bind_parts(address: str) -> tuple[str, int]:
@@ -75,6 +64,8 @@ def open_socket(host: str, port: int, *, only_family: bool = False) -> socket.so
 def _listening(family: socket.AddressFamily, host: str, port: int, *, v6only: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        if sock.fileno() >= descriptor_limit() - RESERVE // 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, v6only)
@@ -134,36 +125,6 @@ def limited(handler: Handler, seconds: float = REQUEST_SECONDS) -> Handler:
     return bounded
 
 
-class HttpServer:
-    """One handler behind any number of sockets; all its connections end with it."""
-
-    def __init__(self, handler: Handler) -> None:
-        self._server = web.Server(
-            handler, access_log=None, keepalive_timeout=_IDLE_SECONDS, max_line_size=4096, max_field_size=8190
-        )
-        self._listeners: list[asyncio.Server] = []
-
-    async def serve(self, sockets: Sequence[socket.socket]) -> None:
-        loop = asyncio.get_running_loop()
-        for sock in sockets:
-            self._listeners.append(await loop.create_server(self._protocol, sock=sock))
-
-    def _protocol(self) -> asyncio.BaseProtocol:
-        return self._server() if len(self._server.connections) < _MAX_CONNECTIONS else _Refusal()
-
-    @property
-    def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Where it listens, with the port the system chose for port 0."""
-        names = [sock.getsockname() for listener in self._listeners for sock in listener.sockets]
-        return tuple((name[0], name[1]) for name in names)
-
-    async def close(self) -> None:
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
-        await self._server.shutdown(_CLOSE_SECONDS)
-
-
 class Listener:
     """Keeps one handler reachable at one bind address, which may change while running."""
 
@@ -174,10 +135,12 @@ class Listener:
         *,
         hard_fail: bool = False,
         on_bind_failure: Callable[[str], None] = lambda _message: None,
+        connections: Connections | None = None,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self._name, self._handler = name, handler
         self.hard_fail, self._on_bind_failure = hard_fail, on_bind_failure
+        self._connections = Connections() if connections is None else connections
         self._retry_seconds = retry_seconds
         self._address = ""
         self._server: HttpServer | None = None
@@ -235,9 +198,8 @@ class Listener:
                 f"failed to start {self._name} on {self._address}: {error.strerror}; "
                 "is another proxy still running, or the address not on this node?"
             ) from error
-        server = HttpServer(limited(self._handler))
-        await server.serve([sock])
-        self._server = server
+        self._server = HttpServer(limited(self._handler), self._connections)
+        self._server.serve([sock])
 
     async def _keep_trying(self) -> None:
         while True:

@@ -11,8 +11,9 @@ from pointsman.config.gates import FeatureGates
 from pointsman.obs.registry import CONTENT_TYPE, Metrics
 from pointsman.serve.guards import by_address
 from pointsman.serve.health import Answer, ProxyHealth
-from pointsman.serve.http import Handler, reply, text_response
+from pointsman.serve.http import reply, text_response
 from pointsman.serve.profiling import profiling_routes
+from pointsman.serve.server import Handler
 from pointsman.serve.zpages import flags_page, healthz_text, status_page
 
 

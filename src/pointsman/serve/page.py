@@ -17,7 +17,8 @@ from typing import Final
 from aiohttp import web
 
 from pointsman.serve.guards import by_address, on_loopback
-from pointsman.serve.http import Handler, reply
+from pointsman.serve.http import reply
+from pointsman.serve.server import Handler
 
 _FILES: Final = Path(__file__).with_name("page_files")
 

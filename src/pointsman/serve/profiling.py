@@ -20,7 +20,8 @@ from typing import Final
 from aiohttp import web
 
 from pointsman.serve.guards import on_loopback
-from pointsman.serve.http import Handler, text_response
+from pointsman.serve.http import text_response
+from pointsman.serve.server import Handler
 
 _SAMPLE_SECONDS: Final = 0.01
 _MAX_PROFILE_SECONDS: Final = 8.0

@@ -16,8 +16,10 @@ import msgspec
 from aiohttp import web
 
 from pointsman.obs.log import get_log
+from pointsman.serve.connections import Connections
 from pointsman.serve.health import Answer
-from pointsman.serve.http import HttpServer, limited, open_socket, reply
+from pointsman.serve.http import limited, open_socket, reply
+from pointsman.serve.server import HttpServer
 
 _log = get_log(__name__)
 
@@ -53,10 +55,12 @@ def health_answer(service: ServiceHealth, proxy_healthy: bool) -> Answer:
 class _Port:
     """One open health check port; its answer follows the Service it belongs to."""
 
-    def __init__(self, service: ServiceHealth, proxy_healthy: Callable[[], bool]) -> None:
+    def __init__(
+        self, service: ServiceHealth, proxy_healthy: Callable[[], bool], connections: Connections
+    ) -> None:
         self.service = service
         self._proxy_healthy = proxy_healthy
-        self.server = HttpServer(limited(self._answer))
+        self.server = HttpServer(limited(self._answer), connections)
 
     async def _answer(self, _request: web.BaseRequest) -> web.Response:
         answer = health_answer(self.service, self._proxy_healthy())
@@ -71,10 +75,12 @@ class ServiceHealthPorts:
         node_name: str,
         proxy_healthy: Callable[[], bool],
         on_bind_failure: Callable[[ServiceHealth, str], None] = lambda _service, _message: None,
+        connections: Connections | None = None,
     ) -> None:
         self._node_name = node_name
         self._proxy_healthy = proxy_healthy
         self._on_bind_failure = on_bind_failure
+        self._connections = Connections() if connections is None else connections
         self._addresses: tuple[str, ...] = ()
         self._ports: dict[str, _Port] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -120,8 +126,8 @@ class ServiceHealthPorts:
                     self._report(service, address, error)
                     return
                 sockets.append(opened.enter_context(sock))
-            port = _Port(service, self._proxy_healthy)
-            await port.server.serve(sockets)
+            port = _Port(service, self._proxy_healthy, self._connections)
+            port.server.serve(sockets)
             opened.pop_all()
         self._ports[key] = port
 

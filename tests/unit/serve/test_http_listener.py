@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 import socket
 from collections.abc import Callable
 
@@ -10,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from pointsman.serve import http
+from pointsman.serve.connections import Connections
 from pointsman.serve.http import (
     BindFailed,
     Listener,
@@ -20,6 +22,7 @@ from pointsman.serve.http import (
     routed,
     text_response,
 )
+from pointsman.serve.troubles import Trouble, Troubles
 
 
 async def hello(_request: web.BaseRequest) -> web.Response:
@@ -149,26 +152,79 @@ async def test_an_overlong_request_line_is_refused() -> None:
     await listener.stop()
 
 
-async def test_connections_above_the_limit_are_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_MAX_CONNECTIONS", 1)
-
-    listener = Listener("test", HANDLER)
+async def test_a_newcomer_above_the_limit_takes_the_place_of_the_one_idle_for_longest() -> None:
+    listener = Listener("test", HANDLER, connections=Connections(residents=2))
     await listener.start("127.0.0.1:0")
     host, port = listener.addresses[0]
     reader, writer = await asyncio.open_connection(host, port)
+    idle_reader, idle_writer = await asyncio.open_connection(host, port)
     writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-    second_reader, second_writer = await asyncio.open_connection(host, port)
-    assert await second_reader.read() == b""
-    for open_writer in (writer, second_writer):
+    assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+    assert await get(host, port) == (200, "hello")
+    assert await idle_reader.read() == b""
+    writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+    for open_writer in (writer, idle_writer):
         open_writer.close()
     await listener.stop()
 
 
-async def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_IDLE_SECONDS", 0.05)
+async def test_a_newcomer_is_refused_while_every_connection_is_busy() -> None:
+    asked, going_on = asyncio.Event(), asyncio.Event()
 
-    listener = Listener("test", HANDLER)
+    async def slow(_request: web.BaseRequest) -> web.Response:
+        asked.set()
+        await going_on.wait()
+        return text_response("slow")
+
+    troubles: list[Trouble] = []
+    listener = Listener("test", slow, connections=Connections(Troubles(troubles.append), residents=1))
+    await listener.start("127.0.0.1:0")
+    host, port = listener.addresses[0]
+    first = asyncio.create_task(get(host, port))
+    await asked.wait()
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await get(host, port)
+    going_on.set()
+    assert await first == (200, "slow")
+    assert Trouble.REFUSED in troubles
+    await listener.stop()
+
+
+async def test_accepting_goes_on_after_a_lack_of_descriptors(caplog: pytest.LogCaptureFixture) -> None:
+    troubles: list[Trouble] = []
+    listener = Listener("test", HANDLER, connections=Connections(Troubles(troubles.append)))
+    await listener.start("127.0.0.1:0")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.closing(socket.socket()) as client:
+        client.setblocking(False)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
+        try:
+            await asyncio.get_running_loop().sock_connect(client, listener.addresses[0])
+            await until(lambda: troubles.count(Trouble.ACCEPT_FAILED) >= 2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        client.send(b"GET /hello HTTP/1.0\r\n\r\n")
+        assert (await asyncio.get_running_loop().sock_recv(client, 100)).startswith(b"HTTP/1.0 200")
+    assert [record.message for record in caplog.records] == ["Cannot accept connections"]
+    await listener.stop()
+
+
+async def test_an_error_of_ours_is_answered_500_and_its_traceback_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def broken(_request: web.BaseRequest) -> web.Response:
+        raise ZeroDivisionError
+
+    listener = Listener("test", broken)
+    await listener.start("127.0.0.1:0")
+    assert [(await get(*listener.addresses[0]))[0] for _ in range(3)] == [500, 500, 500]
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+    await listener.stop()
+
+
+async def test_a_connection_without_a_request_is_ended() -> None:
+    listener = Listener("test", HANDLER, connections=Connections(idle_seconds=0.05))
     await listener.start("127.0.0.1:0")
     reader, writer = await asyncio.open_connection(*listener.addresses[0])
     writer.write(b"GET /hello HTTP/1.1\r\nHost: x")

@@ -13,8 +13,9 @@ from pointsman.model.addresses import Family
 from pointsman.model.objects import Meta, Node
 from pointsman.obs.registry import Metrics
 from pointsman.serve.health import ProxyHealth
-from pointsman.serve.http import Handler, Listener, routed, text_response
+from pointsman.serve.http import Listener, routed, text_response
 from pointsman.serve.metrics import Pages, health_routes, metrics_routes
+from pointsman.serve.server import Handler
 from pointsman.serve.zpages import flags_page, status_page, uptime_text
 
 CANNOT_EXCLUDE = 'warn: some health checks cannot be excluded: no matches for "x"\n'

@@ -1,0 +1,139 @@
+"""Strangers at the ports that are open to the network: whatever they hold or send, probes and watches go on."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from tests.process.api_thread import ApiThread
+from tests.process.node_space import (
+    HEALTH_PORT,
+    METRICS_PORT,
+    NODE_IP,
+    SECOND_IP,
+    NodeProcess,
+    NodeSpace,
+    eventually,
+    needs_root,
+    node_object,
+    web_service,
+    web_slices,
+)
+
+pytestmark = needs_root
+
+HEALTH_CHECK_PORT = 32000
+PORTS = (HEALTH_PORT, METRICS_PORT, HEALTH_CHECK_PORT)
+BALANCER = web_service(
+    type="LoadBalancer",
+    externalTrafficPolicy="Local",
+    healthCheckNodePort=HEALTH_CHECK_PORT,
+    ports=[{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080, "nodePort": 30080}],
+)
+OPEN_TO_ALL = {
+    "healthzBindAddress": f"0.0.0.0:{HEALTH_PORT}",
+    "metricsBindAddress": f"0.0.0.0:{METRICS_PORT}",
+    "nodePortAddresses": ["0.0.0.0/0", "::/0"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _many_descriptors() -> Iterator[None]:
+    """The strangers' ends of the connections are held by this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def stranger(port: int) -> socket.socket:
+    """A connection from an address that is not the one it goes to; to be called inside the node."""
+    return socket.create_connection((NODE_IP, port), timeout=5, source_address=(SECOND_IP, 0))
+
+
+@contextlib.contextmanager
+def held(node: NodeSpace, count: int, *ports: int) -> Iterator[None]:
+    """So many connections to each port by strangers, some silent, some with half a request."""
+    with contextlib.ExitStack() as stack:
+        with node.namespace.entered():
+            opened = [stack.enter_context(stranger(port)) for _ in range(count) for port in ports]
+        for sock in opened[::2]:
+            with contextlib.suppress(OSError):
+                sock.send(b"GET /healthz HTTP/1.1\r\nHost: x")
+        yield
+
+
+def statuses(node: NodeSpace, path: str = "/healthz") -> set[int]:
+    """Answers to a scraper on loopback, the kubelet and a load balancer, at every port."""
+    found = set()
+    for port in PORTS:
+        found |= {node.get(path, port, host).status for host in ("127.0.0.1", NODE_IP)}
+        with node.namespace.entered(), stranger(port) as sock:
+            sock.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            found.add(int(sock.recv(64).split()[1]))
+    return found
+
+
+def test_a_thousand_idle_connections_at_each_port_silence_no_probe(
+    node: NodeSpace, process: NodeProcess
+) -> None:
+    process.configure(**OPEN_TO_ALL)
+    process.objects(BALANCER, *web_slices(), node_object())
+    process.start()
+    process.wait_synced()
+    eventually(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
+    with held(node, 1000, *PORTS):
+        for _ in range(5):
+            assert statuses(node) == {200}
+        assert process.descriptors() < 1500
+    assert "Traceback" not in process.log_text
+
+
+def test_with_few_descriptors_watches_come_back_while_strangers_hold_on(
+    node: NodeSpace, process: NodeProcess, api: ApiThread
+) -> None:
+    api.load(BALANCER, *web_slices(), node_object())
+    process.configure(
+        clientConnection={"kubeconfig": str(api.kubeconfig), "qps": 100, "burst": 100}, **OPEN_TO_ALL
+    )
+    process.start(from_api=True, wrap=("prlimit", "--nofile=200:200"))
+    process.wait_synced()
+    eventually(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
+    with node.backend(), held(node, 300, *PORTS):
+        api.call(lambda server: server.end_watches())
+        api.load(web_service("late", 11), *web_slices("late"))
+        eventually(lambda: node.connects("10.96.0.11"), seconds=30)
+        assert statuses(node) == {200}
+    assert "Traceback" not in process.log_text
+    assert "Too many open files" not in process.log_text
+
+
+def test_a_flood_of_malformed_requests_is_counted_and_hardly_logged(
+    node: NodeSpace, process: NodeProcess
+) -> None:
+    process.configure(**OPEN_TO_ALL)
+    process.objects(web_service(), *web_slices(), node_object())
+    process.start()
+    process.wait_synced()
+    before = len(process.log_text)
+
+    def flood() -> None:
+        with node.namespace.entered():
+            for number in range(250):
+                with contextlib.suppress(OSError), stranger(HEALTH_PORT) as sock:
+                    sock.sendall(b"\x16\x03\x01 hello\r\n\r\n" if number % 2 else b"GET / HTTP/9.x\r\n\r\n")
+                    while sock.recv(4096):
+                        pass
+
+    threads = [threading.Thread(target=flood) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert node.metric("pointsman_http_troubles_total", trouble="malformed") == 1000
+    assert len(process.log_text) - before < 5000
+    assert "Malformed requests" in process.log_text
