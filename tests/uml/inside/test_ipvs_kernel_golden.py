@@ -86,9 +86,7 @@ def _assert_settings(step: scenarios.Step, dump: Dump | None) -> None:
 
 
 def _prepare(scenario: scenarios.Scenario, families: list[Family]) -> None:
-    mode, setup = mode_named("ipvs"), Setup(scenario.config)
-    assert [mode.preflight(setup, family) for family in families] == [[]] * len(families)
-    degraded = mode.prepare(setup, Sysctls(), families)
+    degraded = mode_named("ipvs").prepare(Setup(scenario.config), Sysctls(), families)
     assert [found for found in degraded if found.check.startswith("sysctl")] == []
 
 

@@ -1,4 +1,4 @@
-"""Clean-up on a kernel that lacks nf_tables: there is nothing of it to remove, and everything else goes."""
+"""What a kernel with ip_vs and without nf_tables means for preflight and clean-up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 from tests.uml.inside.world import World, lab
 
+from pointsman.backends import mode_named
+from pointsman.backends.contract import Setup
+from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kernel.iptables import Iptables
+from pointsman.kernel.iptables_programs import LEGACY, NFT, OVERRIDE
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.objects import LabService, backends
 from pointsman.model.addresses import Family
@@ -42,3 +46,18 @@ def test_the_command_cleans_up_on_a_kernel_without_nf_tables(
     assert world.in_node("ipvsadm", "-Sn") == world.in_node("ipset", "save") == ""
     for tool in ("iptables-legacy-save", "ip6tables-legacy-save"):
         assert "KUBE-" not in world.in_node(tool)
+
+
+def test_preflight_tells_which_modes_this_kernel_can_run(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(OVERRIDE, LEGACY)
+    setup = Setup(KubeProxyConfiguration())
+    with cluster["n1"].entered():
+        for family in Family:
+            assert mode_named("ipvs").preflight(setup, family) == []
+            assert mode_named("iptables").preflight(setup, family) == []
+            assert any("nf_tables" in problem for problem in mode_named("nftables").preflight(setup, family))
+        monkeypatch.setenv(OVERRIDE, NFT)
+        (problem,) = mode_named("iptables").preflight(setup, Family.IPV4)
+    assert "iptables-nft" in problem
