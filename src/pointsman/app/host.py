@@ -8,6 +8,7 @@ from pointsman.app import modes
 from pointsman.backends.contract import Fate, Mode
 from pointsman.config.command_line import RunOptions
 from pointsman.config.log_settings import log_settings
+from pointsman.errors import KernelError
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.node.aftercare import Tidied
 from pointsman.node.degraded import DegradedChecks
@@ -56,7 +57,12 @@ class Host:
 def initialise(options: RunOptions) -> int:
     """--init-only: what needs full privileges (sysctls, loading modules), then exit."""
     configure(log_settings(options.config.logging))
-    choice = modes.choose(options)
+    try:
+        choice = modes.choose(options)
+    except KernelError as error:
+        _log.error("Cannot run", err=error)
+        flush()
+        return 1
     sysctls = Host(options.state_dir, options.host_root).sysctls
     report = apply_conntrack(options.config.conntrack, sysctls, core_count())
     for setting in report.applied:
