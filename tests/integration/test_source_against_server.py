@@ -169,7 +169,7 @@ async def test_small_pages_deliver_everything_once(which: str) -> None:
             target.transport,
             SERVICES,
             status=WatchStatus(),
-            on_bad_object=lambda *_: None,
+            on_finding=lambda _finding: None,
             watch_list=False,
             page_limit=2,
         )

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable
 
 from pointsman.backends.contract import Mode
 from pointsman.config.command_line import KUBE_PROXY, RunOptions
+from pointsman.model.findings import Finding, Rejection
 from pointsman.node.surroundings import Recorder
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
+from pointsman.waiting import TokenBucket
 
 _log = get_log(__name__)
+
+_LINES_AT_ONCE, _LINES_PER_SECOND = 20, 0.1
+"""Log lines about the objects of one kind."""
 
 
 def announce(options: RunOptions, mode: Mode, recorder: Recorder) -> None:
@@ -26,15 +33,44 @@ def announce(options: RunOptions, mode: Mode, recorder: Recorder) -> None:
         recorder.node_event(announcement.reason, announcement.note)
 
 
-def bad_object_report(metrics: Metrics, recorder: Recorder) -> Callable[[str, str, str], None]:
-    """What to do about an object that cannot be read: log, metric, event; everything else goes on."""
+class FindingReport:
+    """What to do about what a source finds: log, metric, event; everything else goes on.
 
-    def report(kind: str, key: str, error: str) -> None:
-        metrics.objects_skipped.labels(kind=kind, reason="Undecodable").inc()
-        _log.error("An object cannot be read and is skipped", kind=kind, object=key, err=error)
-        if kind == "Service":
-            recorder.service_event(key, "Undecodable", error)
+    A directory or a server may bring a hundred thousand bad objects at once. The metric counts each; the log gets some
+    lines per kind and then one now and then, which says how many it stands for.
+    """
+
+    def __init__(
+        self, metrics: Metrics, recorder: Recorder, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._metrics = metrics
+        self._recorder = recorder
+        self._clock = clock
+        self._lines: dict[str, TokenBucket] = {}
+        self._unmentioned: Counter[str] = Counter()
+
+    def __call__(self, finding: Finding) -> None:
+        if isinstance(finding, Rejection):
+            self._metrics.objects_skipped.labels(kind=finding.kind, reason=finding.reason).inc()
+            if finding.kind == "Service" and finding.key:
+                self._recorder.service_event(finding.key, finding.reason, finding.message)
+            else:
+                self._recorder.node_event(finding.reason, str(finding))
+        self._log(finding)
+
+    def _log(self, finding: Finding) -> None:
+        kind, now = finding.kind, self._clock()
+        bucket = self._lines.setdefault(kind, TokenBucket(_LINES_PER_SECOND, _LINES_AT_ONCE, now))
+        if bucket.wait(now):
+            self._unmentioned[kind] += 1
+            return
+        bucket.take(now)
+        fields: dict[str, object] = {"kind": kind, "object": finding.key, "reason": finding.reason}
+        if finding.place:
+            fields["place"] = finding.place
+        if unmentioned := self._unmentioned.pop(kind, 0):
+            fields["unmentioned"] = unmentioned
+        if isinstance(finding, Rejection):
+            _log.error("An object cannot be used and is skipped", err=finding.message, **fields)
         else:
-            recorder.node_event("Undecodable", f"{kind} {key}: {error}")
-
-    return report
+            _log.warning("An object is used, with a remark", remark=finding.message, **fields)

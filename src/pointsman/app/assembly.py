@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from pointsman.app import modes
-from pointsman.app.announcements import announce, bad_object_report
+from pointsman.app.announcements import FindingReport, announce
 from pointsman.app.host import Host
 from pointsman.app.reload_record import ReloadRecord
 from pointsman.app.servers import Servers
@@ -169,8 +169,8 @@ async def _outside(
         from pointsman.source.manifests import ManifestSource
 
         silent = SilentRecorder()
-        skipped = bad_object_report(metrics, silent)
-        yield ManifestSource(options.manifests, node_name=node_name, on_bad_object=skipped), silent
+        report = FindingReport(metrics, silent)
+        yield ManifestSource(options.manifests, node_name=node_name, on_finding=report), silent
         return
     connection = config.client_connection
     access = load_access(connection.kubeconfig, options.master)
@@ -185,7 +185,7 @@ async def _outside(
     source = ApiSource(
         transport,
         node_name=node_name,
-        on_bad_object=bad_object_report(metrics, recorder),
+        on_finding=FindingReport(metrics, recorder),
         watch_list=effective_gates(config.feature_gates).enabled("WatchListClient"),
     )
     sending = asyncio.create_task(sender.run())

@@ -20,6 +20,7 @@ from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import LOCALHOST, Family, address_from_text
+from pointsman.model.findings import Finding
 from pointsman.model.node import NodeFacts, node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
@@ -27,7 +28,7 @@ from pointsman.model.problem import Problem
 from pointsman.model.remarks import Remarks
 from pointsman.model.tracker import Tracker
 from pointsman.node.node_context import node_context, pod_ranges
-from pointsman.source.manifests import load_objects
+from pointsman.source.manifest_files import load_objects
 from pointsman.sync.reconcile import Reconciler
 
 BOTH_FAMILIES = (Family.IPV4, Family.IPV6)
@@ -81,16 +82,19 @@ def plan_manifests(
 
     Raises ConfigError when there is nothing to read or the node is unknown.
     """
-    objects, problems = load_objects(path)
+    objects, findings = load_objects(path)
     if not objects:
-        raise ConfigError(problems or [f"{path}: holds no Service, EndpointSlice, Node or ServiceCIDR"])
+        raise ConfigError(
+            [str(finding) for finding in findings]
+            or [f"{path}: holds no Service, EndpointSlice, Node or ServiceCIDR"]
+        )
     return plan_objects(
         objects,
         config,
         families=families,
         external_allow=external_allow,
         local_addresses=local_addresses,
-        problems=problems,
+        findings=findings,
     )
 
 
@@ -101,10 +105,10 @@ def plan_objects(
     families: Sequence[Family] = BOTH_FAMILIES,
     external_allow: Sequence[str] = (),
     local_addresses: Mapping[Family, Sequence[bytes]] | None = None,
-    problems: Sequence[str] = (),
+    findings: Sequence[Finding] = (),
 ) -> Planned:
     """As `plan_manifests`, for objects at hand."""
-    notes = list(problems)
+    notes = [str(finding) for finding in findings]
     node_name, node = _node(objects, config.hostname_override, notes)
     facts = node_facts(node_name, node, config.bind_address)
     service_cidrs = [c for item in objects if isinstance(item, ServiceCIDR) for c in item.spec.cidrs or ()]
@@ -130,6 +134,7 @@ def plan_objects(
         live=False,
         families=tuple(views),
         remarks=planner.remarks.all(),
+        findings=tuple(findings),
     )
     return Planned(node_name, config, requests, view, tuple(dict.fromkeys(notes)))
 

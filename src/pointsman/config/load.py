@@ -6,7 +6,6 @@ Pure: reading the file is the caller's business.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator
 from typing import Any
 
 import msgspec
@@ -17,8 +16,7 @@ from pointsman.config.document import Findings, block_from_plain, plain_from_blo
 from pointsman.config.gates import gate_warnings
 from pointsman.config.types import API_VERSION, KIND, KubeProxyConfiguration
 from pointsman.errors import ConfigError
-
-_NOTHING = object()
+from pointsman.yamltext import OnDuplicate, YamlError, load_documents
 
 
 class LoadedConfig(msgspec.Struct, frozen=True):
@@ -75,65 +73,41 @@ def _external(config: KubeProxyConfiguration) -> dict[str, object]:
 
 
 def _plain_document(data: bytes, findings: Findings) -> Any:
+    twice: dict[str, None] = {}
+
+    def on_duplicate(key: str) -> None:
+        twice[key] = None
+
     try:
         text = data.decode()
-        if text.lstrip().startswith("{"):
-            try:
-                return json.loads(text, object_pairs_hook=lambda pairs: _without_duplicates(pairs, findings))
-            except json.JSONDecodeError:
-                pass
-        return _yaml_document(text, findings)
-    except yaml.YAMLError as broken:
-        raise ConfigError([f"the configuration is not valid YAML: {_one_line(broken)}"]) from broken
-    except (ValueError, RecursionError, OverflowError, AttributeError, KeyError) as broken:
+        found = _json_document(text, on_duplicate) if text.lstrip().startswith("{") else None
+        documents = load_documents(data, on_duplicate) if found is None else [found]
+    except YamlError as broken:
+        raise ConfigError([f"the configuration is not valid YAML: {broken}"]) from broken
+    except (ValueError, RecursionError) as broken:
         raise ConfigError([f"the configuration cannot be read: {_one_line(broken)}"]) from broken
+    findings.warnings += [f'field "{key}" is given more than once; the last value is used' for key in twice]
+    if len(documents) > 1:
+        findings.warnings.append("the file holds more than one YAML document; only the first is used")
+    return documents[0] if documents else None
 
 
 def _one_line(problem: Exception) -> str:
     return " ".join(str(problem).split()) or type(problem).__name__
 
 
-def _yaml_document(text: str, findings: Findings) -> Any:
-    documents = yaml.load_all(text, _loader_noting(findings))
-    first = next(documents, None)
-    if next(documents, _NOTHING) is not _NOTHING:
-        findings.warnings.append("the file holds more than one YAML document; only the first is used")
-    return first
+def _json_document(text: str, on_duplicate: OnDuplicate) -> Any:
+    """The value of a JSON text; None when it is something else that starts with a brace."""
 
+    def noticed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                on_duplicate(key)
+            found[key] = value
+        return found
 
-def _loader_noting(findings: Findings) -> type[_Loader]:
-    return type("_NotingLoader", (_Loader,), {"findings": findings})
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as Kubernetes reads it: dates stay text, duplicate keys are noticed."""
-
-    findings: Findings
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        self.flatten_mapping(node)
-        pairs = ((self.construct_object(key, deep=True), value) for key, value in node.value)
-        plain = [(key if isinstance(key, str) else str(key), value) for key, value in pairs]
-        return {
-            key: self.construct_object(value, deep=deep) for key, value in _last_of_each(plain, self.findings)
-        }
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]], findings: Findings) -> dict[str, Any]:
-    return dict(_last_of_each(pairs, findings))
-
-
-def _last_of_each(pairs: list[tuple[str, Any]], findings: Findings) -> Iterator[tuple[str, Any]]:
-    last = dict(pairs)
-    if len(last) < len(pairs):
-        keys = [key for key, _ in pairs]
-        for key in last:
-            if keys.count(key) > 1:
-                findings.warnings.append(f'field "{key}" is given more than once; the last value is used')
-    yield from last.items()
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+    try:
+        return json.loads(text, object_pairs_hook=noticed)
+    except json.JSONDecodeError:
+        return None

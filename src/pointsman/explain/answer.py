@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pointsman.backends.contract import Difference, Mode
 from pointsman.explain import unserved
 from pointsman.explain.causes import listed, port_causes, skipped_causes
+from pointsman.explain.findings import file_findings, rejected_services, service_findings
 from pointsman.explain.packets import Client, clients_of, node_port_denial, path
 from pointsman.explain.report import (
     Cause,
@@ -38,6 +39,7 @@ def explain(view: View, target: Target, client: str = "") -> Explanation:
             ports += _service_ports(view, target, key, client, causes)
         if not keys:
             causes.append(_not_found(view, target))
+            causes += file_findings(view)
         elif len(keys) > 1:
             message = f"{target.service} exists in several namespaces: {listed(keys)}"
             causes.append(Cause("Ambiguous", message, "name one as NAMESPACE/SERVICE", fatal=False))
@@ -45,6 +47,7 @@ def explain(view: View, target: Target, client: str = "") -> Explanation:
         ports += _at_address(view, target, client)
         if not ports:
             causes += unserved.causes(view, target)
+            causes += file_findings(view)
     return Explanation(
         question=target.text,
         node=view.node,
@@ -76,7 +79,7 @@ def concerned_services(plans: Mapping[ServicePortName, ServicePlan], target: Tar
 def service_keys(view: View, target: Target) -> list[str]:
     """Keys of the Services the target may mean: the namespace given, else `default`, else any."""
     known = {name.key for family in view.families for name in family.states}
-    known |= view.remarks.keys()
+    known |= view.remarks.keys() | rejected_services(view)
     if target.namespace:
         wanted = f"{target.namespace}/{target.service}"
         return [wanted] if wanted in known else []
@@ -126,6 +129,7 @@ def _service_ports(
                 causes.append(_contested(family, name))
             else:
                 yield _port_answer(view, family, plan, plan.frontends, client)
+    causes.extend(service_findings(view, key, served=found))
     if found:
         return
     if others:

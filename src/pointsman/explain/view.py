@@ -8,6 +8,7 @@ import msgspec
 
 from pointsman.backends.contract import Difference, Mode
 from pointsman.model.addresses import Cidr, Family
+from pointsman.model.findings import Finding
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.problem import Problem
@@ -52,5 +53,7 @@ class View(msgspec.Struct, frozen=True):
     families: tuple[FamilyView, ...]
     remarks: Mapping[str, tuple[Problem, ...]] = {}
     """By Service key; see `Remarks`."""
+    findings: tuple[Finding, ...] = ()
+    """What the source of objects cannot use, and what it remarks on."""
     waiting_for: str = ""
     """What the proxy needs before its first sync; empty once it has started."""

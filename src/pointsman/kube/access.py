@@ -8,8 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pointsman.files import read_file
+
 Material = bytes | Path | None
 """PEM given inline, or the file to read it from (and to read again when it changes)."""
+LARGEST_CREDENTIAL = 1 << 20
+"""Bytes of a file with a token, a key or certificates."""
+
+
+def material_bytes(material: bytes | Path) -> bytes:
+    """The PEM itself. Raises OSError naming the file."""
+    if isinstance(material, bytes):
+        return material
+    try:
+        return read_file(material, LARGEST_CREDENTIAL)
+    except OSError as error:
+        raise OSError(error.errno, f"{material}: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)

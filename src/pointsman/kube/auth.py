@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import logging
 import os
+import re
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,13 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pointsman.errors import ConfigError, KubeError
-from pointsman.files import Signature, file_signature
-from pointsman.kube.access import Access, ExecPlugin, Material
+from pointsman.files import Signature, file_signature, read_file
+from pointsman.kube.access import LARGEST_CREDENTIAL, Access, ExecPlugin, Material, material_bytes
 from pointsman.kube.execplugin import ExecCredential, run_plugin
-from pointsman.kube.kubeconfig import access_from_kubeconfig
+from pointsman.kube.kubeconfig import access_from_kubeconfig, read_kubeconfig
+from pointsman.obs.log import get_log
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 _EXPIRY_MARGIN_SECONDS = 10.0
+_NOT_IN_A_HEADER = re.compile(r"[^\t\x20-\x7e\x80-\U0010ffff]|[\ud800-\udfff]")
 
 PluginRunner = Callable[[ExecPlugin, Access], Awaitable[ExecCredential]]
 
@@ -53,6 +55,7 @@ class Credentials:
         self._plugin_lock = asyncio.Lock()
         self._token = access.token
         self._token_signature: Signature | None = None
+        self._complaint = ""
         self._context: ssl.SSLContext | None = None
         self._context_key: object = None
         self._file_signature = file_signature(access.kubeconfig) if access.kubeconfig is not None else None
@@ -66,8 +69,11 @@ class Credentials:
         if token:
             headers.append(("Authorization", f"Bearer {token}"))
         elif self._access.username:
-            pair = f"{self._access.username}:{self._access.password}".encode()
+            pair = f"{self._access.username}:{self._access.password}".encode(errors="replace")
             headers.append(("Authorization", f"Basic {base64.b64encode(pair).decode()}"))
+        for name, value in headers:
+            if _NOT_IN_A_HEADER.search(value):
+                raise KubeError(f"{name} ({self._access.origin}): holds a character that no header may hold")
         tls = self._tls(granted) if self._access.server.startswith("https:") else None
         return Presented(tuple(headers), tls)
 
@@ -87,14 +93,14 @@ class Credentials:
             return
         self._file_signature = signature
         try:
-            new = access_from_kubeconfig(path.read_bytes(), path, master=old.master, context=old.context)
-        except (OSError, ConfigError) as error:
-            _log.warning("changed kubeconfig is unusable, keeping the last credentials: %s", error)
+            new = access_from_kubeconfig(read_kubeconfig(path), path, master=old.master, context=old.context)
+        except ConfigError as error:
+            self._complain("The changed kubeconfig cannot be used; keeping the last credentials", error)
             return
         if new.server != old.server:
-            _log.warning("kubeconfig %s now names another server; restart to use it", path)
+            _log.warning("The kubeconfig now names another server; restart to use it", file=path)
             return
-        _log.info("kubeconfig %s changed: its credentials are used from now on", path)
+        _log.info("The kubeconfig changed; its credentials are used from now on", file=path)
         self._access = new
         self._token, self._token_signature = new.token, None
         if new.exec_plugin != old.exec_plugin:
@@ -119,17 +125,13 @@ class Credentials:
         signature = file_signature(path)
         if signature is None or signature != self._token_signature:
             try:
-                token = path.read_text(encoding="utf-8").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                if not self._token:
-                    raise KubeError(f"token file {path} ({self._access.origin}): {error}") from error
-                _log.warning("token file %s cannot be read, keeping the last token: %s", path, error)
-                return self._token
-            if token:
-                self._token = token
+                self._token = _token_from_file(path)
                 self._token_signature = signature
-            elif not self._token:
-                raise KubeError(f"token file {path} ({self._access.origin}) is empty")
+            except ValueError as error:
+                problem = KubeError(f"token file {path} ({self._access.origin}): {error}")
+                if not self._token:
+                    raise problem from error
+                self._complain("The token file cannot be used; keeping the last token", problem)
         return self._token
 
     def _tls(self, granted: ExecCredential | None) -> ssl.SSLContext:
@@ -148,10 +150,29 @@ class Credentials:
         except (OSError, ValueError) as error:
             if self._context is None:
                 raise KubeError(f"TLS material ({self._access.origin}): {error}") from error
-            _log.warning(
-                "new TLS material is unusable, keeping the last (%s): %s", self._access.origin, error
-            )
+            self._complain("The new TLS material cannot be used; keeping the last", error)
         return self._context
+
+    def _complain(self, message: str, error: Exception) -> None:
+        """Once, although every request meets the same trouble."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            _log.warning(message, origin=self._access.origin, err=error)
+
+
+def _token_from_file(path: Path) -> str:
+    """The token; raises ValueError, without a word of the content."""
+    try:
+        token = read_file(path, LARGEST_CREDENTIAL).decode().strip()
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8 text") from None
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from error
+    if not token:
+        raise ValueError("empty")
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise ValueError("holds a character that no token has; it must be the token alone")
+    return token
 
 
 def _context(access: Access, certificate: Material, key: Material) -> ssl.SSLContext:
@@ -159,10 +180,9 @@ def _context(access: Access, certificate: Material, key: Material) -> ssl.SSLCon
     if access.insecure_skip_tls_verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    elif isinstance(access.ca, Path):
-        context.load_verify_locations(cadata=_pem_text(access.ca.read_bytes(), str(access.ca)))
     elif access.ca is not None:
-        context.load_verify_locations(cadata=_pem_text(access.ca, "certificate-authority-data"))
+        name = _name(access.ca, "certificate-authority-data")
+        context.load_verify_locations(cadata=_pem_text(material_bytes(access.ca), name))
     else:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     # Python 3.13 made strict X.509 the default; cluster CAs made by older tools lack the extensions it asks for.
@@ -189,15 +209,12 @@ def _pem_text(data: bytes, name: str) -> str:
 
 
 @contextmanager
-def _as_file(material: Material, name: str) -> Iterator[str]:
-    """A path OpenSSL can open; inline keys live in anonymous memory, never on disk."""
-    if isinstance(material, Path):
-        material.stat()
-        yield str(material)
-        return
+def _as_file(material: bytes | Path, name: str) -> Iterator[str]:
+    """A path OpenSSL can open without waiting: the material lives in anonymous memory, never on disk."""
+    content = material_bytes(material)
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
-        os.write(descriptor, material or b"")
+        os.write(descriptor, content)
         yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)

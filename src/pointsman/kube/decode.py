@@ -7,15 +7,18 @@ fit its type is left out by name and the others are kept.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from pointsman.errors import KubeError
 from pointsman.model.objects import EndpointSlice, KubeObject
 
 T = TypeVar("T", bound=KubeObject)
 
+LONGEST_LINE = 32 * 1024 * 1024
+"""Many times what an API server stores of one object."""
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 
@@ -95,21 +98,44 @@ class Bookmark(msgspec.Struct, frozen=True):
         return (self.metadata.annotations or {}).get(INITIAL_EVENTS_END) == "true"
 
 
-_TOO_DEEP = "nested too deeply"
+class Unreadable(KubeError):
+    """The server sent something that is not what the protocol says."""
+
+
+_Decoded = TypeVar("_Decoded")
 _decode_event = msgspec.json.Decoder(WatchEvent).decode
-decode_bookmark = msgspec.json.Decoder(Bookmark).decode
+_decode_bookmark = msgspec.json.Decoder(Bookmark).decode
+_decode_status = msgspec.json.Decoder(StatusObject).decode
 _decode_raw_page = msgspec.json.Decoder(_RawPage).decode
 _decode_identity = msgspec.json.Decoder(_Identified).decode
 
 
-def decode_event(line: bytes) -> WatchEvent:
-    """Raises msgspec.DecodeError for anything that is no watch event."""
+def _decoded(decode: Callable[[bytes | msgspec.Raw], _Decoded], data: bytes | msgspec.Raw) -> _Decoded:
+    """The one place where bytes of the server become values; raises Unreadable."""
     try:
-        return _decode_event(line)
+        return decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unreadable(str(error)) from error
     except RecursionError as error:
-        raise msgspec.DecodeError(_TOO_DEEP) from error
-    except UnicodeDecodeError as error:
-        raise msgspec.DecodeError(str(error)) from error
+        raise Unreadable("nested too deeply") from error
+
+
+def decode_event(line: bytes) -> WatchEvent:
+    """Raises Unreadable for anything that is no watch event."""
+    return _decoded(_decode_event, line)
+
+
+def decode_bookmark(data: msgspec.Raw) -> Bookmark:
+    """Raises Unreadable."""
+    return _decoded(_decode_bookmark, data)
+
+
+def decode_status(data: bytes | msgspec.Raw) -> StatusObject:
+    """The Status in an error's body or an ERROR event; an empty one when it cannot be read."""
+    try:
+        return _decoded(_decode_status, data)
+    except Unreadable:
+        return StatusObject()
 
 
 class ObjectDecoder(Generic[T]):
@@ -125,24 +151,19 @@ class ObjectDecoder(Generic[T]):
         self._decode = msgspec.json.Decoder(kind).decode
 
     def page(self, body: bytes) -> Page:
-        """Raises msgspec.DecodeError when the body is no list at all."""
+        """Raises Unreadable when the body is no list at all."""
         try:
-            fast: Any = self._decode_page(body)
-        except (msgspec.ValidationError, UnicodeDecodeError):
+            fast: Any = _decoded(self._decode_page, body)
+        except Unreadable:
             return self._page_item_by_item(body)
-        except RecursionError as error:
-            raise msgspec.DecodeError(_TOO_DEEP) from error
         objects = fast.items or []
+        if not all(item.metadata.name for item in objects):
+            return self._page_item_by_item(body)
         share_names(objects)
         return Page(fast.metadata, objects, [])
 
     def _page_item_by_item(self, body: bytes) -> Page:
-        try:
-            raw = _decode_raw_page(body)
-        except RecursionError as error:
-            raise msgspec.DecodeError(_TOO_DEEP) from error
-        except UnicodeDecodeError as error:
-            raise msgspec.DecodeError(str(error)) from error
+        raw = _decoded(_decode_raw_page, body)
         objects: list[KubeObject] = []
         bad: list[BadObject] = []
         for item in raw.items or ():
@@ -155,11 +176,9 @@ class ObjectDecoder(Generic[T]):
 
     def object(self, data: bytes | msgspec.Raw) -> T | BadObject:
         try:
-            result: T = self._decode(data)
-        except (msgspec.ValidationError, UnicodeDecodeError) as error:
+            result: T = _decoded(self._decode, data)
+        except Unreadable as error:
             return _bad_object(data, str(error))
-        except RecursionError:
-            return _bad_object(data, _TOO_DEEP)
         if not result.metadata.name:
             return _bad_object(data, "metadata.name is missing")
         share_names((result,))
@@ -168,19 +187,11 @@ class ObjectDecoder(Generic[T]):
 
 def _bad_object(data: bytes | msgspec.Raw, error: str) -> BadObject:
     try:
-        identity = _decode_identity(data).metadata
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        identity = _decoded(_decode_identity, data).metadata
+    except Unreadable:
         return BadObject("(unnamed)", "", error)
     key = f"{identity.namespace}/{identity.name}" if identity.namespace else identity.name
     return BadObject(key or "(unnamed)", identity.resource_version, error)
-
-
-def status_of(event: WatchEvent) -> StatusObject:
-    """The Status of an ERROR event; an empty one when it cannot be read."""
-    try:
-        return msgspec.json.decode(event.object, type=StatusObject)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return StatusObject(message="unreadable ERROR event")
 
 
 def share_names(objects: list[KubeObject] | tuple[KubeObject, ...]) -> None:
@@ -200,15 +211,17 @@ def share_names(objects: list[KubeObject] | tuple[KubeObject, ...]) -> None:
 
 
 class LineSplitter:
-    """Cuts chunks into lines of any length, in time proportional to the bytes."""
+    """Cuts chunks into lines, in time proportional to the bytes; a line without an end raises Unreadable."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int = LONGEST_LINE) -> None:
+        self._longest = longest
         self._parts: list[bytes] = []
+        self._length = 0
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """The lines completed by this chunk; what follows the last newline is kept for the next one."""
         if b"\n" not in chunk:
-            self._parts.append(chunk)
+            self._keep(chunk)
             return
         head, _, rest = chunk.partition(b"\n")
         self._parts.append(head)
@@ -216,5 +229,12 @@ class LineSplitter:
         self._parts.clear()
         *complete, tail = rest.split(b"\n")
         yield from complete
+        self._length = 0
         if tail:
-            self._parts.append(tail)
+            self._keep(tail)
+
+    def _keep(self, part: bytes) -> None:
+        self._parts.append(part)
+        self._length += len(part)
+        if self._length > self._longest:
+            raise Unreadable(f"a line of the watch is longer than {self._longest >> 20} MiB")

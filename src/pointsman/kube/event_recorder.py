@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -22,8 +23,9 @@ from pointsman.errors import KubeError
 from pointsman.kube.ratelimit import Clock, RateLimit
 from pointsman.kube.transport import Transport
 from pointsman.model.objects import Service
+from pointsman.obs.log import get_log
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 _QUEUE_LIMIT = 256
 _SERIES_LIMIT = 512
@@ -62,6 +64,11 @@ class _Key:
     reason: str
     action: str
     type: str
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """For a log line."""
+        return {"reason": self.reason, "kind": self.regarding.kind, "object": self.regarding.name}
 
 
 @dataclass(slots=True)
@@ -120,9 +127,9 @@ class EventRecorder:
             key, note = await self._queue.get()
             try:
                 await self._send(key, note)
-            except Exception:  # noqa: BLE001 one event must never silence the later ones
+            except Exception as error:  # noqa: BLE001 one event must never silence the later ones
                 self.dropped += 1
-                _log.exception("event %s for %s was not sent", key.reason, key.regarding.name)
+                _log.exception("An event could not be sent", err=error, **key.fields)
             finally:
                 self._queue.task_done()
 
@@ -132,7 +139,7 @@ class EventRecorder:
             async with asyncio.timeout(timeout):
                 await self._queue.join()
         except TimeoutError:
-            _log.debug("%d events were not sent in time", self._queue.qsize())
+            _log.info("Events were not sent in time", v=2, events=self._queue.qsize())
 
     async def _send(self, key: _Key, note: str) -> None:
         series = self._series.get(key)
@@ -151,18 +158,12 @@ class EventRecorder:
                 series.updated, series.sent = now, True
         except KubeError as error:
             self.dropped += 1
-            _log.info(
-                "event %s for %s %s was not sent: %s",
-                key.reason,
-                key.regarding.kind,
-                key.regarding.name,
-                error,
-            )
+            _log.info("An event was not sent", err=error, **key.fields)
 
     async def _create(self, key: _Key, note: str) -> str:
         namespace = key.regarding.namespace or "default"
         name = f"{key.regarding.name[:230]}.{next(self._numbers):x}"
-        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        path = f"/apis/events.k8s.io/v1/namespaces/{quote(namespace, safe='')}/events"
         body = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
@@ -177,7 +178,7 @@ class EventRecorder:
             "note": note,
         }
         await self._transport.request("POST", path, body=msgspec.json.encode(body), timeout=10.0)
-        return f"{path}/{name}"
+        return f"{path}/{quote(name, safe='')}"
 
     async def _extend(self, series: _Series) -> bool:
         """Adds to an existing event; False when the server no longer has it."""

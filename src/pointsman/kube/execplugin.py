@@ -11,12 +11,11 @@ import base64
 import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 
 from pointsman.errors import KubeError
-from pointsman.kube.access import Access, ExecPlugin
+from pointsman.kube.access import Access, ExecPlugin, material_bytes
 
 _TIMEOUT_SECONDS = 60.0
 
@@ -51,8 +50,8 @@ class _Output(msgspec.Struct, rename="camel"):
 async def run_plugin(plugin: ExecPlugin, access: Access) -> ExecCredential:
     """Runs the plugin once. Raises KubeError naming the command and what it answered on standard error."""
     name = f"exec plugin {plugin.command} ({access.origin})"
-    environment = {**os.environ, **dict(plugin.env), "KUBERNETES_EXEC_INFO": _exec_info(plugin, access)}
     try:
+        environment = {**os.environ, **dict(plugin.env), "KUBERNETES_EXEC_INFO": _exec_info(plugin, access)}
         process = await asyncio.create_subprocess_exec(
             plugin.command,
             *plugin.args,
@@ -61,9 +60,10 @@ async def run_plugin(plugin: ExecPlugin, access: Access) -> ExecCredential:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:
         hint = f"; {plugin.install_hint}" if plugin.install_hint else ""
-        raise KubeError(f"{name}: cannot be started: {error.strerror}{hint}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise KubeError(f"{name}: cannot be started: {reason}{hint}") from error
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             output, complaint = await process.communicate()
@@ -83,8 +83,9 @@ def credential_from_output(output: bytes, api_version: str, name: str) -> ExecCr
     """Reads what the plugin printed; errors say what is wrong without repeating any of it."""
     try:
         answer = msgspec.json.decode(output, type=_Output)
-    except msgspec.DecodeError as error:
-        raise KubeError(f"{name}: printed no usable ExecCredential: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        detail = f": {error}" if isinstance(error, msgspec.DecodeError) else ""
+        raise KubeError(f"{name}: printed no usable ExecCredential{detail}") from None
     if answer.kind != "ExecCredential" or answer.api_version != api_version:
         raise KubeError(f"{name}: must print kind ExecCredential of apiVersion {api_version}")
     status = answer.status
@@ -113,8 +114,7 @@ def _exec_info(plugin: ExecPlugin, access: Access) -> str:
         if access.insecure_skip_tls_verify:
             cluster["insecure-skip-tls-verify"] = True
         if access.ca is not None:
-            ca = access.ca.read_bytes() if isinstance(access.ca, Path) else access.ca
-            cluster["certificate-authority-data"] = base64.b64encode(ca).decode()
+            cluster["certificate-authority-data"] = base64.b64encode(material_bytes(access.ca)).decode()
         if access.proxy_url:
             cluster["proxy-url"] = access.proxy_url
         spec["cluster"] = cluster

@@ -19,10 +19,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from pointsman.errors import ConfigError
+from pointsman.files import read_file
 from pointsman.kube.access import Access, ExecPlugin, Material
-from pointsman.kube.yamltext import YamlError, load_documents
+from pointsman.yamltext import YamlError, load_documents
 
 SERVICE_ACCOUNT_DIRECTORY = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_LARGEST_KUBECONFIG = 16 << 20
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
 
@@ -129,11 +131,15 @@ def load_access(
     if not kubeconfig:
         return Access(server=_server_url(master, "--master", tls=False), origin="--master")
     path = Path(kubeconfig)
+    return access_from_kubeconfig(read_kubeconfig(path), path, master=master)
+
+
+def read_kubeconfig(path: Path) -> bytes:
+    """The file's content. Raises ConfigError."""
     try:
-        data = path.read_bytes()
+        return read_file(path, _LARGEST_KUBECONFIG)
     except OSError as error:
         raise ConfigError([f"kubeconfig {path}: cannot be read: {error.strerror}"]) from error
-    return access_from_kubeconfig(data, path, master=master)
 
 
 def access_in_cluster(
@@ -295,7 +301,11 @@ def _server_url(text: str, origin: str, *, tls: bool) -> str:
 
 
 def _proxy_url(text: str, origin: str) -> str:
-    if text and urlsplit(text).scheme not in ("http", "https"):
+    try:
+        usable = not text or urlsplit(text).scheme in ("http", "https")
+    except ValueError:
+        usable = False
+    if not usable:
         raise ConfigError([f"{origin}: proxy-url: only http:// and https:// proxies are supported"])
     return text
 

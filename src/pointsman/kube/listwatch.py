@@ -10,49 +10,44 @@ equal and nothing happens. Here the repetition is left out, with the same result
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import random
-import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import Generic, cast
 
-import msgspec
-
-from pointsman.errors import Gone, KubeError, Throttled
+from pointsman.errors import Gone, KubeError
 from pointsman.kube.decode import (
     BadObject,
     LineSplitter,
     ObjectDecoder,
+    Page,
     T,
+    Unreadable,
     WatchEvent,
     decode_bookmark,
     decode_event,
-    status_of,
+    decode_status,
 )
 from pointsman.kube.mirror import Mirror
-from pointsman.kube.ratelimit import Clock, Sleep, Uniform, server_backoff
 from pointsman.kube.resources import Resource
-from pointsman.kube.status import WatchStatus
-from pointsman.kube.transport import Idle, Transport
+from pointsman.kube.status import OnFinding, WatchStatus
+from pointsman.kube.timing import Retries, Timing
+from pointsman.kube.transport import Idle, TooLarge, Transport
+from pointsman.model.findings import Rejection
 from pointsman.model.objects import KubeObject
 from pointsman.model.source_events import SourceEvent, Synced
+from pointsman.obs.log import get_log
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 PAGE_LIMIT = 2000
 """Measured: the best compromise between memory held for a page and round trips."""
-_INITIAL_EVENTS_SECONDS = 30.0
-_WATCH_IDLE_SECONDS = 180.0
-_WATCH_LASTS_SECONDS = (300.0, 600.0)
-_STABLE_AFTER_SECONDS = 5.0
 _TOO_SHORT_SECONDS = 1.0
-_ABSENT_RECHECK_SECONDS = (600.0, 900.0)
+_LONGEST_REJECTION = 500
+"""Characters; an object can make its own error message as long as itself."""
 _NOT_A_WATCH_LIST_REFUSAL = (0, 401, 403, 404, 429, 503, 504)
-
-BadObjectCallback = Callable[[str, str, str], None]
-"""Called with kind, `namespace/name` and what is wrong."""
+_RESUMABLE = (401, 403, 408, 429)
+"""Refusals that say nothing about the place to resume from."""
+_RESUMED_IN_VAIN_AT_MOST = 3
 
 
 class _ErrorEvent(KubeError):
@@ -75,36 +70,27 @@ class ListWatch(Generic[T]):
         resource: Resource[T],
         *,
         status: WatchStatus,
-        on_bad_object: BadObjectCallback,
+        on_finding: OnFinding,
         watch_list: bool = True,
         page_limit: int = PAGE_LIMIT,
-        idle_timeout: float = _WATCH_IDLE_SECONDS,
-        initial_timeout: float = _INITIAL_EVENTS_SECONDS,
-        clock: Clock = time.monotonic,
-        sleep: Sleep = asyncio.sleep,
-        uniform: Uniform = random.uniform,
+        timing: Timing | None = None,
     ) -> None:
         self._transport = transport
         self._resource = resource
         self._status = status
-        self._on_bad_object = on_bad_object
+        self._on_finding = on_finding
         self._watch_list = watch_list
         self._page_limit = page_limit
-        self._idle_timeout = idle_timeout
-        self._initial_timeout = initial_timeout
-        self._clock = clock
-        self._sleep = sleep
-        self._uniform = uniform
+        self._timing = timing or Timing()
         self._name = resource.kind.__name__
         self._decoder = ObjectDecoder(resource.kind)
         self._kind = cast("type[KubeObject]", resource.kind)
         self._mirror = Mirror(self._kind)
-        self._backoff = server_backoff(uniform)
+        self._retries = Retries(self._timing)
         self._field_selector = resource.field_selector
         self._version = ""
         """Where to resume; empty means that a list is due."""
-        self._opened_at: float | None = None
-        self._forgotten_in_a_row = 0
+        self._resumed_in_vain = 0
 
     async def events(self) -> AsyncGenerator[SourceEvent, None]:
         """Upserts, then Synced once, then whatever changes."""
@@ -114,16 +100,14 @@ class ListWatch(Generic[T]):
                     async for event in attempt:
                         yield event
                 continue
-            except Gone as error:
-                pause = self._after_forgotten(error)
             except KubeError as error:
                 if self._is_absent(error):
                     for event in self._absent_events(error):
                         yield event
-                    pause = self._uniform(*_ABSENT_RECHECK_SECONDS)
+                    pause = self._retries.recheck(error)
                 else:
                     pause = self._after_failure(error)
-            await self._sleep(pause)
+            await self._timing.sleep(pause)
 
     async def _attempt(self) -> AsyncGenerator[SourceEvent, None]:
         """Lists if that is due, then watches until the server ends the watch."""
@@ -136,7 +120,7 @@ class ListWatch(Generic[T]):
                 if not _refuses_watch_list(error):
                     raise
                 self._watch_list = False
-                _log.info("%s: streamed lists are not available, using paged lists: %s", self._name, error)
+                _log.info("Streamed lists are not available; using paged lists", kind=self._name, err=error)
         if not self._version:
             async with aclosing(self._paged_list()) as pages:
                 async for event in pages:
@@ -149,13 +133,8 @@ class ListWatch(Generic[T]):
         limit, token = self._page_limit, ""
         seen: set[str] = set()
         while True:
-            params = self._selectors()
-            if limit:
-                params["limit"] = str(limit)
-            if token:
-                params["continue"] = token
             try:
-                response = await self._transport.request("GET", self._resource.path, params=params)
+                page = await self._page(limit, token)
             except Gone:
                 if not token:
                     raise
@@ -163,83 +142,106 @@ class ListWatch(Generic[T]):
                 limit, token = 0, ""
                 seen.clear()
                 continue
-            except KubeError as error:
-                if error.status != 400 or not self._field_selector or self._resource.field_selector_required:
+            except TooLarge:
+                if limit == 1:
                     raise
-                _log.info("%s: the server refuses field selector %s", self._name, self._field_selector)
-                self._field_selector = ""
+                limit = self._page_limit = max(1, (limit or self._page_limit) // 4)
+                token = ""
+                seen.clear()
                 continue
-            try:
-                page = self._decoder.page(response.body)
-            except msgspec.DecodeError as error:
-                raise KubeError(f"the list is not readable: {error}") from error
-            self._status.heard(self._clock())
-            for item in page.objects:
-                seen.add(item.metadata.key)
-                change = self._mirror.upsert(item)
-                if change is not None:
-                    yield change
-            for bad in page.bad:
-                seen.add(bad.key)
-                self._report(bad)
-            token = page.metadata.continue_token
+            if page is None:
+                continue
+            self._heard()
+            for event in self._page_events(page, seen):
+                yield event
+            previous, token = token, page.metadata.continue_token
             if not token:
                 break
+            if token == previous:
+                raise Unreadable("the list goes round in circles: the same continue token came twice")
         for event in self._complete(seen, page.metadata.resource_version):
             yield event
 
+    async def _page(self, limit: int, token: str) -> Page | None:
+        """One page of a list; None when it is to be asked for again, without a field selector."""
+        params = self._selectors()
+        if limit:
+            params["limit"] = str(limit)
+        if token:
+            params["continue"] = token
+        try:
+            response = await self._transport.request("GET", self._resource.path, params=params)
+        except KubeError as error:
+            if error.status != 400 or not self._field_selector or self._resource.field_selector_required:
+                raise
+            _log.info("The server refuses a field selector", kind=self._name, selector=self._field_selector)
+            self._field_selector = ""
+            return None
+        try:
+            return self._decoder.page(response.body)
+        except Unreadable as error:
+            raise Unreadable(f"the list is not readable: {error}") from error
+
+    def _page_events(self, page: Page, seen: set[str]) -> Iterator[SourceEvent]:
+        for item in page.objects:
+            seen.add(item.metadata.key)
+            self._accept(item.metadata.key)
+            change = self._mirror.upsert(item)
+            if change is not None:
+                yield change
+        for bad in page.bad:
+            seen.add(bad.key)
+            self._reject(bad)
+
     async def _initial_events(self) -> AsyncGenerator[SourceEvent, None]:
         """A list in the form of a watch: the server keeps no copy of it and neither do we."""
-        params = self._selectors() | {
-            "watch": "true",
-            "sendInitialEvents": "true",
-            "resourceVersionMatch": "NotOlderThan",
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(int(_WATCH_LASTS_SECONDS[1])),
-        }
+        params = self._watch_params() | {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         seen: set[str] = set()
-        splitter = LineSplitter()
-        path = self._resource.path
-        async with self._transport.stream(path, params=params, idle_timeout=self._initial_timeout) as chunks:
-            async for chunk in chunks:
-                for line in splitter.feed(chunk):
-                    event = self._event_from_line(line, seen)
-                    if event is _END:
-                        for final in self._complete(seen, self._version):
-                            yield final
-                        return
-                    if event is not None and not isinstance(event, _EndOfInitialEvents):
-                        yield event
+        async with aclosing(self._lines(params, self._timing.initial)) as lines:
+            async for line in lines:
+                event = self._event_from_line(line, seen)
+                if event is _END:
+                    for final in self._complete(seen, self._version):
+                        yield final
+                    return
+                if event is not None and not isinstance(event, _EndOfInitialEvents):
+                    yield event
         raise _ErrorEvent("the stream ended before its initial events did")
 
     async def _watch(self) -> AsyncGenerator[SourceEvent, None]:
-        params = self._selectors() | {
-            "watch": "true",
-            "resourceVersion": self._version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(int(self._uniform(*_WATCH_LASTS_SECONDS))),
-        }
-        splitter = LineSplitter()
-        path = self._resource.path
         heard = False
-        opened_at = self._clock()
+        began = self._timing.clock()
         try:
-            async with self._transport.stream(path, params=params, idle_timeout=self._idle_timeout) as chunks:
-                opened_at = self._opened_at = self._clock()
-                self._opened()
-                async for chunk in chunks:
-                    for line in splitter.feed(chunk):
-                        event = self._event_from_line(line, None)
-                        heard = True
-                        self._forgotten_in_a_row = 0
-                        if event is not None and not isinstance(event, _EndOfInitialEvents):
-                            yield event
+            params = self._watch_params() | {"resourceVersion": self._version}
+            async with aclosing(self._lines(params, self._timing.idle, on_open=self._opened)) as lines:
+                async for line in lines:
+                    event = self._event_from_line(line, None)
+                    heard = True
+                    if event is not None and not isinstance(event, _EndOfInitialEvents):
+                        yield event
         except Idle as error:
-            _log.debug("%s: %s; opening a new watch", self._name, error)
-        if not heard and self._clock() - opened_at < _TOO_SHORT_SECONDS:
+            _log.info("A watch fell silent; opening a new one", v=2, kind=self._name, err=error)
+        if not heard and self._timing.clock() - began < _TOO_SHORT_SECONDS:
             raise KubeError("the server closed the watch at once")
-        self._opened_at = None
-        self._backoff.reset()
+        self._retries.ended()
+
+    async def _lines(
+        self, params: dict[str, str], idle: float, on_open: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[bytes, None]:
+        """The lines of a watch. Raises Idle when none is completed for `idle` seconds, even while bytes trickle in."""
+        splitter = LineSplitter()
+        timing = self._timing
+        async with self._transport.stream(
+            self._resource.path, params=params, idle_timeout=idle, answer_timeout=timing.answer
+        ) as chunks:
+            on_open()
+            completed = timing.clock()
+            async for chunk in chunks:
+                for line in splitter.feed(chunk):
+                    completed = timing.clock()
+                    yield line
+                if timing.clock() - completed > idle:
+                    raise Idle(f"no complete line for {idle:.0f} s")
 
     def _event_from_line(
         self, line: bytes, seen: set[str] | None
@@ -251,17 +253,16 @@ class ListWatch(Generic[T]):
             event = decode_event(line)
             if event.type == "ERROR":
                 raise self._error_from(event)
-            self._status.heard(self._clock())
+            self._heard()
             if event.type == "BOOKMARK":
                 bookmark = decode_bookmark(event.object)
                 if seen is None or bookmark.ends_initial_events:
                     self._version = bookmark.metadata.resource_version or self._version
                 return _END if seen is not None and bookmark.ends_initial_events else None
-            result = self._decoder.object(event.object)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except Unreadable as error:
             self._version = ""
-            raise KubeError(f"unreadable line in the watch: {error}") from error
-        return self._object_event(event.type, result, seen)
+            raise Unreadable(f"unreadable line in the watch: {error}") from error
+        return self._object_event(event.type, self._decoder.object(event.object), seen)
 
     def _object_event(self, type_: str, result: T | BadObject, seen: set[str] | None) -> SourceEvent | None:
         if isinstance(result, BadObject):
@@ -274,18 +275,20 @@ class ListWatch(Generic[T]):
             seen.add(key)
         event: SourceEvent | None = None
         if type_ == "DELETED":
+            self._accept(key)
             event = self._mirror.delete(key)
         elif type_ not in ("ADDED", "MODIFIED"):
-            _log.warning("%s: unknown watch event type %r for %s is ignored", self._name, type_, key)
+            _log.warning("Ignored a watch event of unknown type", kind=self._name, type=type_, object=key)
         elif isinstance(result, BadObject):
-            self._report(result)
+            self._reject(result)
         else:
+            self._accept(key)
             event = self._mirror.upsert(result)
         self._status.objects = len(self._mirror)
         return event
 
     def _error_from(self, event: WatchEvent) -> KubeError:
-        status = status_of(event)
+        status = decode_status(event.object)
         message = f"ERROR event: {status.code} {status.message or status.reason}"
         self._version = ""
         if status.code == 410 or status.reason in ("Expired", "Gone"):
@@ -295,9 +298,13 @@ class ListWatch(Generic[T]):
     def _complete(self, seen: set[str], version: str) -> list[SourceEvent]:
         """What follows a complete list: deletions of what it no longer holds, and Synced after the first."""
         if not version:
-            raise KubeError("the list carries no resourceVersion")
+            raise Unreadable("the list carries no resourceVersion")
         events: list[SourceEvent] = list(self._mirror.delete_all_but(seen))
+        for key in self._status.rejected.keys() - seen:
+            self._accept(key)
         self._version = version
+        self._resumed_in_vain = 0
+        self._retries.listed()
         self._status.lists += 1
         self._status.objects = len(self._mirror)
         return events + self._synced_once()
@@ -309,35 +316,35 @@ class ListWatch(Generic[T]):
         return [Synced(self._kind)]
 
     def _opened(self) -> None:
-        if self._status.failures:
-            _log.info("%s: watching again after %d failures", self._name, self._status.failures)
-        self._status.heard(self._clock())
+        self._resumed_in_vain = 0
+        self._retries.opened()
+        self._heard()
 
-    def _after_forgotten(self, error: Gone) -> float:
-        """A relist is due at once; only a server that forgets again before saying anything is given time."""
-        self._version = ""
-        self._opened_at = None
-        self._forgotten_in_a_row += 1
-        _log.info("%s: %s; listing again", self._name, error)
-        if self._forgotten_in_a_row == 1:
-            return 0.0
-        self._status.failed(str(error))
-        return self._backoff.pause()
+    def _heard(self) -> None:
+        """The server answers; after trouble, that is worth a line."""
+        if self._status.failures:
+            _log.info("The API server answers again", kind=self._name, failures=self._status.failures)
+        elif self._status.absent:
+            _log.info("The API server now has this kind", kind=self._name)
+        self._status.heard(self._timing.clock())
 
     def _after_failure(self, error: KubeError) -> float:
-        if self._opened_at is not None and self._clock() - self._opened_at >= _STABLE_AFTER_SECONDS:
-            self._backoff.reset()
-        self._opened_at = None
+        """Notes a failure and what it says about the place to resume from; returns the seconds to wait."""
+        if isinstance(error, Gone):
+            self._version = ""
+        elif error.status and error.status not in _RESUMABLE:
+            # A refusal may be due to where we want to resume: a server restored from a backup does not know the place.
+            self._resumed_in_vain += 1
+            if error.status < 500 or self._resumed_in_vain >= _RESUMED_IN_VAIN_AT_MOST:
+                self._version = ""
+        pause = self._retries.pause(error, list_due=not self._version)
         self._status.failed(str(error))
-        pause = self._backoff.pause()
-        if isinstance(error, Throttled):
-            pause = max(pause, error.retry_after)
         _log.warning(
-            "%s: %s; next attempt in %.1f s, %d failed so far",
-            self._name,
-            error,
-            pause,
-            self._status.failures,
+            "Cannot follow the API server; trying again",
+            kind=self._name,
+            err=error,
+            after=f"{pause:.1f}s",
+            failures=self._status.failures,
         )
         return pause
 
@@ -348,19 +355,29 @@ class ListWatch(Generic[T]):
 
     def _absent_events(self, error: KubeError) -> list[SourceEvent]:
         if not self._status.absent:
-            _log.info("%s: treated as empty: %s", self._name, error)
+            _log.info("Treated as empty until the API server shows it", kind=self._name, err=error)
         self._version = ""
         self._status.absent = True
         self._status.connected = False
         self._status.last_error = str(error)
         events: list[SourceEvent] = list(self._mirror.delete_all_but(frozenset()))
         self._status.objects = 0
+        self._status.rejected.clear()
         return events + self._synced_once()
 
-    def _report(self, bad: BadObject) -> None:
-        self._status.bad_objects += 1
-        _log.warning("%s %s is left out: %s", self._name, bad.key, bad.error)
-        self._on_bad_object(self._name, bad.key, bad.error)
+    def _accept(self, key: str) -> None:
+        self._status.rejected.pop(key, None)
+
+    def _reject(self, bad: BadObject) -> None:
+        """Reports an object that cannot be decoded, once per version of its fault."""
+        rejection = Rejection(self._name, bad.key, "Undecodable", bad.error[:_LONGEST_REJECTION])
+        if self._status.rejected.get(bad.key) != rejection:
+            self._status.rejected[bad.key] = rejection
+            self._on_finding(rejection)
+
+    def _watch_params(self) -> dict[str, str]:
+        timeout = str(self._timing.watch_lasts())
+        return self._selectors() | {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": timeout}
 
     def _selectors(self) -> dict[str, str]:
         selectors = {}

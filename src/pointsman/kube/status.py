@@ -1,13 +1,19 @@
-"""How a watch is doing, for health, metrics and people."""
+"""How a source is doing, for health, metrics and people."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pointsman.model.findings import Finding, Rejection, Remark
+
+OnFinding = Callable[[Finding], None]
+"""Called once for everything new that a source finds wrong, or worth saying."""
 
 
 @dataclass(slots=True)
 class WatchStatus:
-    """Written by one list-watch, read by anyone. Times are those of the list-watch's clock (monotonic)."""
+    """Written by one list-watch (or the manifests), read by anyone. Times are those of its clock (monotonic)."""
 
     connected: bool = False
     synced: bool = False
@@ -24,7 +30,22 @@ class WatchStatus:
     lists: int = 0
     """Complete lists so far; more than one means that the server had forgotten our resourceVersion."""
     objects: int = 0
-    bad_objects: int = 0
+    rejected: dict[str, Rejection] = field(default_factory=dict)
+    """What cannot be used at this moment, each under a name of its own; mended objects are taken out again."""
+    unlisted: int = 0
+    """Further ones, too many to be told one by one."""
+    remarks: tuple[Remark, ...] = ()
+    """On objects that are used."""
+    passed_over: Mapping[str, int] = field(default_factory=dict)
+    """How many objects of which kinds a proxy has no use for."""
+
+    @property
+    def bad_objects(self) -> int:
+        return len(self.rejected) + self.unlisted
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return (*self.rejected.values(), *self.remarks)
 
     def heard(self, now: float) -> None:
         self.connected = True

@@ -10,25 +10,31 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import aiohttp
-import msgspec
 
 from pointsman import __version__
 from pointsman.errors import Gone, KubeError, Throttled, Unauthorized
 from pointsman.kube.access import Access
 from pointsman.kube.auth import Credentials
+from pointsman.kube.content_encoding import decoder_for
+from pointsman.kube.decode import decode_status
 from pointsman.kube.proxyenv import proxy_from_environment
 from pointsman.kube.ratelimit import Clock, RateLimit, Sleep
 
 _ERROR_BODY_LIMIT = 64 * 1024
+_LONGEST_DETAIL = 500
 _CONNECT_SECONDS = 15.0
-_DEFAULT_RETRY_AFTER_SECONDS = 1.0
+_WHOLE_ANSWER_SECONDS = 600.0
+_DEFAULT_RETRY_AFTER_SECONDS, _LONGEST_RETRY_AFTER_SECONDS = 1.0, 60.0
+STREAM_ANSWER_SECONDS = 30.0
+LARGEST_BODY = 128 * 1024 * 1024
+"""Uncompressed bytes of one answer. A page of 2,000 objects with 60 KiB each fits; for more, ask for smaller pages."""
 
 
 class Response(NamedTuple):
@@ -43,10 +49,21 @@ class Idle(KubeError):
     """An answer had begun, then gave no data for as long as was allowed; the peer may be gone."""
 
 
-class _Status(msgspec.Struct):
-    """metav1.Status, as far as a message needs it"""
+class TooLarge(KubeError):
+    """An answer is longer than anything an honest server sends in one piece; ask for less at a time."""
 
-    message: str = ""
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One request, and how long to wait: for the headers of its answer, and for any data after them."""
+
+    method: str
+    path: str
+    params: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes | None
+    idle: float
+    answer: float
 
 
 class Transport:
@@ -60,6 +77,7 @@ class Transport:
         burst: int = 10,
         environ: Mapping[str, str] | None = None,
         credentials: Credentials | None = None,
+        largest_body: int = LARGEST_BODY,
         on_answer: Callable[[str, int], None] = lambda _method, _status: None,
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
@@ -69,6 +87,7 @@ class Transport:
         environment = os.environ if environ is None else environ
         self._proxy = access.proxy_url or proxy_from_environment(access.server, environment)
         self._rate = RateLimit(qps, burst, clock=clock, sleep=sleep)
+        self._largest_body = largest_body
         self._on_answer = on_answer
         self._session: aiohttp.ClientSession | None = None
 
@@ -86,28 +105,49 @@ class Transport:
         content_type: str = "application/json",
         timeout: float = 60.0,  # noqa: ASYNC109  an idle timeout of the socket, not a deadline
     ) -> Response:
-        """The whole answer; raises a KubeError for statuses of 400 and above.
+        """The whole answer; raises a KubeError for every status but 2xx.
 
-        `timeout` bounds every single wait for data, not the whole transfer: a long list may take long.
+        `timeout` bounds every single wait for data; the whole transfer has minutes, because a long list may take long.
         """
         encoding = "identity" if self._access.disable_compression else "gzip"
         headers = {"Accept": "application/json", "Accept-Encoding": encoding}
         if body is not None:
             headers["Content-Type"] = content_type
-        async with self._exchange(method, path, params, headers, body, timeout) as response:
-            return Response(response.status, response.headers, await response.read())
+        call = _Call(method, path, params or {}, headers, body, idle=timeout, answer=timeout)
+        try:
+            async with asyncio.timeout(_WHOLE_ANSWER_SECONDS), self._exchange(call) as response:
+                pieces, length = [], 0
+                async for piece in self._pieces(call, response):
+                    length += len(piece)
+                    if length > self._largest_body:
+                        raise TooLarge(
+                            f"{self._what(call)}: the answer is longer than {self._largest_body >> 20} MiB"
+                        )
+                    pieces.append(piece)
+                return Response(response.status, response.headers, b"".join(pieces))
+        except TimeoutError as error:
+            raise KubeError(
+                f"{self._what(call)}: not complete after {_WHOLE_ANSWER_SECONDS:.0f} s"
+            ) from error
 
     @asynccontextmanager
     async def stream(
-        self, path: str, *, params: Mapping[str, str] | None = None, idle_timeout: float
+        self,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        idle_timeout: float,
+        answer_timeout: float = STREAM_ANSWER_SECONDS,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Opens a stream; the value is an iterator over its chunks that ends when the server ends it.
 
-        Raises Idle when nothing arrives for `idle_timeout` seconds.
+        Raises Idle when nothing arrives for `idle_timeout` seconds; the first sign, the headers, must come sooner,
+        within `answer_timeout`: a server sends them at once, however quiet the stream is afterwards.
         """
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
-        async with self._exchange("GET", path, params, headers, None, idle_timeout) as response:
-            yield response.content.iter_any()
+        call = _Call("GET", path, params or {}, headers, None, idle=idle_timeout, answer=answer_timeout)
+        async with self._exchange(call) as response, aclosing(self._pieces(call, response)) as pieces:
+            yield pieces
 
     async def close(self) -> None:
         if self._session is not None:
@@ -115,79 +155,99 @@ class Transport:
             self._session = None
 
     @asynccontextmanager
-    async def _exchange(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None,
-        headers: Mapping[str, str],
-        body: bytes | None,
-        idle: float,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        what = f"{method} {self._access.server}{path}"
-        answered = False
+    async def _exchange(self, call: _Call) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer of a server that did not refuse."""
+        what = self._what(call)
+        response = await self._answer(call)
         try:
-            response = await self._send(method, path, params, headers, body, idle)
             if response.status == 401 and self._credentials.forget():
                 response.release()
-                response = await self._send(method, path, params, headers, body, idle)
-            answered = True
-            try:
-                _notice_dead_peers(response)
-                if response.status >= 400:
-                    raise await _refusal(response, what)
-                yield response
-            finally:
-                # A half-read body cannot be reused; after a complete one the connection is back in the pool already.
-                response.close()
-        except TimeoutError as error:
-            if answered:
-                raise Idle(f"{what}: no data for {idle:.0f} s") from error
-            raise KubeError(f"{what}: no answer in time") from error
-        except (aiohttp.ClientError, OSError, ssl.SSLError) as error:
-            raise KubeError(f"{what}: {_reason(error)}") from error
+                response = await self._answer(call)
+            if not 200 <= response.status < 300:
+                raise _refusal(response, what, await self._error_body(call, response))
+            yield response
+        finally:
+            # A half-read body cannot be reused; after a complete one the connection is back in the pool already.
+            response.close()
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None,
-        headers: Mapping[str, str],
-        body: bytes | None,
-        idle: float,
-    ) -> aiohttp.ClientResponse:
+    async def _answer(self, call: _Call) -> aiohttp.ClientResponse:
+        """Sends the request and waits for the headers of the answer."""
         await self._rate.take()
         presented = await self._credentials.present()
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers={"User-Agent": f"pointsman/{__version__}"},
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),
-            )
-        response = await self._session.request(
-            method,
-            self._access.server + path,
-            params=params,
-            data=body,
-            headers=[*headers.items(), *presented.headers],
-            ssl=presented.tls if presented.tls is not None else True,
-            server_hostname=self._access.tls_server_name or None,
-            proxy=self._proxy or None,
-            allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS, sock_read=idle),
-        )
-        self._on_answer(method, response.status)
+        what = self._what(call)
+        with _translated(what, KubeError(f"{what}: no answer within {call.answer:.0f} s")):
+            if self._session is None:
+                self._session = aiohttp.ClientSession(
+                    headers={"User-Agent": f"pointsman/{__version__}"},
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    timeout=aiohttp.ClientTimeout(total=None),
+                    auto_decompress=False,
+                )
+            async with asyncio.timeout(call.answer):
+                response = await self._session.request(
+                    call.method,
+                    self._access.server + call.path,
+                    params=call.params,
+                    data=call.body,
+                    headers=[*call.headers.items(), *presented.headers],
+                    ssl=presented.tls if presented.tls is not None else True,
+                    server_hostname=self._access.tls_server_name or None,
+                    proxy=self._proxy or None,
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS, sock_read=call.idle),
+                )
+            _notice_dead_peers(response)
+        self._on_answer(call.method, response.status)
         return response
 
+    async def _pieces(self, call: _Call, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+        """The body, uncompressed, in pieces of bounded size as they arrive."""
+        what = self._what(call)
+        with _translated(what, Idle(f"{what}: no data for {call.idle:.0f} s")):
+            decoder = decoder_for(response.headers.get("Content-Encoding", ""))
+            async for chunk in response.content.iter_any():
+                for piece in decoder.feed(chunk):
+                    yield piece
+            decoder.finish()
 
-async def _refusal(response: aiohttp.ClientResponse, what: str) -> KubeError:
-    status = response.status
-    body = await response.content.read(_ERROR_BODY_LIMIT)
+    async def _error_body(self, call: _Call, response: aiohttp.ClientResponse) -> bytes:
+        """As much of it as a message needs; one that cannot be read says nothing."""
+        found = b""
+        try:
+            async for piece in self._pieces(call, response):
+                found += piece
+                if len(found) >= _ERROR_BODY_LIMIT:
+                    break
+        except KubeError:
+            return b""
+        return found[:_ERROR_BODY_LIMIT]
+
+    def _what(self, call: _Call) -> str:
+        return f"{call.method} {self._access.server}{call.path}"
+
+
+@contextmanager
+def _translated(what: str, late: KubeError) -> Iterator[None]:
+    """The border to the HTTP library: whatever it makes of what a server sends leaves as a KubeError."""
     try:
-        detail = msgspec.json.decode(body, type=_Status).message
-    except msgspec.DecodeError:
-        detail = ""
-    message = f"{what}: HTTP {status} {response.reason or ''}".rstrip() + (f": {detail}" if detail else "")
+        yield
+    except KubeError:
+        raise
+    except TimeoutError as error:
+        raise late from error
+    except Exception as error:
+        raise KubeError(f"{what}: {_one_line(_reason(error))}") from error
+
+
+def _one_line(words: str) -> str:
+    """Words of others: their layout means nothing in a message of ours, and neither does the end of a long tale."""
+    return " ".join(words.split())[:_LONGEST_DETAIL]
+
+
+def _refusal(response: aiohttp.ClientResponse, what: str, body: bytes) -> KubeError:
+    status, reason = response.status, _one_line(response.reason or "")
+    detail = _one_line(decode_status(body).message)
+    message = f"{what}: HTTP {status} {reason}".rstrip() + (f": {detail}" if detail else "")
     if status in (401, 403):
         return Unauthorized(message, status)
     if status == 410:
@@ -198,7 +258,9 @@ async def _refusal(response: aiohttp.ClientResponse, what: str) -> KubeError:
 
 
 def _retry_after(text: str) -> float:
-    return float(text) if text.isascii() and text.isdigit() else _DEFAULT_RETRY_AFTER_SECONDS
+    """Never longer than a minute: what the server does not know of us, we must not wait a day to tell it."""
+    asked = float(text) if text.isascii() and text.isdigit() else _DEFAULT_RETRY_AFTER_SECONDS
+    return min(asked, _LONGEST_RETRY_AFTER_SECONDS)
 
 
 def _reason(error: Exception) -> str:

@@ -7,6 +7,7 @@ is copied is immutable, and the explaining itself happens on another thread: wat
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ from pointsman.node.node_context import pod_ranges
 from pointsman.node.proxy import Proxy
 from pointsman.report.overview import Plans, ServicePage, service_page
 from pointsman.report.status import (
+    REJECTED_REPORTED,
     FamilyStatus,
     FamilyVerification,
     ReloadReport,
@@ -62,6 +64,8 @@ class Inspector:
                     bad_objects=status.bad_objects,
                     failures=status.failures_total,
                     last_error=status.last_error,
+                    rejected=tuple(itertools.islice(status.rejected.values(), REJECTED_REPORTED)),
+                    passed_over=dict(status.passed_over),
                 )
                 for kind, status in proxy.source.statuses.items()
             ),
@@ -105,6 +109,9 @@ class Inspector:
             live=True,
             families=tuple(views),
             remarks=self._proxy.remarks.all(),
+            findings=tuple(
+                finding for status in self._proxy.source.statuses.values() for finding in status.findings
+            ),
             waiting_for=self._proxy.gate.waiting_for,
         )
         return await asyncio.to_thread(explain, view, target, client)

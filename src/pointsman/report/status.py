@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from pointsman.backends.contract import Difference
+from pointsman.model.findings import Rejection
 from pointsman.printable import printable
 
 DIFFERENCES_SHOWN = 100
+REJECTED_SHOWN = 20
+REJECTED_REPORTED = 1000
 
 
 class SyncPoint(msgspec.Struct, frozen=True, rename="camel"):
@@ -54,8 +57,13 @@ class WatchReport(msgspec.Struct, frozen=True, rename="camel"):
     """Seconds since the source last said anything."""
     objects: int
     bad_objects: int
+    """Objects, and files, that cannot be used at this moment."""
     failures: int
     last_error: str
+    rejected: tuple[Rejection, ...] = ()
+    """The first of them, each with its reason."""
+    passed_over: dict[str, int] = {}
+    """Objects in manifests whose kinds a proxy has no use for."""
 
 
 class ReloadReport(msgspec.Struct, frozen=True, rename="camel"):
@@ -96,8 +104,12 @@ class StatusReport(msgspec.Struct, frozen=True, rename="camel"):
         found += [
             f"watch of {watch.kind}: {watch.last_error or 'not connected'}"
             for watch in self.watches
-            if not watch.connected
+            if not watch.connected and not watch.rejected
         ]
+        for watch in self.watches:
+            found += [f"not used: {rejection}" for rejection in watch.rejected[:REJECTED_SHOWN]]
+            if watch.bad_objects > REJECTED_SHOWN:
+                found.append(f"not used: {watch.bad_objects - REJECTED_SHOWN} more; see the log and -o json")
         if self.reload.error:
             found.append(f"the new configuration is not used: {self.reload.error}")
         return found
@@ -145,6 +157,10 @@ def status_text(status: StatusReport) -> str:
         rows = [["WATCH", "STATE", "LAST HEARD", "OBJECTS", "BAD", "FAILURES"]]
         rows += [_watch_row(watch) for watch in status.watches]
         lines += [*columns(rows), ""]
+    for watch in status.watches:
+        if watch.passed_over:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(watch.passed_over.items()))
+            lines.append(f"Passed over, of no use to a proxy: {kinds}")
     if status.reload.age is not None:
         state = "rejected" if status.reload.error else "in use"
         lines.append(f"Configuration read again {age_text(status.reload.age)} ago: {state}")

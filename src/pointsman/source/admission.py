@@ -32,19 +32,28 @@ _PROTOCOLS = ("TCP", "UDP", "SCTP")
 _SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 _POLICIES = ("Cluster", "Local")
 _MOST_ADDRESSES = 2
+_LONGEST_NAME = 253
 
 
-class Admission(msgspec.Struct, frozen=True):
-    """An object as an API server would store it, or None with the reasons it would be refused."""
+class Admitted(msgspec.Struct, frozen=True):
+    """An object as an API server would store it, and what a file could not give it; each starts with the field's path."""
 
-    object: KubeObject | None
-    problems: list[str]
-    """Each starts with the field's path. With an object present they are remarks, not refusals."""
+    object: KubeObject
+    remarks: list[str] = []
 
 
-def admission(item: KubeObject) -> Admission:
+class Refused(msgspec.Struct, frozen=True):
+    """Why an API server would not store an object; each reason starts with the field's path."""
+
+    reasons: list[str]
+
+
+def admit(item: KubeObject) -> Admitted | Refused:
+    """What an API server would make of this object."""
     if not item.metadata.name:
-        return Admission(None, ["metadata.name: required"])
+        return Refused(["metadata.name: required"])
+    if max(len(item.metadata.name), len(item.metadata.namespace)) > _LONGEST_NAME:
+        return Refused([f"metadata: name and namespace have at most {_LONGEST_NAME} characters"])
     match item:
         case Service():
             return _service(_with_namespace(item))
@@ -53,7 +62,7 @@ def admission(item: KubeObject) -> Admission:
         case ServiceCIDR():
             return _service_cidr(item)
         case Node():
-            return Admission(item, [])
+            return Admitted(item)
 
 
 _Namespaced = TypeVar("_Namespaced", Service, EndpointSlice)
@@ -65,14 +74,14 @@ def _with_namespace(item: _Namespaced) -> _Namespaced:
     return msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, namespace="default"))
 
 
-def _service(service: Service) -> Admission:
+def _service(service: Service) -> Admitted | Refused:
     spec = service.spec
     problems = _choice("spec.type", spec.type, _SERVICE_TYPES)
     problems += _choice("spec.sessionAffinity", spec.session_affinity, ("None", "ClientIP"))
     problems += _choice("spec.internalTrafficPolicy", spec.internal_traffic_policy or "Cluster", _POLICIES)
     problems += _choice("spec.externalTrafficPolicy", spec.external_traffic_policy or "Cluster", _POLICIES)
     if spec.type == "ExternalName":
-        return Admission(None if problems else service, problems)
+        return Refused(problems) if problems else Admitted(service)
     cluster_ips, families = _cluster_ips(spec, problems)
     ports = [_service_port(entry, index, problems) for index, entry in enumerate(spec.ports or ())]
     headless = cluster_ips == ["None"]
@@ -86,7 +95,7 @@ def _service(service: Service) -> Admission:
         )
     affinity = _affinity(spec, problems)
     if problems:
-        return Admission(None, problems)
+        return Refused(problems)
     defaulted = msgspec.structs.replace(
         spec,
         cluster_ip=cluster_ips[0],
@@ -97,7 +106,7 @@ def _service(service: Service) -> Admission:
         internal_traffic_policy=spec.internal_traffic_policy or "Cluster",
         external_traffic_policy=(spec.external_traffic_policy or "Cluster") if external else None,
     )
-    return Admission(msgspec.structs.replace(service, spec=defaulted), _unallocated(defaulted))
+    return Admitted(msgspec.structs.replace(service, spec=defaulted), _unallocated(defaulted))
 
 
 def _cluster_ips(spec: ServiceSpec, problems: list[str]) -> tuple[list[str], list[str]]:
@@ -184,7 +193,7 @@ def _unallocated(spec: ServiceSpec) -> list[str]:
     ]
 
 
-def _endpoint_slice(item: EndpointSlice) -> Admission:
+def _endpoint_slice(item: EndpointSlice) -> Admitted | Refused:
     problems = _choice("addressType", item.address_type, ("IPv4", "IPv6", "FQDN"))
     if not item.metadata.label(SERVICE_NAME_LABEL):
         problems.append(f"metadata.labels[{SERVICE_NAME_LABEL}]: required; it names the Service")
@@ -206,9 +215,7 @@ def _endpoint_slice(item: EndpointSlice) -> Admission:
             problems.append(f"ports[{index}].name: {port.name!r} is used twice")
         names.add(port.name or "")
         ports.append(port)
-    if problems:
-        return Admission(None, problems)
-    return Admission(msgspec.structs.replace(item, ports=ports), [])
+    return Refused(problems) if problems else Admitted(msgspec.structs.replace(item, ports=ports))
 
 
 def _endpoint_addresses(field: str, texts: Iterable[str], address_type: str) -> list[str]:
@@ -220,13 +227,13 @@ def _endpoint_addresses(field: str, texts: Iterable[str], address_type: str) -> 
     return problems
 
 
-def _service_cidr(item: ServiceCIDR) -> Admission:
+def _service_cidr(item: ServiceCIDR) -> Admitted | Refused:
     problems = [
         f"spec.cidrs[{index}]: {text!r} is not a CIDR"
         for index, text in enumerate(item.spec.cidrs or ())
         if cidr_from_text(text) is None
     ]
-    return Admission(None if problems else item, problems)
+    return Refused(problems) if problems else Admitted(item)
 
 
 def _choice(field: str, value: str, choices: tuple[str, ...]) -> list[str]:

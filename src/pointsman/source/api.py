@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from pointsman.kube.listwatch import BadObjectCallback, ListWatch
-from pointsman.kube.ratelimit import Clock, Sleep, Uniform
+from pointsman.kube.listwatch import ListWatch
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, Resource, own_node
-from pointsman.kube.status import WatchStatus
+from pointsman.kube.status import OnFinding, WatchStatus
+from pointsman.kube.timing import Timing
 from pointsman.kube.transport import Transport
 from pointsman.model.source_events import SourceEvent
 
@@ -32,11 +30,9 @@ class ApiSource:
         transport: Transport,
         *,
         node_name: str,
-        on_bad_object: BadObjectCallback = lambda _kind, _key, _error: None,
+        on_finding: OnFinding = lambda _finding: None,
         watch_list: bool = True,
-        clock: Clock = time.monotonic,
-        sleep: Sleep = asyncio.sleep,
-        uniform: Uniform = random.uniform,
+        timing: Timing | None = None,
     ) -> None:
         self._statuses: dict[str, WatchStatus] = {}
 
@@ -46,11 +42,9 @@ class ApiSource:
                 transport,
                 resource,
                 status=status,
-                on_bad_object=on_bad_object,
+                on_finding=on_finding,
                 watch_list=watch_list,
-                clock=clock,
-                sleep=sleep,
-                uniform=uniform,
+                timing=timing,
             )
 
         self._watches = [

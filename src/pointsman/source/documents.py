@@ -1,19 +1,31 @@
 """Manifest text to objects, pure: YAML or JSON, several documents, List kinds.
 
-Kinds a proxy has no use for are passed over in silence, so that a directory may hold a whole application.
-Every problem names the file, the document, the object and the field.
+Kinds a proxy has no use for are passed over and only counted, so that a directory may hold a whole application; one
+that looks like a misspelt kind of ours is rejected. Every problem names the file, the document, the object and the field.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from pointsman.kube.yamltext import YamlError, load_documents
+from pointsman.model.findings import DOCUMENT, FILE, Finding, Rejection, Remark
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
-from pointsman.source.admission import admission
+from pointsman.source.admission import Admitted, admit
+from pointsman.suggestions import similar
+from pointsman.yamltext import YamlError, load_documents
+
+LISTED_AT_MOST = 200
+"""Findings of one file that are told one by one; a file may hold a million mistakes."""
+_KINDS_COUNTED_AT_MOST = 50
+_LONGEST_NAME = 253
+"""What Kubernetes allows; admission refuses longer ones."""
+_LONGEST_MESSAGE = 500
+_LIKELY_TYPING_ERROR = 0.85
 
 _KINDS: dict[str, tuple[str, tuple[str, ...], type[KubeObject]]] = {
     "Service": ("", ("v1",), Service),
@@ -27,43 +39,52 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], type[KubeObject]]] = {
 }
 
 
-class Rejection(msgspec.Struct, frozen=True):
-    """Something in a file that is not used; `key` is empty when the whole document is meant."""
-
-    kind: str
-    key: str
-    message: str
-
-
-class Parsed(msgspec.Struct, frozen=True):
+@dataclass(slots=True)
+class Parsed:
     """What a file holds."""
 
-    objects: list[KubeObject]
-    rejections: list[Rejection]
-    remarks: list[Rejection]
+    objects: list[KubeObject] = field(default_factory=list)
+    rejections: list[Rejection] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
     """About objects that are used nevertheless."""
+    unlisted: int = 0
+    """Rejections beyond those that are told one by one."""
+    refused: set[tuple[str, str]] = field(default_factory=set)
+    """Kind and key of every object that was rejected, told or not."""
+    passed_over: Counter[str] = field(default_factory=Counter)
+    """Objects of kinds a proxy has no use for."""
     readable: bool = True
     """False when the text as a whole could not be read."""
 
+    def reject(self, rejection: Rejection) -> None:
+        if rejection.key:
+            self.refused.add((rejection.kind, rejection.key))
+        if len(self.rejections) < LISTED_AT_MOST:
+            message = rejection.message[:_LONGEST_MESSAGE]
+            self.rejections.append(msgspec.structs.replace(rejection, message=message))
+        else:
+            self.unlisted += 1
+
+    def remark(self, remark: Remark) -> None:
+        if len(self.remarks) < LISTED_AT_MOST:
+            self.remarks.append(remark)
+
     @property
-    def problems(self) -> list[str]:
-        return [entry.message for entry in (*self.rejections, *self.remarks)]
+    def findings(self) -> list[Finding]:
+        return [*self.rejections, *self.remarks]
 
 
-def objects_from_bytes(data: bytes, name: str) -> tuple[list[KubeObject], list[str]]:
-    """The usable objects, and a message for everything that is not; `name` is the file's, for the messages."""
-    parsed = parse(data, name)
-    return parsed.objects, parsed.problems
+def unreadable_file(name: str, message: str) -> Rejection:
+    return Rejection(FILE, name, "Unreadable", message, name)
 
 
 def parse(data: bytes, name: str) -> Parsed:
-    """Never raises: what cannot be read is in the result."""
-    parsed = Parsed([], [], [])
+    """Never raises: what cannot be read is in the result; `name` is the file's, for the messages."""
     try:
         documents = _documents(data)
     except YamlError as error:
-        message = f"{name}: {error}"
-        return Parsed([], [Rejection("File", name, message)], [], readable=False)
+        return Parsed(rejections=[unreadable_file(name, str(error))], readable=False)
+    parsed = Parsed()
     for where, document, listed_kind in _flattened(documents, name):
         _add(parsed, where, document, listed_kind)
     return parsed
@@ -95,36 +116,54 @@ def _flattened(documents: list[Any], name: str) -> Iterator[tuple[str, Any, str]
 
 def _add(parsed: Parsed, where: str, document: Any, listed_kind: str) -> None:
     if not isinstance(document, dict):
-        parsed.rejections.append(Rejection("Document", "", f"{where}: not a Kubernetes object (no mapping)"))
+        parsed.reject(Rejection(DOCUMENT, "", "Invalid", "not a Kubernetes object (no mapping)", where))
         return
     kind = document.get("kind") or listed_kind
     if not isinstance(kind, str) or not kind:
-        parsed.rejections.append(Rejection("Document", "", f"{where}: kind: required"))
+        parsed.reject(Rejection(DOCUMENT, "", "Invalid", "kind: required", where))
         return
+    kind = kind[:_LONGEST_NAME]
     if kind not in _KINDS:
+        _pass_over(parsed, where, kind)
         return
     group, versions, struct = _KINDS[kind]
     version = document.get("apiVersion") or (versions[0] if listed_kind else "")
     key = _key(document, namespaced=struct in (Service, EndpointSlice))
-    subject = f"{where}: {kind} {key or '(unnamed)'}"
     if version not in versions:
         if isinstance(version, str) and _group(version) != group and version:
-            return
-        expected = f"{subject}: apiVersion: {version!r}: use {versions[0]}"
-        parsed.rejections.append(Rejection(kind, key, expected))
+            _count(parsed, f"{version} {kind}")
+        else:
+            message = f"apiVersion: {version!r}: use {versions[0]}"
+            parsed.reject(Rejection(kind, key, "Invalid", message, where))
         return
     try:
         item: KubeObject = msgspec.convert(document, struct)
     except (msgspec.ValidationError, RecursionError) as error:
-        parsed.rejections.append(Rejection(kind, key, f"{subject}: {_field_first(str(error))}"))
+        parsed.reject(Rejection(kind, key, "Undecodable", _field_first(str(error)), where))
         return
-    admitted = admission(item)
-    entries = [Rejection(kind, key, f"{subject}: {problem}") for problem in admitted.problems]
-    if admitted.object is None:
-        parsed.rejections.extend(entries)
+    admission = admit(item)
+    if isinstance(admission, Admitted):
+        parsed.objects.append(admission.object)
+        for message in admission.remarks:
+            parsed.remark(Remark(kind, key, "NotAllocated", message, where))
     else:
-        parsed.objects.append(admitted.object)
-        parsed.remarks.extend(entries)
+        for message in admission.reasons:
+            parsed.reject(Rejection(kind, key, "Invalid", message, where))
+
+
+def _pass_over(parsed: Parsed, where: str, kind: str) -> None:
+    """Another kind is none of our business, unless it is one of ours, misspelt."""
+    close = similar(kind, _KINDS, likeness=_LIKELY_TYPING_ERROR)
+    if not close:
+        _count(parsed, kind)
+        return
+    message = f"kind: {kind!r} is unknown; did you mean {close[0]}?"
+    parsed.reject(Rejection(DOCUMENT, "", "UnknownKind", message, where))
+
+
+def _count(parsed: Parsed, kind: str) -> None:
+    if kind in parsed.passed_over or len(parsed.passed_over) < _KINDS_COUNTED_AT_MOST:
+        parsed.passed_over[kind] += 1
 
 
 def _group(api_version: str) -> str:
@@ -135,8 +174,9 @@ def _key(document: dict[Any, Any], *, namespaced: bool) -> str:
     metadata = document.get("metadata")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         return ""
-    name = metadata["name"]
-    return f"{metadata.get('namespace') or 'default'}/{name}" if namespaced else name
+    name = metadata["name"][:_LONGEST_NAME]
+    namespace = str(metadata.get("namespace") or "default")[:_LONGEST_NAME]
+    return f"{namespace}/{name}" if namespaced else name
 
 
 def _field_first(error: str) -> str:

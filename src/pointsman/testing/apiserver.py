@@ -17,7 +17,7 @@ import json
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from aiohttp import web
 
@@ -51,6 +51,10 @@ class Fault:
     body: bytes | None = None
     watch: bool | None = None
     """Only watches, only other requests, or both."""
+    raw: bytes | None = None
+    """The whole answer as it goes over the wire, headers included; the connection is closed after it."""
+    hold: bool = False
+    """Keep the connection open after the raw answer, and send nothing more."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,10 @@ class FakeApiServer:
         """Makes the continue tokens handed out so far too old."""
         self._pages.clear()
 
+    def answer_raw(self, answer: bytes, **rest: Any) -> None:
+        """The next `times` matching requests are answered with these bytes, which need not be HTTP at all."""
+        self._faults.append(Fault(0, raw=answer, **rest))
+
     def fail_next(self, status: int, **rest: Any) -> None:
         """The next `times` matching requests are answered with this status."""
         self._faults.append(Fault(status, **rest))
@@ -204,6 +212,8 @@ class FakeApiServer:
         seen = SeenRequest(request.method, request.path, dict(request.query), dict(request.headers), body)
         self.requests.append(seen)
         fault = self._fault_for(seen)
+        if fault is not None and fault.raw is not None:
+            await _send_raw_answer(request, fault.raw, hold=fault.hold)
         if fault is not None:
             headers = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
             data = json.dumps(_status(fault.status, "injected fault")).encode()
@@ -354,6 +364,16 @@ class FakeApiServer:
             "apiVersion": API_VERSIONS[kind],
             "metadata": {"resourceVersion": str(self.store.version), "creationTimestamp": None},
         }
+
+
+async def _send_raw_answer(request: web.Request, answer: bytes, *, hold: bool) -> NoReturn:
+    """Bypasses HTTP; ends by cancellation once the connection is closed."""
+    if request.transport is not None:
+        request.transport.write(answer)
+        if not hold:
+            request.transport.close()
+    await asyncio.Event().wait()
+    raise ConnectionResetError
 
 
 def _resource(path: str) -> tuple[str, str, str]:

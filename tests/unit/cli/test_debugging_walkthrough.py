@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.unit.cli.live_proxy import live_proxy
 
-from pointsman.source.manifests import load_objects
+from pointsman.source.manifest_files import load_objects
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "debugging.md"
 BLOCK = re.compile(r"^```console(?P<live> live)?\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)

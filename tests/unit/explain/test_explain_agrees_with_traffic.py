@@ -24,7 +24,7 @@ from pointsman.lab.probe import Kind
 from pointsman.lab.proxy import configuration
 from pointsman.model.addresses import Family, address_from_text
 from pointsman.model.service import Protocol
-from pointsman.source.documents import objects_from_bytes
+from pointsman.source.documents import parse
 
 
 @functools.cache
@@ -33,8 +33,8 @@ def view_of(setting_name: str, mode: str) -> View:
     items = [node_manifest("n1"), node_manifest("n2"), service_range_manifest()]
     for service in SERVICES.values():
         items += service.manifests()
-    objects, problems = objects_from_bytes(json.dumps({"kind": "List", "items": items}).encode(), "lab")
-    assert problems == []
+    parsed = parse(json.dumps({"kind": "List", "items": items}).encode(), "lab")
+    assert parsed.findings == []
     config = config_from_bytes(json.dumps(configuration(mode, **setting.configuration)).encode())
     addresses = {
         Family.IPV4: ("127.0.0.1", HOSTS["n1"].ipv4, BRIDGE["n1"][4]),
@@ -44,7 +44,7 @@ def view_of(setting_name: str, mode: str) -> View:
         family: [address for text in texts if (address := address_from_text(text)) is not None]
         for family, texts in addresses.items()
     }
-    return plan_objects(objects, with_mode(config, mode), local_addresses=local).view
+    return plan_objects(parsed.objects, with_mode(config, mode), local_addresses=local).view
 
 
 def judged() -> Iterator[object]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +54,55 @@ def test_token_file_that_vanishes_or_empties_keeps_the_last_token(tmp_path: Path
     assert headers(credentials) == {"Authorization": "Bearer first"}
     token.unlink()
     assert headers(credentials) == {"Authorization": "Bearer first"}
+
+
+UNUSABLE_TOKENS = {
+    "two lines": b"hunter\ntwo",
+    "a null byte": b"hunter\0two",
+    "no UTF-8": b"\xff\xfe",
+    "not ASCII": "t\u00f6ken".encode(),
+    "more than a token": b"Bearer hunter",
+    "a megabyte and more": b"x" * (2 << 20),
+}
+
+
+@pytest.mark.parametrize("content", UNUSABLE_TOKENS.values(), ids=UNUSABLE_TOKENS)
+def test_a_token_file_that_holds_no_token_is_named_and_the_last_token_kept(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = tmp_path / "token"
+    token.write_bytes(content)
+    credentials = Credentials(Access("http://x", "context 'c'", token_file=token))
+    with pytest.raises(KubeError, match=r"token file .*/token \(context 'c'\)") as caught:
+        headers(credentials)
+    assert "hunter" not in str(caught.value)
+    token.write_bytes(b"good")
+    assert headers(credentials) == {"Authorization": "Bearer good"}
+    token.write_bytes(content)
+    for _ in range(3):
+        assert headers(credentials) == {"Authorization": "Bearer good"}
+    assert len(caplog.records) == 1
+
+
+def test_a_token_file_that_is_a_pipe_or_a_device_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "token")
+    for path in (tmp_path / "token", Path("/dev/zero"), tmp_path):
+        with pytest.raises(KubeError, match="not a regular file"):
+            headers(Credentials(Access("http://x", "test", token_file=path)))
+
+
+def test_tls_material_that_is_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "client")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    materials: tuple[dict[str, Any], ...] = (
+        {"ca": pipe},
+        {"ca": certificate, "client_certificate": pipe, "client_key": key},
+        {"ca": certificate, "client_certificate": certificate, "client_key": pipe},
+    )
+    for material in materials:
+        with pytest.raises(KubeError, match="pipe: not a regular file"):
+            headers(Credentials(Access("https://x", "test", **material)))
 
 
 def test_token_file_that_never_existed_is_an_error_naming_it(tmp_path: Path) -> None:
@@ -233,9 +284,24 @@ def test_missing_plugin_is_reported_with_its_install_hint() -> None:
 
 
 @pytest.mark.parametrize(
+    "plugin",
+    [
+        ExecPlugin("true", V1, args=("a\0b",)),
+        ExecPlugin("true", V1, env=(("A", "b\0c"),)),
+        ExecPlugin("tr\0ue", V1),
+    ],
+)
+def test_a_plugin_that_no_process_can_be_made_of_is_reported(plugin: ExecPlugin) -> None:
+    with pytest.raises(KubeError, match="cannot be started"):
+        asyncio.run(run_plugin(plugin, Access("https://x", "test")))
+
+
+@pytest.mark.parametrize(
     ("output", "message"),
     [
         (b"secret", "printed no usable ExecCredential"),
+        (b'{"kind":"\xff secret"}', "printed no usable ExecCredential"),
+        (b'{"kind":%s' % (b"[" * 200_000), "printed no usable ExecCredential"),
         (b'{"kind":"Secret"}', "must print kind ExecCredential"),
         (
             b'{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1beta1"}',

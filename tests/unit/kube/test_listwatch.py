@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -15,7 +16,9 @@ from pointsman.kube.access import Access
 from pointsman.kube.listwatch import ListWatch
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, Resource, own_node
 from pointsman.kube.status import WatchStatus
-from pointsman.kube.transport import Transport
+from pointsman.kube.timing import Timing
+from pointsman.kube.transport import LARGEST_BODY, Transport
+from pointsman.model.findings import Finding
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.testing.apiserver import FakeApiServer
@@ -25,20 +28,28 @@ from pointsman.testing.kube_objects import endpoint_slice, node, service, servic
 class Follower:
     """A list-watch under test, with everything it reports."""
 
-    def __init__(self, server: FakeApiServer, resource: Resource[Any], **options: Any) -> None:
+    def __init__(
+        self,
+        server: FakeApiServer,
+        resource: Resource[Any],
+        *,
+        idle: float,
+        largest_body: int,
+        **options: Any,
+    ) -> None:
         self.status = WatchStatus()
         self.time = SkippingClock()
-        self.bad: list[tuple[str, str, str]] = []
+        self.bad: list[Finding] = []
         self.transport = Transport(
-            Access(server=server.url, origin="test"), qps=0, environ={}, credentials=None
+            Access(server=server.url, origin="test"), qps=0, environ={}, largest_body=largest_body
         )
-        settings: dict[str, Any] = {"clock": self.time.clock, "sleep": self.time.sleep, "uniform": _middle}
         self.watch: ListWatch[Any] = ListWatch(
             self.transport,
             resource,
             status=self.status,
-            on_bad_object=lambda *report: self.bad.append(report),
-            **(settings | options),
+            on_finding=self.bad.append,
+            timing=Timing(self.time.clock, self.time.sleep, _middle, idle=idle),
+            **options,
         )
         self.stream: AsyncGenerator[SourceEvent, None] = self.watch.events()
 
@@ -72,9 +83,14 @@ def text(event: SourceEvent) -> str:
 
 @asynccontextmanager
 async def following(
-    server: FakeApiServer, resource: Resource[Any] = SERVICES, **options: Any
+    server: FakeApiServer,
+    resource: Resource[Any] = SERVICES,
+    *,
+    idle: float = 180.0,
+    largest_body: int = LARGEST_BODY,
+    **options: Any,
 ) -> AsyncIterator[Follower]:
-    follower = Follower(server, resource, **options)
+    follower = Follower(server, resource, idle=idle, largest_body=largest_body, **options)
     try:
         async with aclosing(follower.stream):
             yield follower
@@ -86,6 +102,11 @@ async def eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110  the condition is about HTTP, which signals nothing
             await asyncio.sleep(0.005)
+
+
+async def given_up(reading: asyncio.Future[str]) -> None:
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
 
 
 both_ways = pytest.mark.parametrize("watch_list", [True, False], ids=["watchlist", "paged"])
@@ -200,7 +221,7 @@ async def test_gone_leads_to_a_relist_that_yields_only_differences(watch_list: b
             assert follower.status.objects == 3
 
 
-async def test_http_410_on_a_watch_also_leads_to_a_relist_without_a_pause() -> None:
+async def test_http_410_on_a_watch_also_leads_to_a_relist() -> None:
     async with FakeApiServer() as server:
         server.add(service("a"))
         server.fail_next(410, watch=True, path="services")
@@ -212,7 +233,7 @@ async def test_http_410_on_a_watch_also_leads_to_a_relist_without_a_pause() -> N
             server.add(service("b"))
             assert await reading == "+default/b@102"
             assert follower.status.lists == 2
-            assert follower.time.pauses == [0.0]
+            assert follower.time.pauses == pytest.approx([1.2])
 
 
 async def test_server_that_forgets_at_once_again_and_again_is_given_time() -> None:
@@ -224,12 +245,7 @@ async def test_server_that_forgets_at_once_again_and_again_is_given_time() -> No
             await eventually(lambda: server.watch_count() == 1)
             server.add(service("b"))
             assert await reading == "+default/b@101"
-            assert follower.time.pauses == [
-                0.0,
-                pytest.approx(1.2),
-                pytest.approx(2.4),
-                pytest.approx(4.8),
-            ]
+            assert follower.time.pauses == pytest.approx([1.2, 2.4, 4.8, 9.6])
 
 
 async def test_stream_broken_inside_an_object_is_resumed_without_loss_or_repetition() -> None:
@@ -364,23 +380,18 @@ async def test_refusals_are_visible_and_retried(status: int) -> None:
             assert f"HTTP {status}" in follower.status.last_error
 
 
-def test_silent_connection_is_replaced_by_a_new_watch() -> None:
-    async def scenario() -> None:
-        async with FakeApiServer() as server, following(server, idle_timeout=0.2) as follower:
-            await follower.until_synced()
-            reading = asyncio.ensure_future(follower.next_text())
+async def test_silent_connection_is_replaced_by_a_new_watch() -> None:
+    async with FakeApiServer() as server, following(server, idle=0.2) as follower:
+        await follower.until_synced()
+        reading = asyncio.ensure_future(follower.next_text())
 
-            def watches() -> int:
-                return sum(
-                    seen.is_watch and "sendInitialEvents" not in seen.query for seen in server.requests
-                )
+        def watches() -> int:
+            return sum(seen.is_watch and "sendInitialEvents" not in seen.query for seen in server.requests)
 
-            follower.time.now += 100
-            await eventually(lambda: watches() >= 2)
-            server.add(service("a"))
-            assert await reading == "+default/a@101"
-
-    asyncio.run(scenario())
+        follower.time.now += 100
+        await eventually(lambda: watches() >= 2)
+        server.add(service("a"))
+        assert await reading == "+default/a@101"
 
 
 async def test_bookmarks_move_the_place_to_resume_from() -> None:
@@ -425,12 +436,15 @@ async def test_undecodable_object_is_left_out_by_name_and_the_rest_kept(watch_li
         async with following(server) as follower:
             texts = [text(event) for event in await follower.until_synced()]
             assert texts == ["+default/a@101", "+default/c@103", "synced Service"]
-            assert [(kind, key) for kind, key, _ in follower.bad] == [("Service", "shop/bad")]
-            assert "ports[0].port" in follower.bad[0][2]
+            (bad,) = follower.bad
+            assert (bad.kind, bad.key, bad.reason) == ("Service", "shop/bad", "Undecodable")
+            assert "ports[0].port" in bad.message
+            assert follower.status.bad_objects == 1
             reading = asyncio.ensure_future(follower.next_text())
             await eventually(lambda: server.watch_count() == 1)
             server.update(service("bad", namespace="shop"))
             assert await reading == "+shop/bad@104"
+            assert follower.status.bad_objects == 0
 
 
 async def test_object_that_becomes_undecodable_keeps_its_last_good_version_until_deleted() -> None:
@@ -445,10 +459,11 @@ async def test_object_that_becomes_undecodable_keeps_its_last_good_version_until
             server.end_watches()
             await eventually(lambda: follower.status.lists == 2)
             assert not reading.done()
-            assert {key for _, key, _ in follower.bad} == {"default/a"}
+            assert [bad.key for bad in follower.bad] == ["default/a"]
             await eventually(lambda: server.watch_count() == 1)
             server.delete("Service", "default/a")
             assert await reading == "-default/a"
+            assert follower.status.bad_objects == 0
 
 
 async def test_selectors_leave_out_what_other_proxies_serve_and_what_is_headless() -> None:
@@ -540,3 +555,113 @@ async def test_endpoints_of_a_node_share_one_name() -> None:
                 for endpoint in event.object.endpoints or ()
             }
             assert len(names) == 1
+
+
+async def test_a_server_that_forgets_after_every_event_is_asked_for_few_lists() -> None:
+    """As kube-proxy: four lists more in the first 20 seconds, then one per half a minute or so."""
+    async with FakeApiServer() as server, following(server) as follower:
+        await follower.until_synced()
+        reading = asyncio.ensure_future(follower.next_text())
+        lists: list[tuple[float, int]] = []
+        for number in range(7):
+            await eventually(lambda: server.watch_count() == 1)
+            server.add(service(f"s{number}"))
+            assert await reading == f"+default/s{number}@{101 + number}"
+            reading = asyncio.ensure_future(follower.next_text())
+            server.send_error("Service", 410, "Expired", "too old resource version")
+            await eventually(lambda: follower.status.lists == number + 2)  # noqa: B023  awaited in this turn
+            lists.append((follower.time.now - 1000.0, follower.status.lists))
+        await given_up(reading)
+    assert [count for when, count in lists if when <= 20.0][-1] == 5
+    assert follower.time.pauses == pytest.approx([1.2, 2.4, 4.8, 9.6, 19.2, 30.0, 30.0])
+
+
+async def test_calm_makes_the_first_relist_quick_again() -> None:
+    async with FakeApiServer() as server, following(server) as follower:
+        await follower.until_synced()
+        reading = asyncio.ensure_future(follower.next_text())
+        for calm in (0.0, 0.0, 150.0):
+            await eventually(lambda: server.watch_count() == 1)
+            follower.time.now += calm
+            lists = follower.status.lists
+            server.send_error("Service", 410, "Expired", "too old resource version")
+            await eventually(lambda: follower.status.lists == lists + 1)  # noqa: B023  awaited in this turn
+        await given_up(reading)
+        assert follower.time.pauses == pytest.approx([1.2, 2.4, 1.2])
+
+
+@pytest.mark.parametrize("status", [400, 404, 414, 422])
+async def test_a_place_to_resume_from_that_the_server_refuses_is_given_up_at_once(status: int) -> None:
+    """A server restored from a backup, or one that handed out nonsense."""
+    async with FakeApiServer(watch_list=False) as server:
+        server.fail_next(status, watch=True, path="services")
+        async with following(server, watch_list=False) as follower:
+            await follower.until_synced()
+            reading = asyncio.ensure_future(follower.next_text())
+            await eventually(lambda: server.watch_count() == 1)
+            assert follower.status.lists == 2
+            server.add(service("a"))
+            assert await reading == "+default/a@101"
+
+
+async def test_a_server_that_cannot_resume_three_times_is_asked_for_a_list() -> None:
+    """ "Too large resource version" comes as a time-out, again and again."""
+    async with FakeApiServer(watch_list=False) as server:
+        server.fail_next(504, watch=True, path="services", times=3)
+        async with following(server, watch_list=False) as follower:
+            await follower.until_synced()
+            reading = asyncio.ensure_future(follower.next_text())
+            await eventually(lambda: server.watch_count() == 1)
+            assert follower.status.lists == 2
+            await given_up(reading)
+
+
+async def test_pages_too_large_to_take_are_asked_for_in_smaller_ones() -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        for number in range(9):
+            server.add(service(f"s{number}", externalName="x" * 1000))
+        async with following(server, watch_list=False, page_limit=8, largest_body=5000) as follower:
+            assert len(await follower.until_synced()) == 10
+            assert follower.status.failures_total == 0
+    assert {seen.query["limit"] for seen in server.requests if not seen.is_watch} == {"8", "2"}
+
+
+async def test_a_list_that_goes_round_in_circles_is_given_up() -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        circle = {"metadata": {"resourceVersion": "7", "continue": "again"}, "items": []}
+        server.fail_next(200, path="services", watch=False, times=2, body=json.dumps(circle).encode())
+        async with following(server, watch_list=False) as follower:
+            await follower.until_synced()
+            assert "in circles" in follower.status.last_error
+
+
+async def test_a_role_that_is_taken_and_given_back_is_noticed_within_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with FakeApiServer(watch_list=False) as server, following(server, watch_list=False) as follower:
+        await follower.until_synced()
+        reading = asyncio.ensure_future(follower.next_text())
+        await eventually(lambda: server.watch_count() == 1)
+        server.fail_next(403, path="services", times=30)
+        server.break_watches()
+        await eventually(lambda: follower.status.failures_total == 31 and server.watch_count() == 1)
+        assert max(follower.time.pauses) <= 10.0
+        server.add(service("a"))
+        assert await reading == "+default/a@101"
+    said = [entry for entry in caplog.records if entry.getMessage() == "The API server answers again"]
+    assert len(said) == 1
+
+
+async def test_an_optional_kind_that_was_hidden_is_looked_for_every_minute_and_its_return_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with FakeApiServer() as server:
+        server.add(service_cidr("kubernetes", "10.96.0.0/12"))
+        server.fail_next(403, path="servicecidrs", times=3)
+        async with following(server, SERVICE_CIDRS) as follower:
+            assert await follower.next() == Synced(ServiceCIDR)
+            assert await follower.next_text() == "+kubernetes@101"
+            assert follower.time.pauses == [45.0, 45.0, 45.0]
+    assert "The API server now has this kind" in caplog.text

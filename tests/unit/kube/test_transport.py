@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import gzip
 import logging
 import ssl
 import subprocess
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,16 +118,17 @@ async def test_refusal_with_a_body_that_is_no_status_still_says_the_code() -> No
             await get(Access(server.url, "test"))
 
 
-def test_nobody_listening_is_said_plainly() -> None:
+async def test_nobody_listening_is_said_plainly() -> None:
     with pytest.raises(KubeError, match=r"cannot connect to 127\.0\.0\.1:1: Connection refused") as caught:
-        asyncio.run(get(Access("http://127.0.0.1:1", "test")))
+        await get(Access("http://127.0.0.1:1", "test"))
     assert caught.value.status == 0
 
 
 async def test_redirects_are_not_followed_with_our_credentials() -> None:
     async with FakeApiServer() as server:
         server.fail_next(302)
-        assert (await get(Access(server.url, "test"))).status == 302
+        with pytest.raises(KubeError, match="HTTP 302 Found"):
+            await get(Access(server.url, "test"))
         assert len(server.requests) == 1
 
 
@@ -173,20 +175,17 @@ async def test_rotated_token_is_used_without_a_restart(tmp_path: Path) -> None:
         await transport.close()
 
 
-def test_refused_plugin_credentials_are_renewed_once() -> None:
-    async def scenario() -> None:
-        tokens = iter(("stale", "fresh", "unused"))
+async def test_refused_plugin_credentials_are_renewed_once() -> None:
+    tokens = iter(("stale", "fresh", "unused"))
 
-        async def plugin(*_: object) -> ExecCredential:
-            return ExecCredential(token=next(tokens))
+    async def plugin(*_: object) -> ExecCredential:
+        return ExecCredential(token=next(tokens))
 
-        async with FakeApiServer(token="fresh") as server:
-            access = Access(server.url, "test", exec_plugin=object())  # type: ignore[arg-type]
-            response = await get(access, credentials=Credentials(access, run=plugin))
-            assert response.status == 200
-            assert len(server.requests) == 2
-
-    asyncio.run(scenario())
+    async with FakeApiServer(token="fresh") as server:
+        access = Access(server.url, "test", exec_plugin=object())  # type: ignore[arg-type]
+        response = await get(access, credentials=Credentials(access, run=plugin))
+        assert response.status == 200
+        assert len(server.requests) == 2
 
 
 async def test_requests_go_through_the_proxy_and_its_password_never_shows() -> None:
@@ -224,14 +223,77 @@ async def test_stream_hands_over_chunks_and_notices_silence() -> None:
         await transport.close()
 
 
-def test_no_credential_is_logged_at_any_level(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
+async def test_no_credential_is_logged_at_any_level(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
         async with FakeApiServer(token="hunter2") as server:
             await get(Access(server.url, "test", token="hunter2"))
             with pytest.raises(Unauthorized) as caught:
                 await get(Access(server.url, "test", token="hunter3"))
             assert "hunter" not in str(caught.value)
-
-    with caplog.at_level(logging.DEBUG):
-        asyncio.run(scenario())
     assert "hunter" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "granted"), [("7", 7), ("86400", 60), ("9" * 400, 60), ("-1", 1), ("soon", 1)]
+)
+async def test_a_server_that_asks_for_time_gets_a_minute_at_most(asked: str, granted: float) -> None:
+    async with FakeApiServer() as server:
+        answer = f"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\nRetry-After: {asked}\r\n\r\n"
+        server.answer_raw(answer.encode())
+        with pytest.raises(Throttled) as caught:
+            await get(Access(server.url, "test"))
+        assert caught.value.retry_after == granted
+
+
+async def test_a_stream_that_is_accepted_and_never_answered_is_given_up_early() -> None:
+    async with FakeApiServer() as server:
+        server.answer_raw(b"", hold=True)
+        transport = Transport(Access(server.url, "test"), environ={})
+        with pytest.raises(KubeError, match="no answer within 0 s"):
+            async with transport.stream(PATH, idle_timeout=300, answer_timeout=0.2):
+                pytest.fail("there was no answer")
+        await transport.close()
+
+
+@pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])
+async def test_a_compressed_answer_takes_no_more_memory_than_is_allowed(status: str) -> None:
+    bomb = gzip.compress(bytes(100 << 20))
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(bomb)}\r\nContent-Encoding: gzip\r\n\r\n"
+    async with FakeApiServer() as server:
+        server.answer_raw(head.encode() + bomb)
+        transport = Transport(Access(server.url, "test"), environ={}, largest_body=1 << 20)
+        tracemalloc.start()
+        try:
+            with pytest.raises(KubeError, match=r"longer than 1 MiB|HTTP 500"):
+                await transport.request("GET", PATH)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            await transport.close()
+    assert peak < 8 << 20
+
+
+async def test_gzip_in_several_members_is_one_answer() -> None:
+    body = gzip.compress(b'{"a":') + gzip.compress(b"1" * 700_000) + gzip.compress(b"}")
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nContent-Encoding: gzip\r\n\r\n"
+    async with FakeApiServer() as server:
+        server.answer_raw(head.encode() + body)
+        assert (await get(Access(server.url, "test"))).body == b'{"a":' + b"1" * 700_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        {"token": "one\ntwo"},
+        {"impersonation": (("Impersonate-User", "joe\r\nX-Forged: yes"),)},
+        {"impersonation": (("Impersonate-User", "joe\ud800"),)},
+    ],
+    ids=["token", "impersonation", "no Unicode"],
+)
+async def test_a_credential_that_no_header_can_hold_is_named_and_not_shown(access: dict[str, Any]) -> None:
+    async with FakeApiServer() as server:
+        with pytest.raises(KubeError, match=r"\(test\): holds a character that no header may hold") as caught:
+            await get(Access(server.url, "test", **access))
+        assert "joe" not in str(caught.value)
+        assert "two" not in str(caught.value)
+        assert server.requests == []

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from pointsman.model.objects import EndpointSlice, KubeObject, Service
-from pointsman.source.documents import objects_from_bytes
+from pointsman.source.documents import parse
 from pointsman.testing.kube_objects import endpoint_slice, service, service_cidr
 
 
 def load(document: dict[str, Any]) -> tuple[list[KubeObject], list[str]]:
-    return objects_from_bytes(json.dumps(document).encode(), "f.json")
+    parsed = parse(json.dumps(document).encode(), "f.json")
+    return parsed.objects, [str(finding) for finding in parsed.findings]
 
 
 def loaded_service(document: dict[str, Any]) -> Service:

@@ -10,7 +10,9 @@ import pytest
 from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.access import Access
+from pointsman.kube.timing import Timing
 from pointsman.kube.transport import Transport
+from pointsman.model.findings import Finding
 from pointsman.model.objects import KubeObject
 from pointsman.model.source_events import SourceEvent, Synced, Upsert
 from pointsman.source.api import ApiSource
@@ -63,7 +65,7 @@ async def test_one_kind_in_trouble_does_not_hold_up_the_others() -> None:
         server.fail_next(500, path="endpointslices", times=5)
         server.add(service("a"))
         server.add(endpoint_slice("a-1", "10.1.0.1"))
-        transport, source = source_for(server, clock=time.clock, sleep=time.sleep)
+        transport, source = source_for(server, timing=Timing(time.clock, time.sleep))
         async with aclosing(source.events()) as stream:
             await until_all_synced(stream)
             assert source.statuses["EndpointSlice"].failures_total >= 4
@@ -72,14 +74,14 @@ async def test_one_kind_in_trouble_does_not_hold_up_the_others() -> None:
 
 
 async def test_bad_objects_are_reported_with_their_kind() -> None:
-    bad: list[tuple[str, str, str]] = []
+    bad: list[Finding] = []
     async with FakeApiServer() as server:
         server.add(service("broken", clusterIP=5))
-        transport, source = source_for(server, on_bad_object=lambda *report: bad.append(report))
+        transport, source = source_for(server, on_finding=bad.append)
         async with aclosing(source.events()) as stream:
             await until_all_synced(stream)
         await transport.close()
-    assert [entry[:2] for entry in bad] == [("Service", "default/broken")]
+    assert [(entry.kind, entry.key) for entry in bad] == [("Service", "default/broken")]
 
 
 async def test_close_ends_the_iteration_and_every_watch() -> None:
@@ -103,7 +105,7 @@ async def test_fault_of_our_own_reaches_the_consumer() -> None:
 
     async with FakeApiServer() as server:
         server.add(service("broken", clusterIP=5))
-        transport, source = source_for(server, on_bad_object=report)
+        transport, source = source_for(server, on_finding=report)
         with pytest.raises(ZeroDivisionError):
             await until_all_synced(source.events())
         await transport.close()

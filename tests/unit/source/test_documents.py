@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.model.objects import Service
-from pointsman.source.documents import objects_from_bytes
+from pointsman.model.objects import KubeObject, Service
+from pointsman.source.documents import parse
 from pointsman.testing.kube_objects import endpoint_slice, node, service, service_cidr
+
+
+def objects_and_problems(data: bytes, name: str) -> tuple[list[KubeObject], list[str]]:
+    parsed = parse(data, name)
+    return parsed.objects, [str(finding) for finding in parsed.findings]
+
 
 YAML = b"""\
 # a whole application
@@ -44,7 +50,7 @@ endpoints:
 
 
 def test_several_yaml_documents_with_unrelated_kinds_between() -> None:
-    objects, problems = objects_from_bytes(YAML, "app.yaml")
+    objects, problems = objects_and_problems(YAML, "app.yaml")
     assert problems == []
     assert [item.metadata.key for item in objects] == ["shop/web", "shop/web-1"]
     assert objects[0].metadata.creation_timestamp == "2026-11-15T18:31:30Z"
@@ -57,7 +63,7 @@ def test_lists_are_flattened_and_may_leave_out_the_kind_of_their_items(kind: str
         for item in items:
             del item["kind"], item["apiVersion"]
     document = {"apiVersion": "v1", "kind": kind, "items": items}
-    objects, problems = objects_from_bytes(json.dumps(document).encode(), "all.json")
+    objects, problems = objects_and_problems(json.dumps(document).encode(), "all.json")
     assert problems == []
     assert [item.metadata.name for item in objects] == ["a", "b"]
 
@@ -69,14 +75,16 @@ def test_all_four_kinds() -> None:
         service("web"),
         endpoint_slice("web-1", "10.1.0.1"),
     ]
-    objects, problems = objects_from_bytes(json.dumps({"kind": "List", "items": items}).encode(), "all.json")
+    objects, problems = objects_and_problems(
+        json.dumps({"kind": "List", "items": items}).encode(), "all.json"
+    )
     assert problems == []
     assert [type(item).__name__ for item in objects] == ["Node", "ServiceCIDR", "Service", "EndpointSlice"]
 
 
 def test_several_json_documents_one_after_the_other() -> None:
     data = "\n---\n".join(json.dumps(service(name)) for name in "ab")
-    assert len(objects_from_bytes(data.encode(), "two.json")[0]) == 2
+    assert len(objects_and_problems(data.encode(), "two.json")[0]) == 2
 
 
 def test_problems_name_file_document_item_object_and_field() -> None:
@@ -84,7 +92,7 @@ def test_problems_name_file_document_item_object_and_field() -> None:
         json.dumps(service("a")),
         json.dumps({"kind": "List", "items": [service("b"), service("c", "nonsense")]}),
     )
-    objects, problems = objects_from_bytes(f"{good}\n---\n{bad}".encode(), "two.yaml")
+    objects, problems = objects_and_problems(f"{good}\n---\n{bad}".encode(), "two.yaml")
     assert [item.metadata.name for item in objects] == ["a", "b"]
     where = "two.yaml: document 2: items[1]: Service default/c"
     assert problems == [f"{where}: spec.clusterIPs[0]: 'nonsense' is not an IP address"]
@@ -125,24 +133,24 @@ def test_problems_name_file_document_item_object_and_field() -> None:
     ],
 )
 def test_unusable_text_is_reported(data: bytes, message: str) -> None:
-    objects, problems = objects_from_bytes(data, "f")
+    objects, problems = objects_and_problems(data, "f")
     assert objects == []
     assert message in problems[0]
 
 
 def test_service_of_another_api_group_is_none_of_our_business() -> None:
     data = b"kind: Service\napiVersion: serving.knative.dev/v1\nmetadata: {name: x}"
-    assert objects_from_bytes(data, "f") == ([], [])
+    assert objects_and_problems(data, "f") == ([], [])
 
 
 @pytest.mark.parametrize("data", [b"", b"---\n---\n", b"# nothing\n", b"kind: List\nitems:\n"])
 def test_emptiness_is_fine(data: bytes) -> None:
-    assert objects_from_bytes(data, "f") == ([], [])
+    assert objects_and_problems(data, "f") == ([], [])
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_can_crash_it(data: bytes) -> None:
-    objects, problems = objects_from_bytes(data, "f")
+    objects, problems = objects_and_problems(data, "f")
     assert all(problem.startswith("f") for problem in problems)
     assert objects == []
 
@@ -158,6 +166,6 @@ _json = st.recursive(
 def test_no_content_of_a_field_can_crash_it(field: str, value: object) -> None:
     document = service("web")
     document[field] = value
-    objects, problems = objects_from_bytes(json.dumps(document).encode(), "f")
+    objects, problems = objects_and_problems(json.dumps(document).encode(), "f")
     assert bool(objects) or bool(problems)
     assert all(isinstance(item, Service) for item in objects)

@@ -1,0 +1,39 @@
+"""Work that may take long, or for ever, and must not hold up the event loop nor the end of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_daemon_thread(work: Callable[[], T]) -> T:
+    """The result of `work`, done on a thread of its own.
+
+    asyncio.to_thread would do, but for the end: a process waits for its threads, and a read from a file system that no
+    longer answers never comes back. Nobody waits for a daemon thread; SIGTERM works whatever it is stuck in.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[], None]) -> None:
+        if not done.done():
+            set_outcome()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001  raised where the result is awaited
+            outcome = error
+            set_outcome: Callable[[], None] = lambda: done.set_exception(outcome)  # noqa: E731
+        else:
+            set_outcome = lambda: done.set_result(result)  # noqa: E731
+        with suppress(RuntimeError):  # the loop has ended, and with it all interest in the result
+            loop.call_soon_threadsafe(settle, set_outcome)
+
+    threading.Thread(target=run, daemon=True, name="manifests").start()
+    return await done

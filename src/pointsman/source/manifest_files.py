@@ -1,0 +1,184 @@
+"""What the manifests below a path hold right now, with memory of what was good. Blocking; knows no event loop.
+
+A file that cannot be read or parsed keeps its last good content, and so does a single object that became invalid: the
+API server would have refused the change, too. Of the same object in two files the first by file name counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pointsman.files import Signature, read_file, signature_of
+from pointsman.model.findings import Finding, Rejection, Remark
+from pointsman.model.objects import KubeObject, Node
+from pointsman.model.source_events import Delete, SourceEvent, Upsert
+from pointsman.source.documents import LISTED_AT_MOST, Parsed, parse, unreadable_file
+
+LARGEST_FILE = 64 * 1024 * 1024
+"""Tens of thousands of objects; more can be spread over several files."""
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+Identity = tuple[type[KubeObject], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The outcome of one look at the files."""
+
+    found: bool
+    """The path exists and can be looked into."""
+    changes: tuple[SourceEvent, ...]
+    """What differs from the reading before."""
+    objects: int
+    rejections: tuple[Rejection, ...]
+    """Everything that cannot be used now, not only what is new."""
+    remarks: tuple[Remark, ...]
+    unlisted: int
+    passed_over: Mapping[str, int]
+
+
+def load_objects(path: Path) -> tuple[list[KubeObject], list[Finding]]:
+    """Everything usable below a path, once, and what is wrong or odd. Never raises."""
+    manifests = ManifestFiles(path)
+    reading = manifests.read()
+    objects = [change.object for change in reading.changes if isinstance(change, Upsert)]
+    return objects, [*reading.rejections, *reading.remarks]
+
+
+@dataclass(slots=True)
+class _File:
+    """One file as last read; the objects are those of its last good version."""
+
+    signature: Signature | None = None
+    parsed: Parsed = field(default_factory=Parsed)
+    objects: dict[Identity, KubeObject] = field(default_factory=dict)
+
+
+class ManifestFiles:
+    """A file, or the manifests directly inside a directory. With a node name, other Nodes are left out."""
+
+    def __init__(self, path: Path, node_name: str = "") -> None:
+        self._path = path
+        self._node_name = node_name
+        self._files: dict[Path, _File] = {}
+        self._delivered: dict[Identity, KubeObject] = {}
+
+    def read(self) -> Reading:
+        """Reads what changed since the last time."""
+        try:
+            paths = _manifest_files(self._path)
+        except OSError as error:
+            return self._reading((_cannot_be_read(str(self._path), error),), {}, found=False)
+        for path in set(self._files) - set(paths):
+            del self._files[path]
+        for path in paths:
+            self._update(path, self._files.setdefault(path, _File()))
+        merged, duplicates = self._merged(paths)
+        return self._reading(duplicates, merged, found=True)
+
+    def _reading(
+        self, rejections: Iterable[Rejection], objects: Mapping[Identity, KubeObject], *, found: bool
+    ) -> Reading:
+        """With an unreadable path everything stays as it was: a mount may bring it back."""
+        files = [file.parsed for file in self._files.values()]
+        passed_over: Counter[str] = Counter()
+        for parsed in files:
+            passed_over.update(parsed.passed_over)
+        return Reading(
+            found=found,
+            changes=tuple(self._differences(objects)) if found else (),
+            objects=len(self._delivered),
+            rejections=(*rejections, *(entry for parsed in files for entry in parsed.rejections)),
+            remarks=tuple(entry for parsed in files for entry in parsed.remarks),
+            unlisted=sum(parsed.unlisted for parsed in files),
+            passed_over=dict(passed_over),
+        )
+
+    def _update(self, path: Path, file: _File) -> None:
+        """Brings one file up to date."""
+        name = self._name(path)
+        try:
+            signature = signature_of(path.stat())
+            if signature == file.signature:
+                return
+            parsed = parse(read_file(path, LARGEST_FILE), name)
+        except OSError as error:
+            file.signature = None
+            file.parsed = Parsed(rejections=[_cannot_be_read(name, error)], readable=False)
+            return
+        file.signature, file.parsed = signature, parsed
+        if parsed.readable:
+            file.objects = _with_last_good(file.objects, parsed, name)
+
+    def _merged(self, paths: Iterable[Path]) -> tuple[dict[Identity, KubeObject], list[Rejection]]:
+        merged: dict[Identity, KubeObject] = {}
+        owners: dict[Identity, Path] = {}
+        duplicates: list[Rejection] = []
+        for path in paths:
+            for identity, item in self._files[path].objects.items():
+                owner = owners.setdefault(identity, path)
+                if owner == path:
+                    merged[identity] = item
+                elif len(duplicates) < LISTED_AT_MOST:
+                    message = f"already in {self._name(owner)}, which counts"
+                    duplicates.append(_duplicate(identity, message, self._name(path)))
+        return merged, duplicates
+
+    def _differences(self, objects: Mapping[Identity, KubeObject]) -> list[SourceEvent]:
+        wanted = {
+            identity: item
+            for identity, item in objects.items()
+            if not (isinstance(item, Node) and self._node_name and item.metadata.name != self._node_name)
+        }
+        events: list[SourceEvent] = [
+            Delete(kind, key) for kind, key in self._delivered if (kind, key) not in wanted
+        ]
+        events += [Upsert(item) for identity, item in wanted.items() if self._delivered.get(identity) != item]
+        self._delivered = wanted
+        return events
+
+    def _name(self, path: Path) -> str:
+        return path.name if path != self._path else str(path)
+
+
+def _with_last_good(
+    before: Mapping[Identity, KubeObject], parsed: Parsed, name: str
+) -> dict[Identity, KubeObject]:
+    """The objects of a file that could be read, and the earlier version of those that it spoils."""
+    objects: dict[Identity, KubeObject] = {}
+    twice: set[Identity] = set()
+    for item in parsed.objects:
+        identity = (type(item), item.metadata.key)
+        if identity not in objects:
+            objects[identity] = item
+        elif identity not in twice:
+            twice.add(identity)
+            parsed.reject(_duplicate(identity, "twice in one file; the first counts", name))
+    for identity, item in before.items():
+        if (identity[0].__name__, identity[1]) in parsed.refused:
+            objects.setdefault(identity, item)
+    return objects
+
+
+def _duplicate(identity: Identity, message: str, place: str) -> Rejection:
+    return Rejection(identity[0].__name__, identity[1], "Duplicate", message, place)
+
+
+def _manifest_files(path: Path) -> list[Path]:
+    """The file itself, or the manifests directly inside a directory, sorted; hidden and editors' files left out."""
+    if not path.is_dir():
+        path.stat()
+        return [path]
+    names = sorted(entry.name for entry in path.iterdir())
+    return [
+        path / name
+        for name in names
+        if name.endswith(_SUFFIXES) and not name.startswith((".", "#", "~")) and not (path / name).is_dir()
+    ]
+
+
+def _cannot_be_read(name: str, error: OSError) -> Rejection:
+    return unreadable_file(name, f"cannot be read: {error.strerror or error}")

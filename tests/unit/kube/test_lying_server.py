@@ -1,0 +1,225 @@
+"""A server that lies in every form: nothing of it leaves the client untyped, and the truth arrives afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.fake.skipping_clock import SkippingClock
+from tests.unit.kube.lies import LIES, Lie, chunked, http, listing
+
+from pointsman.errors import KubeError
+from pointsman.kube.access import Access
+from pointsman.kube.timing import Timing
+from pointsman.kube.transport import Transport
+from pointsman.model.objects import Service
+from pointsman.model.source_events import Delete, SourceEvent, Upsert
+from pointsman.source.api import ApiSource
+from pointsman.testing.apiserver import FakeApiServer
+from pointsman.testing.kube_objects import endpoint_slice, node, service
+
+PATH = "/api/v1/services"
+LONGEST_PAUSE = 60.0
+
+
+class Consumer:
+    """Everything the source says, kept like a proxy would keep it."""
+
+    def __init__(self, server: FakeApiServer, *, watch_list: bool, patience: float) -> None:
+        self.time = SkippingClock()
+        self.services: set[str] = set()
+        self.transport = Transport(Access(server.url, "test"), qps=0, environ={})
+        self.source = ApiSource(
+            self.transport,
+            node_name="n1",
+            watch_list=watch_list,
+            timing=Timing(self.time.clock, self.time.sleep, idle=patience, initial=patience, answer=patience),
+        )
+
+    async def run(self) -> None:
+        async for event in self.source.events():
+            self._take(event)
+
+    def _take(self, event: SourceEvent) -> None:
+        match event:
+            case Upsert(object=Service() as item):
+                self.services.add(item.metadata.key)
+            case Delete(kind=kind, key=key) if kind is Service:
+                self.services.discard(key)
+
+
+@contextlib.asynccontextmanager
+async def consuming(
+    server: FakeApiServer, *, watch_list: bool, patience: float = 30.0
+) -> AsyncIterator[Consumer]:
+    """Raises whatever the source raises."""
+    consumer = Consumer(server, watch_list=watch_list, patience=patience)
+    running = asyncio.create_task(consumer.run())
+    try:
+        yield consumer
+        if running.done():
+            running.result()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await consumer.transport.close()
+
+
+async def until(consumer: Consumer, *names: str) -> None:
+    wanted = {f"default/{name}" for name in names}
+    async with asyncio.timeout(60):
+        while not wanted <= consumer.services:  # noqa: ASYNC110  HTTP signals nothing
+            await asyncio.sleep(0.01)
+
+
+async def all_watched(server: FakeApiServer) -> None:
+    async with asyncio.timeout(60):
+        while server.watch_count() < 4:  # noqa: ASYNC110  HTTP signals nothing
+            await asyncio.sleep(0.01)
+
+
+def told_to_wait(lie: Lie) -> bool:
+    return b"Retry-After: 9" in lie.answer or b"Retry-After: 8" in lie.answer
+
+
+@pytest.mark.parametrize("watch_list", [True, False], ids=["watchlist", "paged"])
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
+async def test_what_is_true_arrives_after_a_lie(lie: Lie, watch_list: bool) -> None:
+    async with FakeApiServer(watch_list=watch_list) as server:
+        server.add(node("n1"))
+        server.add(service("before"))
+        server.add(endpoint_slice("before-1", "10.1.0.1"))
+        patience = 0.3 if lie.hold else 30.0
+        async with consuming(server, watch_list=watch_list, patience=patience) as consumer:
+            await until(consumer, "before")
+            await all_watched(server)
+            server.answer_raw(lie.answer, path="services", times=3, watch=lie.watch or None, hold=lie.hold)
+            if not lie.watch:
+                server.compact()
+            server.break_watches("Service")
+            server.add(service("after"))
+            await until(consumer, "before", "after")
+            statuses = consumer.source.statuses
+            if not lie.hold:
+                assert statuses["EndpointSlice"].failures_total == 0
+            assert max(consumer.time.pauses, default=0.0) <= LONGEST_PAUSE
+            if told_to_wait(lie):
+                assert statuses["Service"].failures_total >= 1
+
+
+async def _asked(answer: bytes, *, stream: bool) -> None:
+    """One exchange; whatever is not a KubeError escapes."""
+    async with FakeApiServer() as server:
+        server.answer_raw(answer, times=2)
+        transport = Transport(Access(server.url, "test"), qps=0, environ={})
+        try:
+            if stream:
+                async with transport.stream(PATH, idle_timeout=5, answer_timeout=5) as chunks:
+                    async for _ in chunks:
+                        pass
+            else:
+                await transport.request("GET", PATH, timeout=5)
+        except KubeError as error:
+            assert "\n" not in str(error)  # noqa: PT017  only what is raised matters here
+        finally:
+            await transport.close()
+
+
+FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@FUZZ
+@given(st.binary(max_size=300), st.booleans())
+def test_any_bytes_instead_of_http(answer: bytes, stream: bool) -> None:
+    asyncio.run(_asked(answer, stream=stream))
+
+
+_TOKEN = st.text(st.characters(min_codepoint=1, max_codepoint=255), max_size=30)
+
+
+@FUZZ
+@given(
+    status=st.integers(0, 1200),
+    reason=_TOKEN,
+    headers=st.dictionaries(
+        st.sampled_from(
+            [
+                "Content-Encoding",
+                "Content-Length",
+                "Transfer-Encoding",
+                "Retry-After",
+                "Content-Type",
+                "Connection",
+                "Location",
+                "Set-Cookie",
+                "WWW-Authenticate",
+            ]
+        ),
+        _TOKEN | st.sampled_from(["gzip", "deflate", "chunked", "identity", "close", "5", "0"]),
+        max_size=4,
+    ),
+    body=st.binary(max_size=100),
+    stream=st.booleans(),
+)
+def test_any_status_headers_and_body(
+    status: int, reason: str, headers: dict[str, str], body: bytes, stream: bool
+) -> None:
+    lines = [f"HTTP/1.1 {status} {reason}", *(f"{name}: {value}" for name, value in headers.items())]
+    asyncio.run(_asked("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body, stream=stream))
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["metadata", "name", "namespace", "resourceVersion", "continue", "items", "spec", "ports"]
+            )
+            | st.text(max_size=6),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+async def _followed(answer: bytes, *, watch: bool) -> None:
+    async with FakeApiServer() as server:
+        server.add(node("n1"))
+        server.add(service("before"))
+        server.answer_raw(answer, path="services", watch=watch, times=2)
+        async with consuming(server, watch_list=False) as consumer:
+            await until(consumer, "before")
+            server.add(service("after"))
+            await until(consumer, "after")
+
+
+@FUZZ
+@given(_JSON)
+def test_any_json_instead_of_a_list(content: Any) -> None:
+    asyncio.run(_followed(http(json.dumps(content).encode()), watch=False))
+
+
+@FUZZ
+@given(
+    _JSON, st.sampled_from(["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR", "ODD"]) | st.text(max_size=5)
+)
+def test_any_json_in_a_watch(content: Any, type_: str) -> None:
+    data = json.dumps({"type": type_, "object": content}).encode() + b"\n"
+    asyncio.run(_followed(chunked(data), watch=True))
+
+
+@FUZZ
+@given(st.binary(max_size=200), st.binary(max_size=20), st.integers(0, 400))
+def test_a_list_with_any_bytes_inside(noise: bytes, more: bytes, where: int) -> None:
+    honest = listing()
+    body = honest[:where] + noise + honest[where:] + more
+    asyncio.run(_followed(http(body), watch=False))
