@@ -6,6 +6,11 @@ import asyncio
 import inspect
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+"""How fast examples are made and run says something about the machine, not about the program."""
 
 
 @pytest.hookimpl(tryfirst=True)

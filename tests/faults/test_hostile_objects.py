@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import factory
 from tests.process.api_thread import ApiThread
@@ -34,7 +34,7 @@ from pointsman.source.admission import Admitted, Refused, admit
 from pointsman.source.documents import parse
 
 KINDS: tuple[type[KubeObject], ...] = (Service, EndpointSlice, Node, ServiceCIDR)
-FUZZ = settings(max_examples=150, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(max_examples=150, database=None)
 
 ADDRESSES = st.sampled_from(
     [
