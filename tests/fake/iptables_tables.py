@@ -37,6 +37,7 @@ class IptablesTables:
         }
         self.version = version
         self.variant = "nf_tables"
+        self.can_save = True
         self.calls: list[tuple[str, ...]] = []
         self.restored: list[str] = []
         self.before_restore: Callable[[str], CommandResult | None] = lambda text: None
@@ -51,6 +52,8 @@ class IptablesTables:
             return CommandResult(0, f"iptables v{self.version} ({self.variant})\n".encode())
         if program.endswith("-restore"):
             return self._restore(stdin.decode())
+        if program.endswith("-save") and not self.can_save:
+            return CommandResult(1, b"", b"iptables-save broke\n")
         if program.endswith("-save"):
             return CommandResult(0, self.saved(arguments[arguments.index("-t") + 1]).encode())
         return self._edit(list(arguments))

@@ -137,20 +137,16 @@ def test_without_inotify_polling_notices(tmp_path: Path) -> None:
     assert _noticed(file, lambda: file.write_text("bb"), poll=0.05, open_inotify=refuse)
 
 
-def test_closing_releases_the_descriptor(tmp_path: Path) -> None:
+async def test_closing_releases_the_descriptor(tmp_path: Path) -> None:
     def descriptors() -> int:
         return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
-    async def scenario() -> tuple[int, int]:
-        before = descriptors()
-        changes = path_changes(tmp_path, debounce=0.01, poll=0.05)
-        (tmp_path / "x").write_text("x")
-        await changes.__anext__()
-        await changes.aclose()
-        return before, descriptors()
-
-    before, after = asyncio.run(scenario())
-    assert after == before
+    before = descriptors()
+    changes = path_changes(tmp_path, debounce=0.01, poll=0.05)
+    (tmp_path / "x").write_text("x")
+    await changes.__anext__()
+    await changes.aclose()
+    assert descriptors() == before
 
 
 def test_link_loop_and_relative_links_end(tmp_path: Path) -> None:

@@ -8,12 +8,10 @@ import threading
 from collections.abc import Callable, Sequence
 
 import pytest
-from tests.factory import context, endpoint, plan, service_port
+from tests.factory import context, endpoint, impossible, plan, service_port
 
 from pointsman.backends.contract import SyncRequest
-from pointsman.backends.nftables import apply
 from pointsman.backends.nftables.apply import NftablesBackend
-from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.key_fields import packed_slots
 from pointsman.errors import KernelError, Rejected
 from pointsman.kernel import nf_tables
@@ -135,13 +133,9 @@ def test_plans_that_cannot_be_compiled_fail_the_sync_when_they_are_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = backend_on(RefusingKernel(0), monkeypatch)
-
-    def fails(*_: object, **__: object) -> None:
-        raise OverflowError("too much")
-
-    monkeypatch.setattr(apply, "fragment_from_plan", fails)
+    wanted = {one.name: one for one in map(impossible, ("a", "b", "c"))}
     with pytest.raises(Rejected, match="3 of 3 service ports were refused"):
-        backend.sync(SyncRequest(context(), plans(3), {}, full=True))
+        backend.sync(SyncRequest(context(), wanted, {}, full=True))
 
 
 def test_slot_numbers_are_right_for_two_threads_at_once() -> None:
@@ -172,16 +166,9 @@ def test_a_plan_that_cannot_be_compiled_harms_only_itself(
     kernel = RefusingKernel(0)
     backend = backend_on(kernel, monkeypatch)
     backend.sync(SyncRequest(context(), {}, {}, full=True))
-    wanted = plans(3)
-    broken = list(wanted)[1]
-    real = fragment_from_plan
-
-    def fails_for_one(one: ServicePlan, *rest: object, **options: object) -> object:
-        if one.name == broken:
-            raise OverflowError("too much")
-        return real(one, *rest, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(apply, "fragment_from_plan", fails_for_one)
+    broken = impossible()
+    wanted = {**plans(2), broken.name: broken}
     report = backend.sync(SyncRequest(context(), wanted, dict(wanted), full=full))
-    assert report.rejected == {broken: "cannot be compiled: OverflowError('too much')"}
+    assert list(report.rejected) == [broken.name]
+    assert report.rejected[broken.name].startswith("cannot be compiled: OverflowError")
     assert report.rules_total["service-ips"] == 2
