@@ -213,3 +213,11 @@ def test_init_only_for_a_mode_that_cannot_run_here_says_why_and_changes_nothing(
     assert "Traceback" not in process.log_text
     timeout = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait"
     assert node.run("cat", timeout).strip() != "1234"
+
+
+def test_a_doubtful_setting_is_logged_at_the_start(process: NodeProcess) -> None:
+    process.configure(clusterCIDR="fd00:1::/64")
+    process.objects(*OBJECTS)
+    process.start()
+    process.wait_synced()
+    assert "clusterCIDR holds only IPv6 ranges" in process.log_text

@@ -13,6 +13,7 @@ from functools import partial
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Backend
+from pointsman.config.doubts import configuration_doubts
 from pointsman.config.gates import effective_gates
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import KernelError, NotSupported, PointsmanError
@@ -227,6 +228,8 @@ class Proxy:
                 f"or put the other family first in the Node's addresses or in bindAddress"
             )
             return
+        for doubt in configuration_doubts(self.node.config, primary, self.node.facts.pod_cidrs):
+            _log.warning("The configuration may be incomplete or incorrect", reason=doubt)
         if self.node.node_object is None and self.node.settings.from_manifests:
             self.health.node_changed(Node(Meta(name=self.node.name)))
         self._request_all()
