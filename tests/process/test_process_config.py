@@ -167,3 +167,17 @@ def test_a_change_made_during_a_restart_is_not_missed(node: NodeSpace, serving: 
         eventually(lambda: _configured(node).get("nodePortAddresses") == [f"{SECOND_IP}/32"], seconds=8)
         serving.configure(mode=mode)
         eventually(lambda: _configured(node).get("nodePortAddresses") in ([], None, ["primary"]), seconds=8)
+
+
+def test_all_alpha_switches_on_the_node_ports_on_loopback(node: NodeSpace, process: NodeProcess) -> None:
+    port = {"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080, "nodePort": 30080}
+    process.configure(
+        featureGates={"AllAlpha": True, "AllBeta": True}, nodePortAddresses=["primary", "localhost"]
+    )
+    process.objects(web_service(type="NodePort", ports=[port]), *web_slices(), node_object())
+    with node.backend():
+        process.start()
+        process.wait_synced()
+        eventually(lambda: node.connects("127.0.0.1", 30080))
+        gate = 'kubernetes_feature_enabled{name="KubeProxyNFTablesLocalhostNodePorts",stage="ALPHA"} 1.0'
+        assert gate in node.get("/metrics").body
