@@ -54,6 +54,15 @@ async def test_a_missing_node_is_waited_for_and_then_done_without() -> None:
         assert world.syncs >= 1
 
 
+async def test_a_node_that_nobody_could_list_is_not_called_missing(caplog: pytest.LogCaptureFixture) -> None:
+    async with assembled(node_wait=0.1) as world:
+        world.source.put(factory.service())
+        await asyncio.sleep(0.3)
+        assert world.syncs == 0
+    assert "The Node could not be listed yet" in caplog.text
+    assert "No such Node" not in caplog.text
+
+
 async def test_a_node_that_has_no_address_yet_is_waited_for_too() -> None:
     async with assembled() as world:
         world.source.put(factory.service(), factory.node(addresses=[]))

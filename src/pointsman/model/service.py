@@ -226,15 +226,24 @@ def _load_balancer_ips(service: Service, family: Family, problems: list[Problem]
 
 
 def _source_ranges(texts: list[str] | None, family: Family, problems: list[Problem]) -> tuple[Cidr, ...]:
+    """The readable ranges of a family.
+
+    Somebody who gives ranges wants to keep others out. When a mistake leaves none of them, nobody is let in, where
+    kube-proxy would let in everybody: only the unspecified address, which no packet comes from, stays admitted.
+    """
     ranges: dict[Cidr, None] = {}
+    unreadable = False
     for text in texts or ():
         cidr = cidr_from_text(text)
         if cidr is None:
+            unreadable = True
             problems.append(Problem("BadSourceRange", f"loadBalancerSourceRanges: {text!r} is not a CIDR"))
         elif cidr.is_everything and cidr.family is family:
             return ()
         elif cidr.family is family:
             ranges[cidr] = None
+    if unreadable and not ranges:
+        return (Cidr(family.any_address, family.address_length * 8),)
     return tuple(ranges)
 
 

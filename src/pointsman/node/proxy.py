@@ -238,17 +238,26 @@ class Proxy:
         seconds = self.node.settings.node_wait
         await asyncio.sleep(seconds)
         if not self.node.has_addresses and not self.node.settings.from_manifests:
-            _log.error(
-                "No such Node; going on without its addresses. If the node has another name, "
-                "say so with --hostname-override"
-                if self.node.node_object is None
-                else "The Node has no addresses yet; going on without them until it has",
-                node=self.node.name,
-                waited=f"{seconds:.0f}s",
-            )
+            self._say_why_there_is_no_address(seconds)
         if self.node.lacks_pod_range and not self.node.settings.from_manifests:
             await self._wait_for_pod_range()
         self._start_if(self.gate.stop_waiting_for_node())
+
+    def _say_why_there_is_no_address(self, waited: float) -> None:
+        """A Node that nobody could list is not a Node that does not exist; the source knows what is wrong."""
+        if self.node.node_object is not None:
+            message, err = "The Node has no addresses yet; going on without them until it has", ""
+        elif self.gate.has_listed(Node):
+            message = (
+                "No such Node; going on without its addresses. If the node has another name, "
+                "say so with --hostname-override"
+            )
+            err = ""
+        else:
+            message = "The Node could not be listed yet; nothing is programmed before that"
+            status = self.source.statuses.get(Node.__name__)
+            err = status.last_error if status is not None else ""
+        _log.error(message, err=err or None, node=self.node.name, waited=f"{waited:.0f}s")
 
     async def _wait_for_pod_range(self) -> None:
         seconds = self.node.settings.pod_range_wait

@@ -141,6 +141,9 @@ class StartGate:
             return f"the first list of {', '.join(kind.__name__ for kind in self._unlisted)}"
         return "" if self.is_open else f"the Node {self._node_name}"
 
+    def has_listed(self, kind: type[KubeObject]) -> bool:
+        return kind not in self._unlisted
+
     def listed(self, kind: type[KubeObject]) -> bool:
         """True when this opened the gate; so for the others below."""
         self._unlisted.pop(kind, None)

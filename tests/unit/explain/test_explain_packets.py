@@ -125,6 +125,14 @@ def test_source_ranges_apply_to_the_load_balancer_address_only() -> None:
     assert path_of(own, "web", "LoadBalancerIP", "node").answered
 
 
+@pytest.mark.parametrize("mode", ["nftables", "iptables", "ipvs"])
+def test_unreadable_source_ranges_close_the_load_balancer_address(mode: str) -> None:
+    view = balanced(HERE, mode=mode, loadBalancerSourceRanges=["10.0.0.0/33"])
+    for client in ("9.9.9.9", "10.0.0.1", "node"):
+        assert not path_of(view, "web", "LoadBalancerIP", client).answered
+    assert path_of(view, "web", "NodePort", "9.9.9.9").answered
+
+
 def test_clients_are_told_apart_by_their_address() -> None:
     view = balanced(HERE, THERE)
     assert "this node itself" in path_of(view, "web", "ClusterIP", "192.168.1.10").client

@@ -112,6 +112,21 @@ def test_source_ranges(ranges: list[str], expected: list[str]) -> None:
     assert [str(cidr) for cidr in port.source_ranges] == expected
 
 
+@pytest.mark.parametrize(
+    "bad", ["garbage", "10.0.0.0/33", "10.0.0.0/-1", "10.0.0.0", "", "10.0.0.0/8/8", "300.0.0.0/8"]
+)
+def test_source_ranges_that_cannot_be_read_let_nobody_in(bad: str) -> None:
+    """kube-proxy leaves such ranges out, and with the last one the whole restriction."""
+    for ranges, admitted in (
+        ([bad], "0.0.0.0/32"),
+        ([bad, "fd00::/8"], "0.0.0.0/32"),
+        ([bad, "192.0.2.0/24"], "192.0.2.0/24"),
+    ):
+        ports, problems = service_ports_from_service(service(loadBalancerSourceRanges=ranges), Family.IPV4)
+        assert [str(cidr) for port in ports.values() for cidr in port.source_ranges] == [admitted]
+        assert [problem.reason for problem in problems] == ["BadSourceRange"]
+
+
 def test_affinity_timeout_default_and_given() -> None:
     assert only_port(service()).affinity_seconds == 0
     assert only_port(service(sessionAffinity="ClientIP")).affinity_seconds == 10800

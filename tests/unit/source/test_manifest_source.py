@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from pointsman.model.findings import Finding
 from pointsman.model.objects import Node, Service
 from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
-from pointsman.source.manifest_files import load_objects
+from pointsman.source.manifest_files import ManifestFiles, load_objects
 from pointsman.source.manifests import ManifestSource
 from pointsman.testing.kube_objects import endpoint_slice, node, service
 
@@ -246,3 +247,100 @@ def test_objects_of_a_real_api_server_pass_without_a_word(path: Path) -> None:
     objects, problems = load_objects(path)
     assert problems == []
     assert len(objects) == len(json.loads(path.read_bytes())["items"])
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def _three_gigabytes(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(3 << 30)
+
+
+def _aliases(path: Path) -> None:
+    one = "&web {apiVersion: v1, kind: Service, metadata: {name: w}, spec: {clusterIP: 10.96.0.9, ports: [{port: 1}]}}"
+    path.write_text(f"kind: List\nitems: [{one}{', *web' * 200_000}]\n", encoding="utf-8")
+
+
+def _laughs(path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _loop_of_links(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def _broken(path: Path) -> None:
+    path.write_text("kind: Service: [", encoding="utf-8")
+
+
+def _bad_address(path: Path) -> None:
+    write(path, service("web", "10.96.0.300"))
+
+
+def _misspelt(path: Path) -> None:
+    write(path, {"apiVersion": "v1", "kind": "Servce", "metadata": {"name": "web"}})
+
+
+TROUBLE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "pipe": (_pipe, "trouble.yaml: cannot be read: not a regular file"),
+    "device": (_device, "trouble.yaml: cannot be read: not a regular file"),
+    "socket": (_socket, "trouble.yaml: cannot be read: No such device"),
+    "three gigabytes": (_three_gigabytes, "trouble.yaml: cannot be read: larger than 64 MiB"),
+    "aliases": (_aliases, "trouble.yaml: line 2: aliases stand for more than 100000 values"),
+    "laughs": (_laughs, "aliases stand for more than 100000 values"),
+    "loop of links": (_loop_of_links, "trouble.yaml: cannot be read: Too many levels"),
+    "broken": (_broken, "trouble.yaml: line 1: "),
+    "bad address": (
+        _bad_address,
+        "trouble.yaml: Service default/web: spec.clusterIPs[0]: '10.96.0.300' is not an IP address",
+    ),
+    "misspelt": (_misspelt, "trouble.yaml: kind: 'Servce' is unknown; did you mean Service?"),
+}
+
+
+@pytest.mark.parametrize(("make", "reason"), TROUBLE.values(), ids=TROUBLE)
+async def test_a_file_that_cannot_be_used_is_named_with_its_reason_until_it_is_mended(
+    tmp_path: Path, make: Callable[[Path], None], reason: str
+) -> None:
+    path = tmp_path / "trouble.yaml"
+    make(path)
+    write(tmp_path / "good.yaml", service("good"))
+    async with reading(tmp_path) as reader:
+        assert await reader.until_synced() == ["+default/good"]
+        status = reader.source.statuses["manifests"]
+        (rejection,) = status.rejected.values()
+        assert reason in str(rejection)
+        assert status.bad_objects == 1
+        assert len(reader.bad) == 1
+        path.unlink()
+        write(path, service("mended"))
+        assert await reader.next() == "+default/mended"
+        assert status.bad_objects == 0
+
+
+def test_one_object_a_hundred_thousand_times_is_one_finding(tmp_path: Path) -> None:
+    items = ", ".join([json.dumps(service("web"))] * 20_000)
+    (tmp_path / "all.json").write_text(f'{{"kind": "List", "items": [{items}]}}', encoding="utf-8")
+    objects, findings = load_objects(tmp_path)
+    assert (len(objects), len(findings)) == (1, 1)
+
+
+def test_kinds_of_no_use_to_a_proxy_are_only_counted(tmp_path: Path) -> None:
+    for name, kind in (("a", "Deployment"), ("b", "Deployment"), ("c", "ServiceAccount"), ("d", "NodePool")):
+        write(tmp_path / f"{name}.yaml", {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}})
+    seen = ManifestFiles(tmp_path).read()
+    assert seen.rejections == ()
+    assert seen.passed_over == {"Deployment": 2, "ServiceAccount": 1, "NodePool": 1}
