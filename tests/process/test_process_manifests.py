@@ -1,0 +1,49 @@
+"""A directory of manifests that holds what no proxy can read: the rest is served, told about, and stopped as ever."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from tests.process.node_space import (
+    NodeProcess,
+    NodeSpace,
+    eventually,
+    needs_root,
+    node_object,
+    web_service,
+    web_slices,
+)
+
+pytestmark = needs_root
+
+
+def test_pipes_and_gigabytes_among_the_manifests_stop_neither_updates_nor_sigterm(
+    node: NodeSpace, process: NodeProcess
+) -> None:
+    process.configure()
+    process.objects(web_service(), *web_slices(), node_object())
+    manifests = process.manifests
+    os.mkfifo(manifests / "pipe.yaml")
+    with (manifests / "huge.yaml").open("wb") as file:
+        file.truncate(3 << 30)
+    broken = web_service("broken", 30)
+    broken["spec"] |= {"clusterIP": "10.96.0.300", "clusterIPs": ["10.96.0.300"]}
+    (manifests / "bad.json").write_text(json.dumps(broken), encoding="utf-8")
+    with node.backend():
+        process.start()
+        process.wait_synced()
+        assert node.connects("10.96.0.10")
+        (status,) = json.loads(node.get("/status.json").body)["watches"]
+        assert status["badObjects"] == 3
+        told = {entry["place"]: entry["message"] for entry in status["rejected"]}
+        assert told["pipe.yaml"] == "cannot be read: not a regular file"
+        assert told["huge.yaml"] == "cannot be read: larger than 64 MiB"
+        assert "10.96.0.300" in told["bad.json"]
+        explained = node.get("/explain.json?target=default/broken").body
+        assert "10.96.0.300" in explained
+        later = {"kind": "List", "items": [web_service("later", 20), *web_slices("later")]}
+        (manifests / "later.json").write_text(json.dumps(later), encoding="utf-8")
+        eventually(lambda: node.connects("10.96.0.20"))
+        assert process.resident_kilobytes() < 300_000
+        assert process.stop() == 0
