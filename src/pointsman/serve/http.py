@@ -24,7 +24,8 @@ from pointsman.serve.server import Handler, HttpServer
 
 RETRY_SECONDS: Final = 5.0
 REQUEST_SECONDS: Final = 10.0
-_BACKLOG: Final = 128
+_BACKLOG: Final = 4096
+"""As long as Go's: a flood of new connections must not make the kernel drop those of probes."""
 
 _log = get_log(__name__)
 
