@@ -2,6 +2,7 @@
 
     sudo python -m bench.nftables [--sizes 1000x10,10000x10,5000x50,50000x5] [--changes 500] [--json FILE]
     sudo python -m bench.nftables --packets            connect() through the table against direct, 100 and 10k services
+    sudo python -m bench.nftables --drift              looking for foreign changes: CPU time per look, one look per second
     sudo python -m bench.nftables --service-metrics    the same with counters on the elements
 
 Every size runs in a process and a network namespace of its own. Times are from objects in memory (cold, restart) or
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import random
 import re
@@ -31,6 +33,7 @@ from bench.objects import service_address, service_json, slice_json
 
 from pointsman.backends.contract import SyncRequest
 from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.backends.nftables.patrol import slice_size
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, address_from_text, cidr_from_text
 from pointsman.model.endpoint import Endpoint
@@ -40,7 +43,7 @@ from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
 from pointsman.model.tracker import Tracker
-from pointsman.sync.reconcile import Reconciler
+from pointsman.sync.reconcile import Reconciler, SyncOutcome
 
 CONTEXT = NodeContext(
     Family.IPV4,
@@ -100,8 +103,8 @@ class Cluster:
         self.backend = NftablesBackend(Family.IPV4, service_metrics=self.metrics)
         self.reconciler = Reconciler(self.backend)
 
-    def load(self) -> None:
-        self.reconciler.sync(self.tracker.take(), CONTEXT, full=True)
+    def load(self) -> SyncOutcome:
+        return self.reconciler.sync(self.tracker.take(), CONTEXT, full=True)
 
     def event(self, data: bytes) -> tuple[float, float]:
         """Wall and CPU seconds from the bytes of a watch event to the committed kernel."""
@@ -138,8 +141,6 @@ def measure(services: int, endpoints: int, changes: int, *, metrics: bool) -> di
     for index in removed:
         cluster.event(slice_json(index, endpoints))
     batch("add", lambda index, number: slice_json(index, endpoints + 1 + number % 2))
-    other_family_commits()
-    inventory = timed(cluster.backend.drift)
     cluster.restart()
     gc.collect()
     restart = timed(cluster.load)
@@ -150,9 +151,43 @@ def measure(services: int, endpoints: int, changes: int, *, metrics: bool) -> di
         "restart_s": restart[0],
         "restart_cpu_s": restart[1],
         **result,
-        "drift_check_ms": inventory[0] * 1000,
         "kernel_mib": memory / 1024,
         "rss_mib": resident,
+    }
+
+
+def drift(services: int, endpoints: int, foreign_commits: int = 40) -> dict[str, float]:
+    """CPU time of one look while nothing happens, after a foreign commit (inventory and slice), and of the slices after it."""
+    cluster = Cluster(services, endpoints, metrics=False)
+    elements = sum(cluster.load().report.rules_total.values())
+    looks = math.ceil(elements / slice_size(elements))
+    gc.collect()
+    gc.freeze()
+
+    def look() -> float:
+        before = time.process_time()
+        found = cluster.backend.drift()
+        assert found is None, found
+        return (time.process_time() - before) * 1000
+
+    idle = [look() for _ in range(100)]
+    after_commits = []
+    for _ in range(foreign_commits):
+        other_family_commits()
+        after_commits.append(look())
+    while look() > 0.1:
+        pass
+    other_family_commits()
+    look()
+    slices = [look() for _ in range(looks - 1)]
+    cluster.backend.close()
+    return {
+        "idle_cpu_ms": percentile(idle, 0.5),
+        "after_foreign_commit_cpu_p50_ms": percentile(after_commits, 0.5),
+        "slice_cpu_p50_ms": percentile(slices, 0.5),
+        "slice_cpu_p99_ms": percentile(slices, 0.99),
+        "looks_per_round": looks,
+        "round_cpu_s": sum(slices) / 1000,
     }
 
 
@@ -230,6 +265,8 @@ def run_one(options: argparse.Namespace) -> None:
     with namespace.entered():
         if options.packets:
             row = packets(services)
+        elif options.drift:
+            row = drift(services, endpoints)
         else:
             row = measure(services, endpoints, options.changes, metrics=options.service_metrics)
     print(json.dumps({"services": services, "endpoints": endpoints, **row}))
@@ -251,6 +288,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="")
     parser.add_argument("--changes", type=int, default=500)
     parser.add_argument("--packets", action="store_true")
+    parser.add_argument("--drift", action="store_true")
     parser.add_argument("--service-metrics", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -263,17 +301,18 @@ def main() -> None:
     for size in sizes.split(","):
         flags = ["--changes", str(options.changes)]
         flags += ["--packets"] if options.packets else []
+        flags += ["--drift"] if options.drift else []
         flags += ["--service-metrics"] if options.service_metrics else []
         command = [sys.executable, "-m", "bench.nftables", "--one", size, *flags]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         load = round(os.getloadavg()[0], 1)
         rows.append({**json.loads(done.stdout), "load_average": load})
     print_table(rows)
-    if not options.packets:
+    if not options.packets and not options.drift:
         print(TARGETS)
     if options.json:
         options.json.write_text(json.dumps({"backend": rows}, indent=1) + "\n")
-    if os.environ.get("KUBE_PROXY_BINARY") and not options.packets:
+    if os.environ.get("KUBE_PROXY_BINARY") and not options.packets and not options.drift:
         subprocess.run(
             [sys.executable, "-m", "bench.process", "--mode", "nftables", "--sizes", sizes], check=True
         )

@@ -11,15 +11,18 @@ from tests.factory import context, endpoint, endpoint_slice, packed, plan, servi
 from tests.kernel.nft_kernel import everything, listing, needs_nft, new_namespace, part, table, table_handle
 from tests.unit.explain.explaining import asked, codes, view_of
 
-from pointsman.backends.contract import Damage, Drift, Rival, SyncRequest
+from pointsman.backends.contract import Cleaning, Damage, Drift, Fate, Rival, SyncRequest
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.encode import table_name
 from pointsman.backends.nftables.schema import SetSpec
 from pointsman.errors import Busy
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.attributes import u32be
+from pointsman.kernel.netlink import NLM_F_CREATE
 from pointsman.kernel.nfnl import NftablesSocket, nftables_message
+from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import NodePortAddresses
@@ -391,12 +394,29 @@ def test_another_pointsmans_table_in_place_of_ours_is_recognised(
     assert backend.drift() == Drift("table ip kube-proxy", Damage.REPLACED, rival=Rival.POINTSMAN)
 
 
+def owned_table() -> NftablesSocket:
+    """The socket whose table nobody else may change while it is open."""
+    owner = NftablesSocket()
+    flags = u32be(nf.NFTA_TABLE_FLAGS, nf.NFT_TABLE_F_OWNER)
+    body = table_name() + flags
+    owner.commit([nftables_message(nf.NFT_MSG_NEWTABLE, nf.NFPROTO_IPV4, NLM_F_CREATE, body)])
+    return owner
+
+
+def test_clean_up_names_the_owner_of_a_table_it_may_not_remove(namespace: Namespace) -> None:
+    namespace.run(["nft", "add", "table", "ip6", "kube-proxy"])
+    owner = owned_table()
+    owned, other = cleanup(Cleaning(Sysctls(), list(Family)))
+    assert (owned.name, owned.fate) == ("ip kube-proxy", Fate.FAILED)
+    assert "owned by another process" in owned.why
+    assert (other.name, other.fate) == ("ip6 kube-proxy", Fate.REMOVED)
+    owner.close()
+
+
 def test_a_table_somebody_else_owns_is_reported_as_owned(
     namespace: Namespace, backend: NftablesBackend
 ) -> None:
-    owner = NftablesSocket()
-    flags = u32be(nf.NFTA_TABLE_FLAGS, nf.NFT_TABLE_F_OWNER)
-    owner.commit([nftables_message(nf.NFT_MSG_NEWTABLE, nf.NFPROTO_IPV4, 0x400, table_name() + flags)])
+    owner = owned_table()
     request = everything(NODE, some_plans())
     with pytest.raises(Busy, match="table ip kube-proxy is owned by another process"):
         backend.sync(request)

@@ -18,6 +18,7 @@ from pointsman.kernel import netlink, nf_tables
 from pointsman.kernel.netlink import Answer, Message, NetlinkSocket
 
 SUBSYS_NFTABLES = 10
+_HEADER = struct.Struct(">BBH")
 _BATCH_BEGIN = 0x10
 _BATCH_END = 0x11
 
@@ -26,7 +27,12 @@ NEED_NFTABLES = "CONFIG_NF_TABLES (module nf_tables)"
 
 def header(family: int, resource: int = 0) -> bytes:
     """The nfgenmsg that starts every nfnetlink payload."""
-    return struct.pack(">BBH", family, 0, resource)
+    return _HEADER.pack(family, 0, resource)
+
+
+def attributes_of(answer: Answer) -> dict[int, bytes]:
+    """The attributes behind the nfgenmsg."""
+    return nla.attributes(answer.payload, _HEADER.size)
 
 
 def nftables_message(kind: int, family: int, flags: int, body: bytes) -> Message:
@@ -123,7 +129,7 @@ class NftablesSocket:
             needs=NEED_NFTABLES,
         )
         for answer in answers:
-            found = nla.attributes(answer.payload, 4)
+            found = attributes_of(answer)
             if nf_tables.NFTA_GEN_ID in found:
                 return int.from_bytes(found[nf_tables.NFTA_GEN_ID], "big")
         raise KernelError("the kernel did not report an nftables generation")

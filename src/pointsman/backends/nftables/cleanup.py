@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pointsman.backends.contract import Cleaning, Removed
+from pointsman.backends.contract import Cleaning, Fate, Removed
 from pointsman.backends.nftables.batch import Batch, Steps
-from pointsman.backends.nftables.family_traits import traits_of
-from pointsman.backends.nftables.reader import Reader
+from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
+from pointsman.backends.nftables.inventory import owner_words
+from pointsman.backends.nftables.reader import Reader, TableHead
 from pointsman.backends.nftables.schema import TABLE
-from pointsman.errors import NotSupported
+from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel.nfnl import NftablesSocket, nftables_message
 from pointsman.model.addresses import Family
 
@@ -24,14 +25,22 @@ def cleanup(_cleaning: Cleaning) -> Iterator[Removed]:
         for family in Family:
             traits = traits_of(family)
             try:
-                present = Reader(socket, traits).head() is not None
+                head = Reader(socket, traits).head()
             except NotSupported:
                 return
-            if present:
-                deletion = Batch(traits, [Steps(traits).delete_table()]).messages()
-                socket.commit(
-                    [nftables_message(kind, traits.nfproto, flags, body) for kind, flags, body in deletion]
-                )
-                yield Removed("table", f"{traits.keyword} {TABLE}")
+            if head is not None:
+                yield _table_removed(socket, traits, head)
     finally:
         socket.close()
+
+
+def _table_removed(socket: NftablesSocket, traits: FamilyTraits, head: TableHead) -> Removed:
+    name = f"{traits.keyword} {TABLE}"
+    if head.owner:
+        return Removed("table", name, fate=Fate.FAILED, why=owner_words(head))
+    deletion = Batch(traits, [Steps(traits).delete_table()]).messages()
+    try:
+        socket.commit([nftables_message(kind, traits.nfproto, flags, body) for kind, flags, body in deletion])
+    except KernelError as error:
+        return Removed("table", name, fate=Fate.FAILED, why=str(error))
+    return Removed("table", name)

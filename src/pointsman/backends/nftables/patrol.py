@@ -8,6 +8,7 @@ one. Without foreign transactions nothing can have changed and nothing is read.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -23,6 +24,11 @@ SLICES = 300
 """How many looks a round takes at most: at one look per second the whole is read within five minutes."""
 _LEAST_ELEMENTS = 200
 """A slice is never smaller, so that small tables are done at once."""
+
+
+def slice_size(elements: int) -> int:
+    """How many of all elements one look reads."""
+    return max(_LEAST_ELEMENTS, math.ceil(elements / SLICES))
 
 
 class _Expected(NamedTuple):
@@ -51,7 +57,7 @@ class ElementPatrol:
             if not self._due:
                 return None
             self._round, self._due = _expected(contents), False
-        size = max(_LEAST_ELEMENTS, -(-contents.counts.total() // SLICES))
+        size = slice_size(contents.counts.total())
         wanted = list(itertools.islice(self._round, size))
         if len(wanted) < size:
             self._round = None

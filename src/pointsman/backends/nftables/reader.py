@@ -15,7 +15,7 @@ from pointsman.backends.nftables.set_shape import SetShape
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.netlink import Answer
-from pointsman.kernel.nfnl import NftablesSocket
+from pointsman.kernel.nfnl import NftablesSocket, attributes_of
 
 _TABLE_NAME = encode.table_name()
 
@@ -99,7 +99,7 @@ class Reader:
         )
         if answer is None:
             return None
-        found = nla.attributes(answer.payload, 4)
+        found = attributes_of(answer)
         return TableHead(
             _number(found.get(nf.NFTA_TABLE_HANDLE)),
             _comment(found.get(nf.NFTA_TABLE_USERDATA, b"")),
@@ -114,7 +114,7 @@ class Reader:
 
     def _dump(self, kind: int, body: bytes, what: str) -> list[dict[int, bytes]]:
         answers = self._socket.dump(kind, self._traits.nfproto, body, what)
-        found = (nla.attributes(answer.payload, 4) for answer in answers)
+        found = (attributes_of(answer) for answer in answers)
         return [entry for entry in found if nla.text_of(entry.get(nf.NFTA_TABLE_NAME, b"")) == TABLE]
 
     def _chains(self) -> dict[str, KernelChain]:
@@ -166,7 +166,7 @@ def _value(data: bytes) -> bytes:
 
 
 def _elements(answer: Answer, spec: SetSpec) -> Iterator[KernelElement]:
-    found = nla.attributes(answer.payload, 4)
+    found = attributes_of(answer)
     for _, item in nla.iter_attributes(found.get(nf.NFTA_SET_ELEM_LIST_ELEMENTS, b"")):
         yield _element(nla.attributes(item), spec)
 
