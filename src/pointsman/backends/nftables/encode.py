@@ -55,10 +55,10 @@ def new_chain(chain: Chain) -> Encoded:
         priority = struct.pack(">i", chain.hook.priority)
         body += nested(
             nf.NFTA_CHAIN_HOOK,
-            u32be(nf.NFTA_HOOK_HOOKNUM, chain.hook.number),
+            u32be(nf.NFTA_HOOK_HOOKNUM, chain.hook.point),
             attribute(nf.NFTA_HOOK_PRIORITY, priority),
         )
-        body += u32be(nf.NFTA_CHAIN_POLICY, nf.NF_ACCEPT) + text(nf.NFTA_CHAIN_TYPE, chain.hook.kind)
+        body += u32be(nf.NFTA_CHAIN_POLICY, chain.hook.policy) + text(nf.NFTA_CHAIN_TYPE, chain.hook.kind)
     if chain.comment:
         body += attribute(nf.NFTA_CHAIN_USERDATA, userdata.comment(chain.comment))
     return nf.NFT_MSG_NEWCHAIN, NLM_F_CREATE, body

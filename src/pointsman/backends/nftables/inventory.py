@@ -14,14 +14,12 @@ from pointsman.backends.contract import Damage, Rival
 from pointsman.backends.nftables import text
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.expressions import same_expressions
-from pointsman.backends.nftables.reader import KernelChain, KernelHook, KernelTable, TableHead
-from pointsman.backends.nftables.schema import COMMENT_PREFIX, TABLE, Chain
+from pointsman.backends.nftables.reader import KernelChain, KernelTable, TableHead
+from pointsman.backends.nftables.schema import COMMENT_PREFIX, TABLE, Chain, Hook
 from pointsman.backends.nftables.set_shape import set_shape
 from pointsman.kernel import nf_tables as nf
 
 _KUBE_PROXY_COMMENT = "rules for kube-proxy"
-_POLICIES = {nf.NF_ACCEPT: "accept", nf.NF_DROP: "drop"}
-_HOOKS = {0: "prerouting", 1: "input", 2: "forward", 3: "output", 4: "postrouting"}
 
 
 class Finding(NamedTuple):
@@ -56,8 +54,9 @@ def chain_findings(contents: Contents, table: KernelTable) -> Iterator[Finding]:
         held = table.chains.get(name)
         if held is None:
             yield Finding(f"chain {name}", Damage.DELETED, "present", "", name)
-        elif held.hook != (hook := _hook(chain)):
-            yield Finding(f"chain {name}", Damage.CHANGED, _hook_words(hook), _hook_words(held.hook), name)
+        elif held.hook != chain.hook:
+            want, have = text.hook_words(chain.hook), text.hook_words(held.hook)
+            yield Finding(f"chain {name}", Damage.CHANGED, want, have, name)
     for name in sorted(table.chains.keys() - wanted.keys()):
         yield Finding(f"chain {name}", Damage.ADDED, "", "present", name)
 
@@ -114,7 +113,7 @@ def rule_findings(chain: Chain, held: Sequence[bytes]) -> Iterator[Finding]:
 
 def can_be_filled(contents: Contents, table: KernelTable) -> bool:
     """Whether this table takes our contents as it stands; some kernels would not say so themselves."""
-    hooks = {chain.name: _hook(chain) for chain in contents.all_chains()}
+    hooks = {chain.name: chain.hook for chain in contents.all_chains()}
     shapes = {spec.name: set_shape(spec, contents.traits) for spec in contents.all_sets()}
     return (
         table.head.comment == contents.comment
@@ -132,20 +131,7 @@ def rival_in(head: TableHead, handle: int, chains: Mapping[str, KernelChain]) ->
     return Rival.POINTSMAN if head.comment.startswith(COMMENT_PREFIX) else Rival.UNKNOWN
 
 
-def _hook(chain: Chain) -> KernelHook | None:
-    hook = chain.hook
-    return None if hook is None else KernelHook(hook.kind, hook.number, hook.priority)
-
-
-def _hook_words(hook: KernelHook | None) -> str:
-    if hook is None:
-        return "no hook"
-    policy = _POLICIES.get(hook.policy, str(hook.policy))
-    where = _HOOKS.get(hook.number, str(hook.number))
-    return f"type {hook.kind} hook {where} priority {hook.priority}; policy {policy}"
-
-
-def _attached_alike(held: KernelChain, wanted: KernelHook | None) -> bool:
+def _attached_alike(held: KernelChain, wanted: Hook | None) -> bool:
     """A policy can be changed in place, a hook cannot."""
     return held.hook == wanted or (
         held.hook is not None and wanted is not None and held.hook[:3] == wanted[:3]

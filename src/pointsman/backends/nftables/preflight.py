@@ -11,7 +11,7 @@ from pointsman.backends.nftables import encode, schema
 from pointsman.backends.nftables.batch import Batch, Operation, Steps
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
 from pointsman.backends.nftables.key_fields import Field
-from pointsman.backends.nftables.schema import Chain, Hook
+from pointsman.backends.nftables.schema import Chain, Hook, HookPoint
 from pointsman.errors import KernelError
 from pointsman.kernel.netlink import Message
 from pointsman.kernel.nfnl import NEED_NFTABLES, NftablesSocket, nftables_message
@@ -72,8 +72,8 @@ def _probes(traits: FamilyTraits) -> list[tuple[str, list[Operation]]]:
     steps = Steps(traits)
     destination = (Field.DESTINATION,)
 
-    def probe(kind: str, hook: tuple[str, int], rule: c.Rule, *needed: str) -> list[Operation]:
-        chain = Chain("preflight", (rule,), hook=Hook(kind, hook[0], hook[1], 0))
+    def probe(kind: str, point: HookPoint, rule: c.Rule, *needed: str) -> list[Operation]:
+        chain = Chain("preflight", (rule,), hook=Hook(kind, point, 0))
         extra = schema.affinity_set("affinity-preflight", "")
         return [
             steps.add_table("preflight"),
@@ -82,7 +82,7 @@ def _probes(traits: FamilyTraits) -> list[tuple[str, list[Operation]]]:
             *steps.add_rules(chain),
         ]
 
-    prerouting, postrouting, entry = ("prerouting", 0), ("postrouting", 4), ("input", 1)
+    prerouting, postrouting, entry = HookPoint.PREROUTING, HookPoint.POSTROUTING, HookPoint.INPUT
     fields = (*schema.FRONTEND, Field.SLOT)
     allow = (*schema.FRONTEND, Field.SOURCE)
     return [

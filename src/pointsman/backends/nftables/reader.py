@@ -10,7 +10,7 @@ import msgspec
 from pointsman.backends.nftables import encode
 from pointsman.backends.nftables.expressions import packets_of
 from pointsman.backends.nftables.family_traits import FamilyTraits
-from pointsman.backends.nftables.schema import TABLE, Data, SetSpec
+from pointsman.backends.nftables.schema import TABLE, Data, Hook, SetSpec
 from pointsman.backends.nftables.set_shape import SetShape
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
@@ -41,21 +41,12 @@ class KernelSet(NamedTuple):
     """How many; None where the kernel does not say (before 6.16)."""
 
 
-class KernelHook(NamedTuple):
-    """Where a base chain is attached, and what becomes of packets that reach its end."""
-
-    kind: str
-    number: int
-    priority: int
-    policy: int = nf.NF_ACCEPT
-
-
 class KernelChain(NamedTuple):
     """A chain, without its rules."""
 
     uses: int
     """Rules inside plus references from rules and verdict maps."""
-    hook: KernelHook | None
+    hook: Hook | None
 
 
 class TableHead(NamedTuple):
@@ -203,11 +194,11 @@ def _verdict(parts: dict[int, bytes]) -> str:
     return verb if chain is None else f"{verb} {nla.text_of(chain)}"
 
 
-def _hook(found: dict[int, bytes]) -> KernelHook | None:
+def _hook(found: dict[int, bytes]) -> Hook | None:
     if nf.NFTA_CHAIN_HOOK not in found:
         return None
     hook = nla.attributes(found[nf.NFTA_CHAIN_HOOK])
-    return KernelHook(
+    return Hook(
         nla.text_of(found.get(nf.NFTA_CHAIN_TYPE, b"")),
         _number(hook.get(nf.NFTA_HOOK_HOOKNUM)),
         int.from_bytes(hook.get(nf.NFTA_HOOK_PRIORITY, b""), "big", signed=True),

@@ -7,6 +7,7 @@ endpoints (balancers.py), so nothing here grows with the number of services.
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,6 +15,7 @@ from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables.clauses import Rule, rule
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
 from pointsman.backends.nftables.key_fields import Field
+from pointsman.kernel import nf_tables as nf
 from pointsman.model.addresses import cidr_from_text, is_loopback
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 
@@ -72,13 +74,24 @@ class SetSpec(msgspec.Struct, frozen=True, gc=False):
         return Field.SLOT in self.key
 
 
-class Hook(msgspec.Struct, frozen=True, gc=False):
-    """Where a base chain is attached."""
+class HookPoint(enum.IntEnum):
+    """Where packets meet base chains, by the kernel's numbers."""
+
+    PREROUTING = 0
+    INPUT = 1
+    FORWARD = 2
+    OUTPUT = 3
+    POSTROUTING = 4
+
+
+class Hook(NamedTuple):
+    """How a base chain is attached."""
 
     kind: str
-    name: str
-    number: int
+    point: int
     priority: int
+    policy: int = nf.NF_ACCEPT
+    """What becomes of packets that reach its end."""
 
 
 class Chain(msgspec.Struct, frozen=True, gc=False):
@@ -143,15 +156,8 @@ def static_sets(*, counters: bool = False) -> tuple[SetSpec, ...]:
     )
 
 
-_PREROUTING = ("prerouting", 0)
-_INPUT = ("input", 1)
-_FORWARD = ("forward", 2)
-_OUTPUT = ("output", 3)
-_POSTROUTING = ("postrouting", 4)
-
-
-def _base(name: str, kind: str, where: tuple[str, int], priority: int, *rules: Rule) -> Chain:
-    return Chain(name, rules, hook=Hook(kind, where[0], where[1], priority))
+def _base(name: str, kind: str, point: HookPoint, priority: int, *rules: Rule) -> Chain:
+    return Chain(name, rules, hook=Hook(kind, point, priority))
 
 
 def static_chains(context: NodeContext) -> tuple[Chain, ...]:
@@ -172,16 +178,21 @@ def static_chains(context: NodeContext) -> tuple[Chain, ...]:
         ),
         Chain("cluster-ips-check", _cluster_ip_rules(context, traits)),
         Chain("masquerading", _masquerade_rules(context, traits)),
-        _base("filter-prerouting-pre-dnat", "filter", _PREROUTING, -110, firewall),
-        _base("filter-output-pre-dnat", "filter", _OUTPUT, -110, firewall),
+        _base("filter-prerouting-pre-dnat", "filter", HookPoint.PREROUTING, -110, firewall),
+        _base("filter-output-pre-dnat", "filter", HookPoint.OUTPUT, -110, firewall),
         _base(
-            "filter-input", "filter", _INPUT, 0, rule(new, c.jump("nodeport-endpoints-check")), no_endpoints
+            "filter-input",
+            "filter",
+            HookPoint.INPUT,
+            0,
+            rule(new, c.jump("nodeport-endpoints-check")),
+            no_endpoints,
         ),
-        _base("filter-forward", "filter", _FORWARD, 0, no_endpoints, cluster_ips),
-        _base("filter-output", "filter", _OUTPUT, 0, no_endpoints, cluster_ips),
-        _base("nat-prerouting", "nat", _PREROUTING, -100, rule(c.jump("services"))),
-        _base("nat-output", "nat", _OUTPUT, -100, rule(c.jump("services"))),
-        _base("nat-postrouting", "nat", _POSTROUTING, 100, rule(c.jump("masquerading"))),
+        _base("filter-forward", "filter", HookPoint.FORWARD, 0, no_endpoints, cluster_ips),
+        _base("filter-output", "filter", HookPoint.OUTPUT, 0, no_endpoints, cluster_ips),
+        _base("nat-prerouting", "nat", HookPoint.PREROUTING, -100, rule(c.jump("services"))),
+        _base("nat-output", "nat", HookPoint.OUTPUT, -100, rule(c.jump("services"))),
+        _base("nat-postrouting", "nat", HookPoint.POSTROUTING, 100, rule(c.jump("masquerading"))),
     )
 
 

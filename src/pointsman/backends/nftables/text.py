@@ -8,8 +8,9 @@ from pointsman.backends.nftables.clauses import Rule, key_text
 from pointsman.backends.nftables.family_traits import FamilyTraits
 from pointsman.backends.nftables.fragment import Element
 from pointsman.backends.nftables.key_fields import Field, field_length, slot_number
-from pointsman.backends.nftables.schema import AFFINITY_SIZE, TABLE, Chain, Data, SetSpec
+from pointsman.backends.nftables.schema import AFFINITY_SIZE, TABLE, Chain, Data, Hook, HookPoint, SetSpec
 from pointsman.backends.nftables.set_shape import ENDPOINT_FIELDS
+from pointsman.kernel import nf_tables as nf
 from pointsman.model.addresses import Cidr, address_text
 
 _PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
@@ -113,10 +114,18 @@ def set_statements(spec: SetSpec, traits: FamilyTraits) -> list[str]:
 def chain_statements(chain: Chain) -> list[str]:
     """The lines of a chain definition, without its rules."""
     lines = [f'comment "{chain.comment}"'] if chain.comment else []
-    if chain.hook is not None:
-        hook = chain.hook
-        lines.append(f"type {hook.kind} hook {hook.name} priority {hook.priority}; policy accept;")
-    return lines
+    return lines if chain.hook is None else [*lines, f"{hook_words(chain.hook)};"]
+
+
+_POLICIES = {nf.NF_ACCEPT: "accept", nf.NF_DROP: "drop"}
+_POINTS = {point.value: point.name.lower() for point in HookPoint}
+
+
+def hook_words(hook: Hook | None) -> str:
+    if hook is None:
+        return "no hook"
+    where, policy = _POINTS.get(hook.point, str(hook.point)), _POLICIES.get(hook.policy, str(hook.policy))
+    return f"type {hook.kind} hook {where} priority {hook.priority}; policy {policy}"
 
 
 def rule_words(rule: Rule) -> str:
