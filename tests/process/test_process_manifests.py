@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
+import pytest
 from tests.process.node_space import (
     NodeProcess,
     NodeSpace,
@@ -46,4 +48,26 @@ def test_pipes_and_gigabytes_among_the_manifests_stop_neither_updates_nor_sigter
         (manifests / "later.json").write_text(json.dumps(later), encoding="utf-8")
         eventually(lambda: node.connects("10.96.0.20"))
         assert process.resident_kilobytes() < 300_000
+        assert process.stop() == 0
+
+
+@pytest.mark.parametrize("mode", ["nftables", "iptables"])
+def test_a_load_balancer_address_with_unreadable_source_ranges_answers_nobody(
+    node: NodeSpace, process: NodeProcess, mode: str
+) -> None:
+    def balanced(source_range: str) -> dict[str, Any]:
+        item = web_service(type="LoadBalancer", loadBalancerSourceRanges=[source_range])
+        return item | {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}}}
+
+    process.configure(mode=mode)
+    process.objects(balanced("0.0.0.0/0"), *web_slices(), node_object())
+    with node.backend():
+        process.start()
+        process.wait_synced()
+        eventually(lambda: node.connects("203.0.113.7"))
+        process.objects(balanced("10.0.0.0/33"), *web_slices(), node_object())
+        eventually(lambda: not node.connects("203.0.113.7"))
+        assert node.connects("10.96.0.10")
+        process.objects(balanced("0.0.0.0/0"), *web_slices(), node_object())
+        eventually(lambda: node.connects("203.0.113.7"))
         assert process.stop() == 0
