@@ -22,7 +22,7 @@ from pointsman.model.addresses import Family
 
 
 @pytest.fixture
-def modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The toy mode, and one whose clean-up gets stuck half way; real ones must not touch this machine."""
 
     def stuck(_cleaning: Cleaning) -> Iterator[Removed]:
@@ -32,11 +32,13 @@ def modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("stuck_mode")
     module.MODE = msgspec.structs.replace(toy_mode.MODE, name="stuck", cleanup=stuck)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for name in list(MODES):
-        monkeypatch.delitem(MODES, name)
-    monkeypatch.setitem(MODES, toy_mode.TOY, toy_mode.ROW)
-    monkeypatch.setitem(MODES, "stuck", ModeRow(module=module.__name__))
     monkeypatch.setenv(toy_mode.KERNEL, str(tmp_path))
+    real = dict(MODES)
+    MODES.clear()
+    MODES.update({toy_mode.TOY: toy_mode.ROW, "stuck": ModeRow(module=module.__name__)})
+    yield
+    MODES.clear()
+    MODES.update(real)
 
 
 def test_a_mode_whose_clean_up_fails_keeps_none_of_the_others_from_theirs(
@@ -83,10 +85,8 @@ def test_what_was_done_is_said_with_the_right_verb(done: Removed, said: str) -> 
     assert cleanup.sentence(done) == said
 
 
-def test_settings_are_restored_left_to_their_new_owner_or_reported(
-    modes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(MODES, "stuck")
+def test_settings_are_restored_left_to_their_new_owner_or_reported(modes: None, tmp_path: Path) -> None:
+    del MODES["stuck"]
     state = tmp_path / "state"
     sysctls = Sysctls(journal=state / "sysctls.json")
     files = {name: tmp_path / name for name in ("ours", "taken", "same", "gone")}
