@@ -10,7 +10,7 @@ import errno
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from pointsman.kernel import attributes as nla
@@ -52,6 +52,8 @@ _U32 = struct.Struct("=I")
 _PORT = struct.Struct(">H")
 _LISTED_ID = slice(8, 8 + _SERVICE_ID.size)
 """Where the identity of a virtual server stands in an answer: after the headers of message and nest."""
+_LISTED = slice(8, _LISTED_ID.stop + 8 + _SERVICE_REST.size)
+"""And its settings; behind a scheduler's long name the network mask is cut off, which is always the same."""
 _PROBE_MARK = 0x7F504D01
 _V4_ALL_BITS, _V6_ALL_BITS = 0xFFFFFFFF, 128
 
@@ -138,6 +140,11 @@ def virtual_server_of(payload: bytes) -> tuple[VirtualServer, ServerCounters] | 
     return server, ServerCounters(*(_native(stats.get(number, b"\0")) for number in counters))
 
 
+def digest(payloads: Iterable[bytes]) -> int:
+    """The same for listings of the same virtual servers with the same settings, whatever their counters."""
+    return hash(tuple(payload[_LISTED] for payload in payloads))
+
+
 def unlike(
     payloads: Iterable[bytes], expected: Iterable[VirtualServer]
 ) -> tuple[list[VirtualServer], list[VirtualServer]]:
@@ -207,17 +214,12 @@ class IpvsSocket:
 
     def services(self) -> dict[VirtualServer, ServerCounters]:
         """Every virtual server with an address, and its counters."""
-        return dict(filter(None, map(virtual_server_of, self._listed_services())))
+        return dict(filter(None, map(virtual_server_of, self.service_listing())))
 
-    def compare_services(
-        self, expected: Iterable[VirtualServer]
-    ) -> tuple[list[VirtualServer], list[VirtualServer]]:
-        """What differs from `expected` and what of it is missing; much cheaper than `services`."""
-        return unlike(self._listed_services(), expected)
-
-    def _listed_services(self) -> Iterator[bytes]:
+    def service_listing(self) -> list[bytes]:
+        """How the kernel describes each virtual server, for `digest` and `unlike`, which are much quicker."""
         request = Message(self._family, 0, genl.header(CMD_GET_SERVICE))
-        return (answer.payload for answer in self._netlink.dump(request, "list virtual servers", needs=NEEDS))
+        return [answer.payload for answer in self._netlink.dump(request, "list virtual servers", needs=NEEDS)]
 
     def service(self, key: VirtualKey) -> VirtualServer | None:
         """The virtual server of this address, protocol and port, if there is one."""

@@ -23,6 +23,8 @@ RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR = 0x10, 0x100
 IFLA_IFNAME, IFLA_LINKINFO, IFLA_INFO_KIND = 3, 18, 1
 IFA_ADDRESS, IFA_LOCAL = 1, 2
 
+_NEWS_BYTES = 1 << 16
+"""Kept for a monitor; what does not fit tells as much as what does: addresses have changed."""
 _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
 _AF = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
@@ -151,7 +153,8 @@ class AddressMonitor:
     """Becomes readable when an address appears or goes on any interface of this network namespace."""
 
     def __init__(self) -> None:
-        self._netlink = NetlinkSocket(netlink.NETLINK_ROUTE, groups=RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR)
+        groups = RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR
+        self._netlink = NetlinkSocket(netlink.NETLINK_ROUTE, groups=groups, receive_buffer=_NEWS_BYTES)
 
     def fileno(self) -> int:
         return self._netlink.fileno()

@@ -207,6 +207,20 @@ def test_damage_is_noticed_and_repaired(world: World, damage: tuple[str, ...], n
     assert world.answerers("client", WEB, "lb") == {"pod1", "pod2", "pod4"}
 
 
+def test_damage_that_brings_back_an_earlier_state_is_noticed(world: World) -> None:
+    backend = world.backends[Family.IPV4]
+    world.apply([WEB])
+    with world.cluster["n1"].entered():
+        assert backend.drift() is None
+    world.apply([WEB, DNS])
+    world.in_node("ipvsadm", "-D", "-u", "10.96.1.3:80")
+    with world.cluster["n1"].entered():
+        assert "virtual server udp 10.96.1.3:80: deleted" in str(backend.drift())
+        world.apply([WEB, DNS], full=True)
+        assert backend.drift() is None
+        assert backend.drift() is None
+
+
 THREE = {"10.244.1.11:8080": "1", "10.244.1.12:8080": "1", "10.244.2.14:8080": "1"}
 
 

@@ -110,6 +110,15 @@ def test_virtual_servers_are_compared_without_regard_to_their_counters() -> None
     assert ipvs.unlike(listed, [SERVER]) == ([six], [])
 
 
+@pytest.mark.parametrize("text", [TCP_SERVICE, UDP6_SERVICE])
+def test_a_digest_is_of_names_and_settings_and_of_no_counters(text: str) -> None:
+    payload = bytes.fromhex(text)
+    settings_end = payload.index(bytes.fromhex(STATS))
+    for position in range(8, len(payload)):
+        touched = payload[:position] + bytes((payload[position] ^ 1,)) + payload[position + 1 :]
+        assert (ipvs.digest([touched]) != ipvs.digest([payload])) is (position < settings_end), position
+
+
 @pytest.mark.parametrize("change", [{"scheduler": "rr"}, {"flags": PERSISTENT}, {"timeout": 60}])
 def test_a_changed_setting_of_a_virtual_server_is_seen(change: dict[str, Any]) -> None:
     assert ipvs.unlike([bytes.fromhex(TCP_SERVICE)], [SERVER._replace(**change)]) == ([SERVER], [])

@@ -32,7 +32,7 @@ from pointsman.backends.ipvs.change import everything, steps_towards
 from pointsman.backends.ipvs.compile import Compiler
 from pointsman.backends.ipvs.desired import Desired, Touched
 from pointsman.backends.ipvs.drain import TCP, Draining
-from pointsman.backends.ipvs.drift import found_drift
+from pointsman.backends.ipvs.drift import Watch
 from pointsman.backends.ipvs.known import Known
 from pointsman.backends.ipvs.rules import FILTER, JUMPS, NAT, RuleSet
 from pointsman.backends.ipvs.schedulers import Schedulers
@@ -84,6 +84,7 @@ class IpvsBackend:
         self._known = Known()
         self._draining = Draining(settings.drain_seconds)
         self._drain_check_due = 0.0
+        self._watch = Watch()
         self._context: NodeContext | None = None
         """Of the last sync; None while what the kernel holds is in doubt."""
 
@@ -115,7 +116,7 @@ class IpvsBackend:
         self.tend()
         if self._context is None:
             return None
-        return found_drift(self._known, self._sockets, self._excluded)
+        return self._watch.drift(self._known, self._sockets, self._excluded)
 
     def verify(self, request: SyncRequest) -> list[Difference]:
         """Read the kernel and compare it with the desired state, without changing anything."""
@@ -209,6 +210,8 @@ class IpvsBackend:
     def _send(self, step: NetlinkStep[Any], progress: _Progress) -> None:
         refused = self._sockets.send(step)
         step.adopt(self._known, refused)
+        if isinstance(step, AddServers | RemoveServers):
+            self._watch.servers_changed()
         progress.took(step, refused)
         if not refused:
             return

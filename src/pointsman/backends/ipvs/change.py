@@ -47,17 +47,17 @@ def steps_towards(
     """
     servers = _ServerSteps(desired, known, touched, excluded)
     write = [WriteRules(rules, known.missing_jumps)] if rules != known.rules else []
-    held = {member for member in touched.entries if member[1] in known.entries[member[0]]}
     extend = _some(
-        *servers.extend, Bind(list(touched.addresses & desired.addresses.keys() - known.addresses))
+        *servers.extend,
+        Bind([a for a in touched.addresses if a in desired.addresses and a not in known.addresses]),
     )
     return [
-        *_some(AddEntries(list(touched.entries & desired.entries.keys() - held))),
+        *_some(AddEntries([m for m in touched.entries if m in desired.entries and not known.has_entry(m)])),
         *((*extend, *write) if known.iptables_mode_serves else (*write, *extend)),
         *_some(
             *servers.shrink,
-            Unbind(list(touched.addresses & known.addresses - desired.addresses.keys())),
-            DeleteEntries(list(held - desired.entries.keys())),
+            Unbind([a for a in touched.addresses if a in known.addresses and a not in desired.addresses]),
+            DeleteEntries([m for m in touched.entries if known.has_entry(m) and m not in desired.entries]),
         ),
     ]
 

@@ -7,29 +7,57 @@ from collections.abc import Callable, Iterator, Mapping
 from pointsman.backends.contract import Damage, Drift
 from pointsman.backends.ipvs.known import Known
 from pointsman.backends.ipvs.sockets import Sockets
+from pointsman.kernel import ipvs
 from pointsman.kernel.ipset_objects import SetHeader
-from pointsman.kernel.ipvs_objects import IPVS_DEVICE, VirtualKey, VirtualServer
+from pointsman.kernel.ipvs_objects import IPVS_DEVICE, VirtualKey
 
 
-def found_drift(known: Known, sockets: Sockets, excluded: Callable[[VirtualKey], bool]) -> Drift | None:
-    """The first thing that is not as we left it; virtual servers `excluded` belong to others."""
-    extra, missing = sockets.compare_servers(known.servers.values())
-    drift = _server_drift(known, [server for server in extra if not excluded(server.key)], missing)
-    if drift is None and sockets.addresses() != known.addresses:
-        drift = Drift(f"addresses of {IPVS_DEVICE}", Damage.CHANGED)
-    return drift or next(_set_drift(known, sockets.sets()), None)
+class Watch:
+    """Remembers what the last look found in order, so that looking at the same again is short.
 
+    For virtual servers that is a digest of the kernel's listing; for addresses, of which the kernel tells every
+    change, that there was none.
+    """
 
-def _server_drift(known: Known, extra: list[VirtualServer], missing: list[VirtualServer]) -> Drift | None:
-    found = [server.key for server in extra]
-    for damage, keys in (
-        (Damage.DELETED, [server.key for server in missing]),
-        (Damage.CHANGED, [key for key in found if key in known.servers]),
-        (Damage.ADDED, [key for key in found if key not in known.servers]),
-    ):
-        if keys:
-            return Drift(f"virtual server {keys[0]}", damage, f"{len(keys)} in all")
-    return None
+    def __init__(self) -> None:
+        self._digest: int | None = None
+        self._addresses_right = False
+
+    def servers_changed(self) -> None:
+        """We changed some ourselves."""
+        self._digest = None
+
+    def drift(self, known: Known, sockets: Sockets, excluded: Callable[[VirtualKey], bool]) -> Drift | None:
+        """The first thing that is not as we left it; virtual servers `excluded` belong to others."""
+        return (
+            self._server_drift(known, sockets, excluded)
+            or self._address_drift(known, sockets)
+            or next(_set_drift(known, sockets.sets()), None)
+        )
+
+    def _server_drift(
+        self, known: Known, sockets: Sockets, excluded: Callable[[VirtualKey], bool]
+    ) -> Drift | None:
+        listing = sockets.server_listing()
+        seen = ipvs.digest(listing)
+        if seen == self._digest:
+            return None
+        unlike, missing = ipvs.unlike(listing, known.servers.values())
+        strange = [server.key for server in unlike if sockets.ours(server) and not excluded(server.key)]
+        for damage, keys in (
+            (Damage.DELETED, [server.key for server in missing]),
+            (Damage.CHANGED, [key for key in strange if key in known.servers]),
+            (Damage.ADDED, [key for key in strange if key not in known.servers]),
+        ):
+            if keys:
+                return Drift(f"virtual server {keys[0]}", damage, f"{len(keys)} in all")
+        self._digest = seen
+        return None
+
+    def _address_drift(self, known: Known, sockets: Sockets) -> Drift | None:
+        if sockets.addresses_may_have_changed() or not self._addresses_right:
+            self._addresses_right = sockets.addresses() == known.addresses
+        return None if self._addresses_right else Drift(f"addresses of {IPVS_DEVICE}", Damage.CHANGED)
 
 
 def _set_drift(known: Known, headers: Mapping[str, SetHeader]) -> Iterator[Drift]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pointsman.backends.ipvs.fragment import SetMember
 from pointsman.backends.ipvs.rules import RuleSet
 from pointsman.backends.netfilter.jumps import Jump
 from pointsman.kernel.ipset_objects import SetEntry
@@ -25,3 +26,7 @@ class Known:
         """Its rules still lead to endpoints, and do so until ours replace them."""
         self.references: dict[str, int] = {}
         """How many rules match on each set."""
+
+    def has_entry(self, member: SetMember) -> bool:
+        name, entry = member
+        return entry in self.entries[name]

@@ -30,7 +30,7 @@ from pointsman.kernel.ipvs_objects import (
     VirtualKey,
     VirtualServer,
 )
-from pointsman.kernel.rtnl import RouteSocket
+from pointsman.kernel.rtnl import AddressMonitor, RouteSocket
 from pointsman.model.addresses import Family, address_text, is_link_local
 
 
@@ -44,9 +44,10 @@ class Sockets:
         self._ipvs = IpvsSocket()
         self._ipset = IpsetSocket()
         self._route = RouteSocket()
+        self._monitor = AddressMonitor()
 
     def close(self) -> None:
-        for sock in (self._ipvs, self._ipset, self._route):
+        for sock in (self._ipvs, self._ipset, self._route, self._monitor):
             sock.close()
 
     # --- reading ---
@@ -73,17 +74,18 @@ class Sockets:
 
     def servers(self) -> dict[VirtualServer, ServerCounters]:
         """The virtual servers, each with what it carried."""
-        return {server: counted for server, counted in self._ipvs.services().items() if self._ours(server)}
+        return {server: counted for server, counted in self._ipvs.services().items() if self.ours(server)}
 
-    def compare_servers(
-        self, expected: Iterable[VirtualServer]
-    ) -> tuple[list[VirtualServer], list[VirtualServer]]:
-        """What the kernel has that is unlike `expected`, and what it lacks of that."""
-        unlike, missing = self._ipvs.compare_services(expected)
-        return [server for server in unlike if self._ours(server)], missing
+    def server_listing(self) -> list[bytes]:
+        """The virtual servers of both families, undecoded."""
+        return self._ipvs.service_listing()
 
-    def _ours(self, server: VirtualServer) -> bool:
+    def ours(self, server: VirtualServer) -> bool:
         return len(server.key.address) == self._family.address_length
+
+    def addresses_may_have_changed(self) -> bool:
+        """Whether the kernel told of any change since the last call, our own included."""
+        return self._monitor.drain()
 
     def addresses(self) -> set[bytes]:
         """The addresses on the dummy device without its own link-local one."""
