@@ -127,14 +127,14 @@ class _Demo:
             "All ready pods share; they see the client's own address.",
         )
         node = HOSTS["n1"].ipv4
-        self._title("NodePort", f"the outside client uses node n1, {node}:{WEB.node_port}")
+        self._title("NodePort", f"an external client uses node n1, {node}:{WEB.node_port}")
         self._show(
             Probe("client", node, WEB.node_port),
             ("pod1", "pod2", "pod4"),
             "Masqueraded: the pods see node n1, so that answers come back through it.",
         )
         address = LOCAL.address("lb", 4)
-        self._title("externalTrafficPolicy: Local", f"the outside client uses load balancer IP {address}:80")
+        self._title("externalTrafficPolicy: Local", f"an external client uses load balancer IP {address}:80")
         self._show(
             Probe("client", address, 80),
             ("pod1", "pod2"),
@@ -199,7 +199,7 @@ class _Demo:
         if self._surprises:
             self._say(self._style.bad(f"{self._surprises} things were not as they should be."))
         else:
-            self._say(self._style.good(f"Everything as it should be, in {seconds:.1f} s."))
+            self._say(self._style.good(f"Everything behaves as it should, in {seconds:.1f} s."))
 
     def _explore(self) -> None:
         pid = os.getpid()
@@ -210,7 +210,7 @@ class _Demo:
             "",
             self._style.bold("Left running. In another terminal, as the same user:"),
             f"  {enter} --net={self._cluster['n1'].path} nft list table ip kube-proxy",
-            f"  {enter} --net={self._cluster['client'].path} nc {HOSTS['n1'].ipv4} {WEB.node_port}     # as the outside client",
+            f"  {enter} --net={self._cluster['client'].path} nc {HOSTS['n1'].ipv4} {WEB.node_port}     # as the external client",
             f"  $EDITOR {self._proxy.manifests}/cluster.json   # change Services and endpoints",
             f"  tail -f {self._proxy.log}",
             "",

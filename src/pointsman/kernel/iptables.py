@@ -70,7 +70,7 @@ class Iptables:
         return self._features
 
     def obstacle(self) -> str:
-        """Why no rules can be read or written here; empty when they can. Raises Busy when that cannot be told."""
+        """Why no rules can be read or written here; empty when they can. Raises Busy when that is unknown."""
         try:
             return "" if self.chain_exists(NAT, "POSTROUTING") else "the kernel lacks table nat"
         except Busy:

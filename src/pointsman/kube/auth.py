@@ -78,7 +78,7 @@ class Credentials:
         return Presented(tuple(headers), tls)
 
     def forget(self) -> bool:
-        """After a 401: drop what can be obtained anew; says whether another try makes sense."""
+        """After a 401: drop what can be obtained again; says whether another try makes sense."""
         renewable = self._granted is not None
         self._granted = None
         previous = self._token

@@ -33,7 +33,7 @@ class Remarks:
         self._slice_service: dict[str, str] = {}
 
     def service_upserted(self, service: Service) -> None:
-        """To be called before the trackers see the object, whose problems are reported anew."""
+        """To be called before the trackers see the object, whose problems are reported again."""
         key = service.metadata.key
         self.service_deleted(key)
         remarks = tuple(_service_remarks(service))

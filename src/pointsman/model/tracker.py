@@ -135,7 +135,7 @@ class Tracker:
         return self._endpoints_changed(service_key)
 
     def take(self) -> Changes:
-        """Hand out what changed and start anew; the caller keeps it until the kernel accepted it."""
+        """Hand out what changed and start afresh; the caller keeps it until the kernel accepted it."""
         states: dict[ServicePortName, PortState | None] = {}
         for name, before in self._before.items():
             now = self._states.get(name)

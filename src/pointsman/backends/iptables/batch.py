@@ -61,7 +61,7 @@ class Batch:
 
 
 class Present(msgspec.Struct, frozen=True):
-    """What the kernel holds already as it should be, so that a full sync need not write it again."""
+    """What the kernel already holds correctly, so that a full sync need not write it again."""
 
     services: frozenset[ServicePortName] = frozenset()
     """Service ports whose own chains are right."""

@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.1
 
 
 def flushed_tables(runner: Iptables) -> list[str]:
-    """Tables whose canary is gone; raises KernelError when that cannot be told now."""
+    """Tables whose canary is gone; raises KernelError when that is unknown for now."""
     missing = []
     for table in CANARY_TABLES:
         rules = runner.list_chain(table, names.CANARY)

@@ -1,7 +1,7 @@
 """One plan to the IPVS objects of its service port. Pure and deterministic.
 
 Differences from the other modes that kube-proxy's users know and rely on: a Local policy without local endpoints
-falls back to all endpoints instead of dropping (outside clients still fail, as their packets keep their source),
+falls back to all endpoints instead of dropping (external clients still fail, as their packets keep their source),
 and a service without endpoints keeps an empty virtual server, which refuses.
 """
 

@@ -24,7 +24,7 @@ class RuleTool(Protocol):
 
 
 def runner_for(family: Family) -> Iptables:
-    """The programs to use; raises NotSupported when that cannot be told."""
+    """The programs to use; raises NotSupported when there are none."""
     commands = SystemCommands()
     return Iptables(family, commands, variant=choose_variant(commands, family))
 

@@ -98,7 +98,7 @@ def balancer_chain(balancer: Balancer, context: NodeContext) -> Chain:
 
 
 def short_circuit(context: NodeContext, target: str) -> tuple[Rule, ...]:
-    """Policy Local binds outside clients only: pods and the node itself reach every endpoint."""
+    """Policy Local binds external clients only: pods and the node itself reach every endpoint."""
     rules = []
     pods = schema.source_match(context.local, traits_of(context.family))
     if pods is not None:

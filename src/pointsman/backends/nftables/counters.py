@@ -1,7 +1,7 @@
 """Connections per service port and endpoint, from the counters on map elements.
 
 The kernel forgets a counter with its element (an endpoint that moves to another slot, a reload), so totals are kept
-here and grow by differences; a counter that went backwards has started anew.
+here and grow by differences; a counter that went backwards has started again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ConnectionTotals:
         return Traffic(dict(self._services), dict(self._endpoints))
 
     def restarted(self) -> None:
-        """Everything was loaded anew: all counters in the kernel begin at zero."""
+        """Everything was loaded again: all counters in the kernel begin at zero."""
         self._last = {}
 
     def add(self, contents: Contents, reader: Reader) -> None:

@@ -23,7 +23,7 @@ _KUBE_PROXY_COMMENT = "rules for kube-proxy"
 
 
 class Finding(NamedTuple):
-    """One object that is not as it should be."""
+    """One object that differs from what it should be."""
 
     what: str
     damage: Damage
