@@ -7,6 +7,7 @@ import contextlib
 import resource
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import aiohttp
 import pytest
@@ -22,6 +23,7 @@ from pointsman.serve.http import (
     routed,
     text_response,
 )
+from pointsman.serve.server import HttpServer
 from pointsman.serve.troubles import Trouble, Troubles
 
 
@@ -244,3 +246,20 @@ def test_an_unreadable_bind_address_says_what_is_wrong(address: str) -> None:
 def test_bind_addresses_split_into_host_and_port() -> None:
     assert bind_parts("[::1]:10249") == ("::1", 10249)
     assert bind_parts("0.0.0.0:10256") == ("0.0.0.0", 10256)
+
+
+async def test_a_connection_that_arrives_while_the_server_closes_ends_without_an_error() -> None:
+    loop = asyncio.get_running_loop()
+    complaints: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _loop, details: complaints.append(details))
+    loop.set_debug(True)
+    server = HttpServer(HANDLER, Connections())
+    server.serve([open_socket("127.0.0.1", 0)])
+    with socket.create_connection(server.addresses[0]) as client:
+        await asyncio.sleep(0)  # the loop learns of the connection
+        await asyncio.sleep(0)  # it is accepted, and its transport is about to be made
+        await server.close()
+        client.setblocking(False)
+        async with asyncio.timeout(5):
+            assert await loop.sock_recv(client, 1) == b""
+    assert complaints == []
