@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 """How fast examples are made and run says something about the machine, not about the program."""
+settings.register_profile("brief", settings.get_profile("patient"), max_examples=15)
+"""For `make quick`; a test that sets a number of its own keeps it."""
 
 
 @pytest.hookimpl(tryfirst=True)

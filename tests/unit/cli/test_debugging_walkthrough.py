@@ -16,6 +16,7 @@ from pointsman.source.manifest_files import load_objects
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "debugging.md"
 BLOCK = re.compile(r"^```console(?P<live> live)?\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+pytestmark = pytest.mark.slow
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 

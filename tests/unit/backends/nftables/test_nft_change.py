@@ -39,6 +39,7 @@ def updates_between(old: Plans, new: Plans) -> dict[ServicePortName, ServicePlan
     return {name: new.get(name) for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), family=st.sampled_from(list(Family)))
 def test_a_history_of_changes_equals_a_full_load(data: st.DataObject, family: Family) -> None:
