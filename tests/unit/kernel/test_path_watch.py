@@ -8,7 +8,7 @@ from pointsman.kernel import path_watch
 from pointsman.kernel.path_watch import Inotify, path_changes
 
 
-def _noticed(
+async def _noticed(
     path: Path,
     change: Callable[[], object],
     *,
@@ -16,55 +16,52 @@ def _noticed(
     within: float = 10.0,
     open_inotify: Callable[[], Inotify] = Inotify,
 ) -> bool:
-    async def scenario() -> bool:
-        changes = path_changes(path, debounce=0.01, poll=poll, open_inotify=open_inotify)
-        first: asyncio.Future[None] = asyncio.ensure_future(_next(changes.__anext__()))
-        await asyncio.sleep(0.02)
-        change()
-        done, _ = await asyncio.wait([first], timeout=within)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        await changes.aclose()
-        return bool(done)
-
-    return asyncio.run(scenario())
+    changes = path_changes(path, debounce=0.01, poll=poll, open_inotify=open_inotify)
+    first: asyncio.Future[None] = asyncio.ensure_future(_next(changes.__anext__()))
+    await asyncio.sleep(0.02)
+    change()
+    done, _ = await asyncio.wait([first], timeout=within)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await changes.aclose()
+    return bool(done)
 
 
 async def _next(step: Awaitable[None]) -> None:
     await step
 
 
-def test_write_in_place_is_noticed(tmp_path: Path) -> None:
+async def test_write_in_place_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("a")
-    assert _noticed(file, lambda: file.write_text("b"))
+    assert await _noticed(file, lambda: file.write_text("b"))
 
 
-def test_atomic_rename_is_noticed(tmp_path: Path) -> None:
+async def test_atomic_rename_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("a")
     other = tmp_path / "other"
     other.write_text("b")
-    assert _noticed(file, lambda: other.rename(file))
+    assert await _noticed(file, lambda: other.rename(file))
 
 
-def test_creation_after_absence_is_noticed_even_of_the_directory(tmp_path: Path) -> None:
+async def test_creation_after_absence_is_noticed_even_of_the_directory(tmp_path: Path) -> None:
     file = tmp_path / "sub" / "config.yaml"
 
     def create() -> None:
         file.parent.mkdir()
         file.write_text("a")
 
-    assert _noticed(file, create)
+    assert await _noticed(file, create)
 
 
-def test_deletion_is_noticed(tmp_path: Path) -> None:
+async def test_deletion_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("a")
-    assert _noticed(file, file.unlink)
+    assert await _noticed(file, file.unlink)
 
 
-def test_configmap_symlink_swap_is_noticed(tmp_path: Path) -> None:
+async def test_configmap_symlink_swap_is_noticed(tmp_path: Path) -> None:
     for version in ("..1", "..2"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "config.yaml").write_text(version)
@@ -76,27 +73,27 @@ def test_configmap_symlink_swap_is_noticed(tmp_path: Path) -> None:
         (tmp_path / "..data_tmp").symlink_to("..2")
         (tmp_path / "..data_tmp").rename(tmp_path / "..data")
 
-    assert _noticed(file, swap)
+    assert await _noticed(file, swap)
     assert file.read_text() == "..2"
 
 
-def test_write_to_the_target_of_a_symlink_elsewhere_is_noticed(tmp_path: Path) -> None:
+async def test_write_to_the_target_of_a_symlink_elsewhere_is_noticed(tmp_path: Path) -> None:
     target = tmp_path / "elsewhere" / "real.yaml"
     target.parent.mkdir()
     target.write_text("a")
     link = tmp_path / "config.yaml"
     link.symlink_to(target)
-    assert _noticed(link, lambda: target.write_text("b"))
+    assert await _noticed(link, lambda: target.write_text("b"))
 
 
-def test_new_file_in_a_watched_directory_is_noticed(tmp_path: Path) -> None:
-    assert _noticed(tmp_path, lambda: (tmp_path / "service.yaml").write_text("a"))
+async def test_new_file_in_a_watched_directory_is_noticed(tmp_path: Path) -> None:
+    assert await _noticed(tmp_path, lambda: (tmp_path / "service.yaml").write_text("a"))
 
 
-def test_sibling_files_are_not_reported(tmp_path: Path) -> None:
+async def test_sibling_files_are_not_reported(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("a")
-    assert not _noticed(file, lambda: (tmp_path / "sibling").write_text("b"), within=0.2)
+    assert not await _noticed(file, lambda: (tmp_path / "sibling").write_text("b"), within=0.2)
 
 
 async def test_change_between_the_call_and_the_first_iteration_is_reported(tmp_path: Path) -> None:
@@ -128,13 +125,13 @@ async def test_second_change_through_a_new_symlink_target_is_noticed_too(tmp_pat
     await changes.aclose()
 
 
-def test_without_inotify_polling_notices(tmp_path: Path) -> None:
+async def test_without_inotify_polling_notices(tmp_path: Path) -> None:
     def refuse() -> Inotify:
         raise OSError(24, "Too many open files")
 
     file = tmp_path / "config.yaml"
     file.write_text("a")
-    assert _noticed(file, lambda: file.write_text("bb"), poll=0.05, open_inotify=refuse)
+    assert await _noticed(file, lambda: file.write_text("bb"), poll=0.05, open_inotify=refuse)
 
 
 async def test_closing_releases_the_descriptor(tmp_path: Path) -> None:
