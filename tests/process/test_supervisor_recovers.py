@@ -13,7 +13,7 @@ from tests.fake import toy_mode
 from tests.process.assembled import until
 
 from pointsman.app.assembly import Running, assembled
-from pointsman.app.host import Host
+from pointsman.app.host_preparation import Host
 from pointsman.app.modes import Choice
 from pointsman.app.reload_record import ReloadRecord
 from pointsman.app.supervisor import Assembled, Supervisor

@@ -13,7 +13,7 @@ import msgspec
 
 from pointsman.app import modes
 from pointsman.app.announcements import FindingReport, announce
-from pointsman.app.host import Host
+from pointsman.app.host_preparation import Host
 from pointsman.app.reload_record import ReloadRecord
 from pointsman.app.servers import Servers
 from pointsman.backends.contract import Mode

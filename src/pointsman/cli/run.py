@@ -19,7 +19,7 @@ def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
         return clean_up(options.state_dir)
     economise()
     raise_descriptor_limit()
-    from pointsman.app.host import initialise
+    from pointsman.app.host_preparation import initialise
     from pointsman.app.supervisor import serve
 
     if options.init_only:
