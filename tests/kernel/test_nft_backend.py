@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.factory import context, endpoint, packed, plan, service_port
-from tests.kernel.nft_kernel import everything, listing, needs_nft, new_namespace, part, table, table_handle
+from tests.kernel.nft_kernel import everything, listing, needs_nft, part, table, table_handle
 
 from pointsman.backends.contract import Cleaning, Damage, Drift, Removed
 from pointsman.backends.nftables.apply import NftablesBackend
@@ -30,21 +29,6 @@ NODE = context(
     node_port_addresses=NodePortAddresses(match_all=False, addresses=(packed("10.9.9.9"),)),
 )
 Plans = dict[ServicePortName, ServicePlan]
-
-
-@pytest.fixture
-def namespace() -> Iterator[Namespace]:
-    space = new_namespace()
-    with space.entered():
-        yield space
-    space.close()
-
-
-@pytest.fixture
-def backend(namespace: Namespace) -> Iterator[NftablesBackend]:
-    made = NftablesBackend(Family.IPV4)
-    yield made
-    made.close()
 
 
 def some_plans(count: int = 3, endpoints: int = 3) -> Plans:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.factory import context, endpoint, endpoint_slice, packed, plan, service, service_port
-from tests.kernel.nft_kernel import everything, listing, needs_nft, new_namespace, part, table, table_handle
+from tests.kernel.nft_kernel import everything, listing, needs_nft, part, table, table_handle
 from tests.unit.explain.explaining import asked, codes, view_of
 
 from pointsman.backends.contract import Cleaning, Damage, Drift, Fate, Rival, SyncRequest
@@ -37,21 +36,6 @@ NODE = context(
 )
 RANGES = tuple(filter(None, [cidr_from_text("203.0.113.0/24")]))
 Plans = dict[ServicePortName, ServicePlan]
-
-
-@pytest.fixture
-def namespace() -> Iterator[Namespace]:
-    space = new_namespace()
-    with space.entered():
-        yield space
-    space.close()
-
-
-@pytest.fixture
-def backend(namespace: Namespace) -> Iterator[NftablesBackend]:
-    made = NftablesBackend(Family.IPV4)
-    yield made
-    made.close()
 
 
 def some_plans(count: int = 5) -> Plans:
