@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from pointsman.model.addresses import Family, address_from_text, family_of
+from pointsman.model.addresses import Cidr, Family, address_from_text, cidr_from_text, family_of
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
-from pointsman.model.objects import EndpointSlice, Node, Service
+from pointsman.model.objects import EndpointSlice, Meta, Node, Service, ServiceCIDR, ServiceCIDRSpec
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
@@ -19,6 +19,12 @@ def packed(text: str) -> bytes:
     address = address_from_text(text)
     assert address is not None, text
     return address
+
+
+def cidr(text: str) -> Cidr:
+    found = cidr_from_text(text)
+    assert found is not None, text
+    return found
 
 
 def service(name: str = "web", namespace: str = "default", **spec: Any) -> Service:
@@ -68,6 +74,10 @@ def node(
         "status": {"addresses": addresses or []},
     }
     return msgspec.convert(body, Node)
+
+
+def service_cidr(*cidrs: str) -> ServiceCIDR:
+    return ServiceCIDR(Meta(name="kubernetes"), ServiceCIDRSpec(list(cidrs)))
 
 
 def endpoint(text: str = "10.244.1.1", port: int = 8080, **fields: Any) -> Endpoint:

@@ -102,6 +102,29 @@ def test_one_address_in_two_slices_counts_once(world: World) -> None:
     assert set(shares) == {"pod1", "pod4"}
 
 
+@pytest.mark.skipif(bool(harness.REFERENCE), reason="in kube-proxy chance decides who has the address")
+def test_an_external_address_in_the_service_range_is_served_until_it_is_a_cluster_ip(world: World) -> None:
+    external = [WEB.address("external", family) for family in FAMILIES]
+    wider = service_range_manifest()
+    wider["metadata"]["name"] = "wider"
+    wider["spec"]["cidrs"] = ["198.51.100.0/24", "fd00:198::/112"]
+    others = [node_manifest("n1"), node_manifest("n2"), service_range_manifest(), wider]
+    owner = LabService("owner", 2, backends("pod4"), ports=(443,)).manifests()
+    owner[0]["spec"] |= {"clusterIP": external[0], "clusterIPs": external}
+    at_443 = msgspec.structs.replace(WEB, ports=(443,))
+
+    world.proxy.apply([WEB], others)
+    assert {host: world.answerers(host, WEB, "external", 2) for host in ("client", "pod3")} == {
+        "client": {"pod1"},
+        "pod3": {"pod1"},
+    }
+    world.proxy.apply([WEB], [*others, *owner])
+    assert "pod1" not in world.answerers("pod3", WEB, "external", 2)
+    assert world.answerers("pod3", at_443, "external", 2) == {"pod4"}
+    world.proxy.apply([WEB], others)
+    assert world.answerers("pod3", WEB, "external", 2) == {"pod1"}
+
+
 def test_a_zone_label_of_the_node_takes_effect_without_restart(world: World) -> None:
     zoned = _with(WEB, Backend("pod1", zones=("zone-a",)), Backend("pod4", zones=("zone-b",)))
     world.proxy.apply([zoned])

@@ -198,7 +198,7 @@ class _Planner:
             tracker.slice_upserted(endpoint_slice)
         keeper = RequestKeeper(context.family)
         outcome = Reconciler(keeper).sync(tracker.take(), context)
-        self._notes += [f"Service {refusal.name}: {refusal.problem.message}" for refusal in outcome.refused]
+        self._notes += [f"Service {found.name}: {found.problem.message}" for found in outcome.problems]
         assert keeper.request is not None
         keys = {service.metadata.key for service in self._services}
         view = FamilyView(

@@ -69,8 +69,8 @@ def port_causes(
             fatal=False,
         )
     yield from _source_ranges(plan.frontends, clients, family)
-    for refused in plan.refused:
-        yield Cause(refused.reason, refused.message, _refusal_advice(refused), fatal=False)
+    for problem in plan.problems:
+        yield Cause(problem.reason, problem.message, _advice(problem), fatal=False)
     yield from _remarks(port, plan, view)
     yield from _hints(plan)
 
@@ -182,12 +182,12 @@ def _source_ranges(
             )
 
 
-def _refusal_advice(refused: Problem) -> str:
-    if refused.holder is not None:
-        return "one address, protocol and port can serve one Service only; the older one keeps it"
-    if refused.reason == "AddressNotAllowed":
+def _advice(problem: Problem) -> str:
+    if problem.reason == "AddressNotAllowed":
         return "add its range to --external-ip-allow-cidrs if it may be claimed"
-    return "choose another address"
+    if problem.holder is None or problem.reason == "AddressIsClusterIP":
+        return "choose an address outside the service range"
+    return "one address, protocol and port can serve one Service only; the older one keeps it"
 
 
 def _remarks(port: ServicePort, plan: ServicePlan, view: View) -> Iterator[Cause]:

@@ -59,9 +59,9 @@ def _losers(family: FamilyView, target: Target, address: bytes) -> Iterator[Caus
         if target.number not in (0, state.port.port) or not _claims(state.port, address):
             continue
         plan = family.plans.get(name)
-        for refused in plan.refused if plan is not None else ():
-            if refused.address == address:
-                yield Cause(refused.reason, f"{name} claims it and does not get it: {refused.message}")
+        for problem in plan.problems if plan is not None else ():
+            if problem.address == address and not problem.served:
+                yield Cause(problem.reason, f"{name} claims it and does not get it: {problem.message}")
 
 
 def _claims(port: ServicePort, address: bytes) -> bool:

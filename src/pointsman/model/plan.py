@@ -71,8 +71,9 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     topology: TopologyMode = TopologyMode.NONE
     topology_note: str = ""
     """Why hints were ignored although some endpoint carries them; empty otherwise."""
-    refused: tuple[Problem, ...] = ()
-    """Frontends that this service port asked for and did not get (contested or forbidden addresses)."""
+    problems: tuple[Problem, ...] = ()
+    """Frontends that this service port asked for and did not get (contested or forbidden addresses), or got with a
+    warning."""
 
     @property
     def name(self) -> ServicePortName:

@@ -7,30 +7,30 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from pointsman.model.addresses import address_text, host_port_text
-from pointsman.model.claims import Claim
+from pointsman.model.claims import Claim, Winner
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan, outcome_of
 from pointsman.model.problem import Problem
-from pointsman.model.service import ServicePort, ServicePortName
+from pointsman.model.service import ServicePort
 from pointsman.model.topology import select_endpoints
 
-_NOTHING_LOST: Mapping[Claim, ServicePortName] = {}
+_NOTHING_LOST: Mapping[Claim, Winner] = {}
 
 
 def plan_service_port(
     port: ServicePort,
     endpoints: tuple[Endpoint, ...],
     context: NodeContext,
-    lost: Mapping[Claim, ServicePortName] = _NOTHING_LOST,
+    lost: Mapping[Claim, Winner] = _NOTHING_LOST,
 ) -> ServicePlan | Problem:
     """The plan, or why there is none: another service port has its cluster IP. `lost` are claims others have won."""
-    refused: list[Problem] = []
+    problems: list[Problem] = []
     if lost or port.external_ips or port.load_balancer_ips:
         winner = lost.get((port.cluster_ip, port.protocol, port.port))
         if winner is not None:
             return _contested("ContestedClusterIP", port.cluster_ip, port, winner)
-        port = _granted_port(port, context, lost, refused)
+        port = _granted_port(port, context, lost, problems)
     chosen = select_endpoints(port, endpoints, context.node_name, context.zone)
     internal = outcome_of(chosen.has_any, chosen.local if port.internal_local else chosen.cluster)
     external = outcome_of(chosen.has_any, chosen.local if port.external_local else chosen.cluster)
@@ -44,7 +44,7 @@ def plan_service_port(
         all_endpoints=endpoints,
         topology=chosen.topology,
         topology_note=chosen.note,
-        refused=tuple(refused),
+        problems=tuple(problems),
     )
 
 
@@ -66,51 +66,54 @@ def _frontends(port: ServicePort, internal: Outcome, external: Outcome) -> Itera
 
 
 def _granted_port(
-    port: ServicePort,
-    context: NodeContext,
-    lost: Mapping[Claim, ServicePortName],
-    refused: list[Problem],
+    port: ServicePort, context: NodeContext, lost: Mapping[Claim, Winner], problems: list[Problem]
 ) -> ServicePort:
-    """The service port without the addresses it may not have."""
+    """The service port without the addresses it may not have; adds to `problems` what its author should know."""
     node_port = port.node_port
     winner = lost.get((b"", port.protocol, node_port)) if node_port else None
     if winner is not None:
-        message = f"node port {node_port} is served by {winner}"
-        refused.append(Problem("ContestedNodePort", message, holder=winner))
+        message = f"node port {node_port} is served by {winner.name}"
+        problems.append(Problem("ContestedNodePort", message, holder=winner.name))
         node_port = 0
-    refusals = {
-        address: refusal
+    found = {
+        address: problem
         for address in (*port.external_ips, *port.load_balancer_ips)
-        if (refusal := _refusal(address, port, context, lost)) is not None
+        if (problem := _address_problem(address, port, context, lost)) is not None
     }
-    refused += refusals.values()
-    if not refused:
+    problems += found.values()
+    refused = {address for address, problem in found.items() if not problem.served}
+    if not refused and winner is None:
         return port
     return msgspec.structs.replace(
         port,
         node_port=node_port,
-        external_ips=tuple(a for a in port.external_ips if a not in refusals),
-        load_balancer_ips=tuple(a for a in port.load_balancer_ips if a not in refusals),
+        external_ips=tuple(a for a in port.external_ips if a not in refused),
+        load_balancer_ips=tuple(a for a in port.load_balancer_ips if a not in refused),
     )
 
 
-def _refusal(
-    address: bytes, port: ServicePort, context: NodeContext, lost: Mapping[Claim, ServicePortName]
+def _address_problem(
+    address: bytes, port: ServicePort, context: NodeContext, lost: Mapping[Claim, Winner]
 ) -> Problem | None:
-    """Why the service port may not have an external address that it asks for; None when it may."""
+    """Why the service port may not have an external address that it asks for, or why it should ask for another."""
     winner = lost.get((address, port.protocol, port.port))
+    text = address_text(address)
+    if winner is not None and winner.has_address:
+        message = f"{text} is the cluster IP of {winner.name.key}"
+        return Problem("AddressIsClusterIP", message, address, holder=winner.name)
     if winner is not None:
         return _contested("ContestedAddress", address, port, winner)
-    text = address_text(address)
-    if any(cidr.contains(address) for cidr in context.service_cidrs):
-        message = f"{text} lies in the service range; only cluster IPs may come from it"
-        return Problem("ForbiddenAddress", message, address)
     allowed = context.external_allow
     if allowed and not any(cidr.contains(address) for cidr in allowed):
         return Problem("AddressNotAllowed", f"{text} is outside --external-ip-allow-cidrs", address)
+    if address != port.cluster_ip and any(cidr.contains(address) for cidr in context.service_cidrs):
+        message = (
+            f"{text} lies in the service range: it is lost as soon as a Service gets it as its cluster IP"
+        )
+        return Problem("AddressInServiceRange", message, address, served=True)
     return None
 
 
-def _contested(reason: str, address: bytes, port: ServicePort, winner: ServicePortName) -> Problem:
-    message = f"{host_port_text(address, port.port)} is served by {winner}"
-    return Problem(reason, message, address, holder=winner)
+def _contested(reason: str, address: bytes, port: ServicePort, winner: Winner) -> Problem:
+    message = f"{host_port_text(address, port.port)} is served by {winner.name}"
+    return Problem(reason, message, address, holder=winner.name)

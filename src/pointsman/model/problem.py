@@ -1,4 +1,4 @@
-"""What was left out of an object, in a form that metrics, events and people can use."""
+"""What is wrong with an object, in a form that metrics, events and people can use."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 
 
 class Problem(msgspec.Struct, frozen=True, gc=False):
-    """Something in an object that was left out, and why; the rest of the object is used."""
+    """Something in an object that was left out, and why, or that is doubtful; the rest of the object is used."""
 
     reason: str
     """Short CamelCase word for metrics and events."""
     message: str
     address: bytes = b""
-    """The address that is not served, where the problem is about one."""
+    """The address, where the problem is about one."""
     holder: ServicePortName | None = None
     """Who is served there instead."""
+    served: bool = False
+    """Nothing was left out: a warning about something that is served."""

@@ -20,7 +20,7 @@ from pointsman.obs.registry import Metrics
 from pointsman.report.status import SyncPoint
 from pointsman.serve.health import ProxyHealth
 from pointsman.sync.loop import SyncListener
-from pointsman.sync.reconcile import Refusal, SyncFailed, SyncOutcome, Totals
+from pointsman.sync.reconcile import PortProblem, SyncFailed, SyncOutcome, Totals
 
 HISTORY = 240
 """Syncs remembered for `status` and the status page."""
@@ -75,7 +75,7 @@ class Reporter(SyncListener):
         family, report, now = outcome.family, outcome.report, time.time()
         self._health.updated(family)
         self._measure(outcome, now)
-        self._refused(outcome.refused)
+        self._tell(outcome.problems)
         self._degraded.report(f"{family.value} sync", report.degraded)
         record = self.records[family]
         record.rejected = report.rejected
@@ -100,7 +100,7 @@ class Reporter(SyncListener):
         metrics.restore_failures.labels(ip_family=label).inc()
         if not failure.full:
             metrics.partial_restore_failures.labels(ip_family=label).inc()
-        self._refused(failure.refused)
+        self._tell(failure.problems)
         record = self.records[family]
         record.last_error = str(failure)
         record.history.append(SyncPoint(time.time(), 0.0, failure.full, changed=0, error=str(failure)))
@@ -135,9 +135,17 @@ class Reporter(SyncListener):
         if kind == "Service":
             self._recorder.service_event(key, problem.reason, problem.message)
 
-    def _refused(self, refused: Iterable[Refusal]) -> None:
-        for refusal in refused:
-            self.left_out("Service", refusal.name.key, refusal.problem, shown=str(refusal.name))
+    def _tell(self, problems: Iterable[PortProblem]) -> None:
+        for found in problems:
+            if found.problem.served:
+                self._warn(found.name, found.problem)
+            else:
+                self.left_out("Service", found.name.key, found.problem, shown=str(found.name))
+
+    def _warn(self, name: ServicePortName, problem: Problem) -> None:
+        self._metrics.object_warnings.labels(kind="Service", reason=problem.reason).inc()
+        _log.warning("Served with a warning", kind="Service", object=str(name), reason=problem.message)
+        self._recorder.service_event(name.key, problem.reason, problem.message)
 
     def _measure(self, outcome: SyncOutcome, now: float) -> None:
         label, metrics, report = outcome.family.value, self._metrics, outcome.report

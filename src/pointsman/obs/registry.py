@@ -285,6 +285,11 @@ class Metrics:
             "Objects, or parts of them, left out because they cannot be used",
             ["kind", "reason"],
         )
+        self.object_warnings = family.counter(
+            "pointsman_object_warnings_total",
+            "Objects that are used although their authors should know of something",
+            ["kind", "reason"],
+        )
         self.config_reloads = family.counter(
             "pointsman_config_reloads_total", "Changes of the configuration file by result", ["result"]
         )

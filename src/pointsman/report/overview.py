@@ -132,5 +132,5 @@ def service_row(plan: ServicePlan) -> ServiceRow:
         state=state_of(plan),
         affinity_seconds=plan.port.affinity_seconds,
         topology=plan.topology.value,
-        problems=tuple(problem.message for problem in plan.refused),
+        problems=tuple(problem.message for problem in plan.problems),
     )

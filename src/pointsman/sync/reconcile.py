@@ -16,7 +16,7 @@ import msgspec
 from pointsman.backends.contract import Backend, Difference, SyncReport, SyncRequest
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
-from pointsman.model.claims import Claim, ClaimIndex
+from pointsman.model.claims import Claim, ClaimIndex, Winner
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext, Situation
 from pointsman.model.plan import Outcome, ServicePlan
@@ -26,7 +26,7 @@ from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.tracker import Changes, PortState
 
 Planner = Callable[
-    [ServicePort, tuple[Endpoint, ...], NodeContext, Mapping[Claim, ServicePortName]], ServicePlan | Problem
+    [ServicePort, tuple[Endpoint, ...], NodeContext, Mapping[Claim, Winner]], ServicePlan | Problem
 ]
 
 
@@ -37,8 +37,8 @@ class PlanChange(msgspec.Struct, frozen=True):
     new: ServicePlan | None
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """A service port, or one of its addresses, that is not served, and why."""
+class PortProblem(msgspec.Struct, frozen=True):
+    """A service port, or one of its addresses, that is not served, and why, or is served with a warning."""
 
     name: ServicePortName
     problem: Problem
@@ -66,8 +66,8 @@ class SyncOutcome(msgspec.Struct, frozen=True):
     first: bool
     """No sync had succeeded before this one in this process."""
     totals: Totals = Totals()
-    refused: tuple[Refusal, ...] = ()
-    """What was found to be refused since the last sync; a refusal that lasts is named once."""
+    problems: tuple[PortProblem, ...] = ()
+    """What was found to be wrong since the last sync; a problem that lasts is named once."""
 
     @property
     def family(self) -> Family:
@@ -84,13 +84,13 @@ class SyncFailed(KernelError):
         *,
         full: bool,
         unsynced: frozenset[ServicePortName] = frozenset(),
-        refused: tuple[Refusal, ...] = (),
+        problems: tuple[PortProblem, ...] = (),
     ) -> None:
         super().__init__(message, errno)
         self.full = full
         self.unsynced = unsynced
         """Service ports whose latest plan the kernel has not accepted."""
-        self.refused = refused
+        self.problems = problems
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class Reconciler:
         self.plans: dict[ServicePortName, ServicePlan] = {}
         self._plan_service_port = plan
         self._tally = _Tally(count_services=count_services)
-        self._refusals = _Refusals()
+        self._problems = _Problems()
         self._states: dict[ServicePortName, PortState] = {}
         self._claims = ClaimIndex()
         self._before: dict[ServicePortName, ServicePlan | None] = {}
@@ -146,9 +146,9 @@ class Reconciler:
                 error.errno,
                 full=request.full,
                 unsynced=frozenset(self._before),
-                refused=self._refusals.take(),
+                problems=self._problems.take(),
             ) from error
-        self._refusals.by_kernel(report.rejected)
+        self._problems.by_kernel(report.rejected)
         accepted = {name: PlanChange(old, self.plans.get(name)) for name, old in self._before.items()}
         outcome = SyncOutcome(
             report=report,
@@ -158,7 +158,7 @@ class Reconciler:
             seconds=time.perf_counter() - started,
             first=not self._succeeded_once,
             totals=self._tally.totals(len(self.plans)),
-            refused=self._refusals.take(),
+            problems=self._problems.take(),
         )
         self._before = {}
         self._trigger_times = {}
@@ -198,10 +198,10 @@ class Reconciler:
     def _replan(self, name: ServicePortName, context: NodeContext) -> None:
         planned = self._plan(name, context)
         if isinstance(planned, Problem):
-            self._refusals.by_plan(name, (planned,))
+            self._problems.by_plan(name, (planned,))
             plan = None
         else:
-            self._refusals.by_plan(name, planned.refused if planned is not None else ())
+            self._problems.by_plan(name, planned.problems if planned is not None else ())
             plan = planned
         old = self.plans.get(name)
         if plan == old:
@@ -259,19 +259,19 @@ def _count(counter: Counter[str | ServicePortName], what: str | ServicePortName,
         del counter[what]
 
 
-class _Refusals:
-    """What is refused now, so that each refusal is told once for as long as it lasts."""
+class _Problems:
+    """What is wrong now, so that each problem is told once for as long as it lasts."""
 
     def __init__(self) -> None:
         self._by_plan: dict[ServicePortName, tuple[Problem, ...]] = {}
         self._by_kernel: Mapping[ServicePortName, str] = {}
-        self._untold: list[Refusal] = []
+        self._untold: list[PortProblem] = []
 
     def by_plan(self, name: ServicePortName, problems: tuple[Problem, ...]) -> None:
         known = self._by_plan.get(name, ())
         if problems == known:
             return
-        self._untold += [Refusal(name, problem) for problem in problems if problem not in known]
+        self._untold += [PortProblem(name, problem) for problem in problems if problem not in known]
         if problems:
             self._by_plan[name] = problems
         else:
@@ -279,12 +279,12 @@ class _Refusals:
 
     def by_kernel(self, rejected: Mapping[ServicePortName, str]) -> None:
         self._untold += [
-            Refusal(name, Problem("KernelRefused", reason))
+            PortProblem(name, Problem("KernelRefused", reason))
             for name, reason in rejected.items()
             if self._by_kernel.get(name) != reason
         ]
         self._by_kernel = rejected
 
-    def take(self) -> tuple[Refusal, ...]:
+    def take(self) -> tuple[PortProblem, ...]:
         untold, self._untold = tuple(self._untold), []
         return untold

@@ -157,6 +157,18 @@ def test_an_address_lost_to_an_older_service() -> None:
     assert only_port(asked(view, "198.51.100.1:80")).service == "default/old"
 
 
+def test_an_address_of_the_service_range_answers_and_is_warned_of() -> None:
+    web = factory.service(externalIPs=["10.96.0.77"])
+    objects = (web, factory.endpoint_slice("10.244.1.5"), factory.service_cidr("10.96.0.0/12"))
+    explanation = asked(view_of(*objects), "10.96.0.77:80")
+    assert explanation.answers
+    assert not cause(explanation, "AddressInServiceRange").fatal
+    owner = factory.service("owner", clusterIP="10.96.0.77", ports=[{"port": 443}])
+    taken = asked(view_of(*objects, owner), "10.96.0.77:80")
+    assert not taken.answers
+    assert "default/owner" in cause(taken, "AddressIsClusterIP").message
+
+
 def test_an_address_is_not_contested_because_a_longer_one_is() -> None:
     older = factory.service("old", externalIPs=["198.51.100.12"], metadata={"creationTimestamp": "2020"})
     newer = factory.service(

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.factory import context, endpoint, packed, service_port
 
-from pointsman.model.claims import ClaimIndex
+from pointsman.model.claims import ClaimIndex, Winner
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
 from pointsman.model.problem import Problem
@@ -23,7 +23,7 @@ def test_the_older_service_wins_whatever_the_order() -> None:
         touched = [index.update(port.name, port) for port in order]
         assert touched == [set(), {order[0].name}]
         assert index.lost(OLD.name) == {}
-        assert index.lost(NEW.name) == {CONTESTED: OLD.name}
+        assert index.lost(NEW.name) == {CONTESTED: Winner(OLD.name)}
 
 
 def test_the_loser_inherits_when_the_winner_leaves() -> None:
@@ -42,7 +42,31 @@ def test_a_cluster_ip_beats_an_older_external_ip() -> None:
     index.update(thief.name, thief)
     index.update(NEW.name, NEW)
     assert index.lost(NEW.name) == {}
-    assert index.lost(thief.name) == {(packed("10.96.0.2"), Protocol.TCP, 80): NEW.name}
+    assert index.lost(thief.name) == {
+        (packed("10.96.0.2"), Protocol.TCP, 80): Winner(NEW.name, has_address=True)
+    }
+
+
+def test_a_cluster_ip_belongs_to_its_service_at_every_port_until_the_service_goes() -> None:
+    claim = (packed("10.96.0.2"), Protocol.UDP, 53)
+    older = service_port(
+        "older", port=53, protocol=Protocol.UDP, cluster_ip="10.96.0.9", external_ips=("10.96.0.2",)
+    )
+    index = ClaimIndex()
+    index.update(older.name, older)
+    assert index.lost(older.name) == {}
+    assert index.update(NEW.name, NEW) == {older.name}
+    assert index.lost(older.name) == {claim: Winner(NEW.name, has_address=True)}
+    assert index.update(NEW.name, None) == {older.name}
+    assert index.lost(older.name) == {}
+
+
+def test_a_service_that_names_its_own_cluster_ip_as_external_address_loses_nothing() -> None:
+    index = ClaimIndex()
+    for name, number in (("http", 80), ("https", 443)):
+        port = service_port(port_name=name, port=number, external_ips=("10.96.0.10",))
+        index.update(port.name, port)
+        assert index.lost(port.name) == {}
 
 
 def test_other_protocols_and_ports_do_not_clash() -> None:
@@ -63,15 +87,15 @@ def test_one_address_as_external_and_balancer_ip_of_one_service_is_no_clash() ->
 
 
 def test_a_loser_keeps_its_other_frontends_and_is_told() -> None:
-    made = plan_service_port(NEW, (endpoint(),), context(), {CONTESTED: OLD.name})
+    made = plan_service_port(NEW, (endpoint(),), context(), {CONTESTED: Winner(OLD.name)})
     assert isinstance(made, ServicePlan)
     assert made.port.external_ips == ()
-    assert [problem.reason for problem in made.refused] == ["ContestedAddress"]
-    assert "default/old:http" in made.refused[0].message
+    assert [problem.reason for problem in made.problems] == ["ContestedAddress"]
+    assert "default/old:http" in made.problems[0].message
 
 
 def test_a_lost_cluster_ip_leaves_a_problem_in_place_of_a_plan() -> None:
-    lost = {(NEW.cluster_ip, Protocol.TCP, 80): OLD.name}
+    lost = {(NEW.cluster_ip, Protocol.TCP, 80): Winner(OLD.name)}
     made = plan_service_port(NEW, (), context(), lost)
     assert isinstance(made, Problem)
     assert made.reason == "ContestedClusterIP"
@@ -85,6 +109,7 @@ _ports = st.builds(
     external_ips=st.lists(
         st.sampled_from(["198.51.100.1", "198.51.100.2", "10.96.0.1"]), max_size=2, unique=True
     ),
+    port=st.sampled_from([80, 443]),
     node_port=st.sampled_from([0, 30080]),
     created=st.sampled_from(["", "2020", "2021"]),
 )

@@ -1,18 +1,11 @@
 from typing import Any
 
 import pytest
-from tests.factory import context, endpoint, packed, plan, service_port
+from tests.factory import cidr, context, endpoint, packed, plan, service_port
 
-from pointsman.model.addresses import Cidr, cidr_from_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import FrontendKind, Outcome
 from pointsman.model.planning import plan_service_port
-
-
-def cidr(text: str) -> Cidr:
-    found = cidr_from_text(text)
-    assert found is not None
-    return found
 
 
 def test_every_address_of_a_service_is_a_frontend() -> None:
@@ -53,11 +46,22 @@ def test_outcomes(
     assert [f.outcome for f in made.frontends] == [internal, external]
 
 
-def test_external_addresses_inside_the_service_range_are_refused() -> None:
-    port = service_port(external_ips=("10.96.0.77", "198.51.100.1"))
+def test_external_addresses_inside_the_service_range_are_served_with_a_warning() -> None:
+    port = service_port(external_ips=("10.96.0.77", "198.51.100.1"), load_balancer_ips=("10.96.0.78",))
     made = plan(port, node_context=context(service_cidrs=(cidr("10.96.0.0/12"),)))
+    assert made.port == port
+    assert [(problem.reason, problem.address, problem.served) for problem in made.problems] == [
+        ("AddressInServiceRange", packed("10.96.0.77"), True),
+        ("AddressInServiceRange", packed("10.96.0.78"), True),
+    ]
+
+
+def test_an_allow_list_keeps_the_service_range_to_cluster_ips() -> None:
+    port = service_port(external_ips=("10.96.0.77", "198.51.100.1"))
+    strict = context(service_cidrs=(cidr("10.96.0.0/12"),), external_allow=(cidr("198.51.100.0/24"),))
+    made = plan(port, node_context=strict)
     assert made.port.external_ips == (packed("198.51.100.1"),)
-    assert [problem.reason for problem in made.refused] == ["ForbiddenAddress"]
+    assert [problem.reason for problem in made.problems] == ["AddressNotAllowed"]
 
 
 def test_the_allow_list_limits_external_and_balancer_addresses() -> None:
@@ -65,7 +69,7 @@ def test_the_allow_list_limits_external_and_balancer_addresses() -> None:
     made = plan(port, node_context=context(external_allow=(cidr("203.0.113.0/24"),)))
     assert made.port.external_ips == ()
     assert made.port.load_balancer_ips == (packed("203.0.113.1"),)
-    assert [problem.reason for problem in made.refused] == ["AddressNotAllowed"]
+    assert [problem.reason for problem in made.problems] == ["AddressNotAllowed"]
 
 
 def test_planning_is_deterministic() -> None:

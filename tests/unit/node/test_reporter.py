@@ -14,7 +14,7 @@ from pointsman.node.degraded import DegradedChecks
 from pointsman.node.reporter import Reporter
 from pointsman.obs.registry import Metrics
 from pointsman.serve.health import ProxyHealth
-from pointsman.sync.reconcile import PlanChange, Refusal, SyncFailed, SyncOutcome, Totals
+from pointsman.sync.reconcile import PlanChange, PortProblem, SyncFailed, SyncOutcome, Totals
 
 WEB = factory.service_port()
 
@@ -104,16 +104,29 @@ def test_failed_restores_are_counted_and_partial_ones_apart(full: bool, counted:
 @pytest.mark.parametrize("failing", [False, True])
 def test_a_refusal_becomes_a_metric_and_an_event_on_its_service(failing: bool) -> None:
     desk = Desk()
-    refused = (Refusal(WEB.name, Problem("ContestedAddress", "198.51.100.1:80 is served by default/old")),)
+    contested = Problem("ContestedAddress", "198.51.100.1:80 is served by default/old")
+    problems = (PortProblem(WEB.name, contested),)
     if failing:
-        desk.reporter.failed(Family.IPV4, SyncFailed("no", full=True, refused=refused), 1.0)
+        desk.reporter.failed(Family.IPV4, SyncFailed("no", full=True, problems=problems), 1.0)
     else:
-        desk.reporter.synced(outcome(refused=refused))
+        desk.reporter.synced(outcome(problems=problems))
     skipped = 'pointsman_objects_skipped_total{kind="Service",reason="ContestedAddress"}'
     assert desk.metric(skipped) == 1
     assert desk.events.told == [
         ("default/web", "ContestedAddress", "198.51.100.1:80 is served by default/old")
     ]
+
+
+def test_a_warning_about_what_is_served_becomes_a_metric_and_an_event_and_is_not_counted_as_left_out() -> (
+    None
+):
+    desk = Desk()
+    doubtful = Problem("AddressInServiceRange", "10.96.0.77 lies in the service range", served=True)
+    desk.reporter.synced(outcome(problems=(PortProblem(WEB.name, doubtful),)))
+    labels = '{kind="Service",reason="AddressInServiceRange"}'
+    assert desk.metric(f"pointsman_object_warnings_total{labels}") == 1
+    assert desk.metric(f"pointsman_objects_skipped_total{labels}") is None
+    assert desk.events.told == [("default/web", doubtful.reason, doubtful.message)]
 
 
 def test_repaired_drift_is_counted_and_told_on_the_node() -> None:

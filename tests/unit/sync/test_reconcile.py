@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.factory import context, endpoint, endpoint_slice, service, service_port
+from tests.factory import cidr, context, endpoint, endpoint_slice, service, service_port
 
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
@@ -15,7 +15,7 @@ from pointsman.model.planning import plan_service_port
 from pointsman.model.problem import Problem
 from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.tracker import Changes, PortState, Tracker
-from pointsman.sync.reconcile import Reconciler, Refusal, SyncFailed, Totals
+from pointsman.sync.reconcile import PortProblem, Reconciler, SyncFailed, Totals
 from pointsman.testing.recording import RecordingBackend
 
 WEB = service_port()
@@ -89,19 +89,37 @@ def test_a_new_context_replans_everything(reconciler: Reconciler, backend: Recor
     assert outcome.changes == {}
 
 
-def reasons(refused: Iterable[Refusal]) -> list[tuple[ServicePortName, str]]:
-    return [(refusal.name, refusal.problem.reason) for refusal in refused]
+def reasons(problems: Iterable[PortProblem]) -> list[tuple[ServicePortName, str]]:
+    return [(found.name, found.problem.reason) for found in problems]
 
 
 def test_a_contested_address_is_handed_over(reconciler: Reconciler, backend: RecordingBackend) -> None:
     old = service_port("old", cluster_ip="10.96.0.1", external_ips=("198.51.100.1",), created="2020")
     new = service_port("new", cluster_ip="10.96.0.2", external_ips=("198.51.100.1",), created="2021")
-    assert reconciler.sync(changes(new), context()).refused == ()
+    assert reconciler.sync(changes(new), context()).problems == ()
     outcome = reconciler.sync(changes(old), context())
     assert backend.programmed[new.name].port.external_ips == ()
-    assert reasons(outcome.refused) == [(new.name, "ContestedAddress")]
+    assert reasons(outcome.problems) == [(new.name, "ContestedAddress")]
     reconciler.sync(Changes({old.name: None}), context())
     assert backend.programmed[new.name].port.external_ips == new.external_ips
+
+
+def test_an_address_of_the_service_range_is_lent_until_a_service_has_it_as_its_cluster_ip(
+    reconciler: Reconciler, backend: RecordingBackend
+) -> None:
+    there = context(service_cidrs=(cidr("10.96.0.0/12"),))
+    borrower = service_port("borrower", cluster_ip="10.96.0.20", external_ips=("10.96.0.77",), created="2020")
+    owner = service_port("owner", port=443, cluster_ip="10.96.0.77", created="2021")
+    outcome = reconciler.sync(changes(borrower), there)
+    assert backend.programmed[borrower.name].port.external_ips == borrower.external_ips
+    assert reasons(outcome.problems) == [(borrower.name, "AddressInServiceRange")]
+    assert reconciler.sync(changes(WEB), there).problems == ()
+    outcome = reconciler.sync(changes(owner), there)
+    assert backend.programmed[borrower.name].port.external_ips == ()
+    assert reasons(outcome.problems) == [(borrower.name, "AddressIsClusterIP")]
+    outcome = reconciler.sync(Changes({owner.name: None}), there)
+    assert backend.programmed[borrower.name].port.external_ips == borrower.external_ips
+    assert reasons(outcome.problems) == [(borrower.name, "AddressInServiceRange")]
 
 
 def test_a_clash_of_cluster_ips_serves_the_older_one_and_is_told_once(
@@ -110,11 +128,11 @@ def test_a_clash_of_cluster_ips_serves_the_older_one_and_is_told_once(
     twin = service_port("twin", created="2030")
     outcome = reconciler.sync(changes(WEB, twin), context())
     assert set(backend.programmed) == {WEB.name}
-    assert reasons(outcome.refused) == [(twin.name, "ContestedClusterIP")]
-    assert reconciler.sync(Changes({}), context(masquerade_all=True)).refused == ()
+    assert reasons(outcome.problems) == [(twin.name, "ContestedClusterIP")]
+    assert reconciler.sync(Changes({}), context(masquerade_all=True)).problems == ()
     reconciler.sync(Changes({WEB.name: None}), context())
     assert set(backend.programmed) == {twin.name}
-    assert reasons(reconciler.sync(changes(WEB), context()).refused) == [(twin.name, "ContestedClusterIP")]
+    assert reasons(reconciler.sync(changes(WEB), context()).problems) == [(twin.name, "ContestedClusterIP")]
 
 
 def test_an_object_that_cannot_be_planned_harms_only_itself(backend: RecordingBackend) -> None:
@@ -125,7 +143,7 @@ def test_an_object_that_cannot_be_planned_harms_only_itself(backend: RecordingBa
 
     outcome = Reconciler(backend, plan=breaks_on_api).sync(changes(WEB, API), context())
     assert set(backend.programmed) == {WEB.name}
-    assert reasons(outcome.refused) == [(API.name, "InternalError")]
+    assert reasons(outcome.problems) == [(API.name, "InternalError")]
 
 
 def test_what_the_kernel_refused_is_told_once_for_each_reason(
@@ -135,7 +153,7 @@ def test_what_the_kernel_refused_is_told_once_for_each_reason(
     for why, changed in (("EINVAL", WEB), ("EINVAL", API), ("ENOENT", API)):
         backend.refuse = {WEB.name: why}
         outcome = reconciler.sync(changes(changed), context())
-        refused += [refusal.problem.message for refusal in outcome.refused]
+        refused += [found.problem.message for found in outcome.problems]
     assert refused == ["EINVAL", "ENOENT"]
 
 
@@ -146,8 +164,8 @@ def test_what_a_failed_sync_refused_is_told_with_the_failure_and_not_again(
     backend.failures = [KernelError("no")]
     with pytest.raises(SyncFailed) as failed:
         reconciler.sync(changes(WEB, twin), context())
-    assert reasons(failed.value.refused) == [(twin.name, "ContestedClusterIP")]
-    assert reconciler.sync(Changes({}), context()).refused == ()
+    assert reasons(failed.value.problems) == [(twin.name, "ContestedClusterIP")]
+    assert reconciler.sync(Changes({}), context()).problems == ()
 
 
 def test_the_outcome_counts_what_is_planned(reconciler: Reconciler) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.factory import context, endpoint, packed, plan, service_port
+from tests.factory import cidr, context, endpoint, packed, plan, service_port
 
 from pointsman.backends.nftables import text
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.schema import static_sets
-from pointsman.model.addresses import Cidr, cidr_from_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 from pointsman.model.service import Protocol
@@ -20,12 +19,6 @@ from pointsman.model.service import Protocol
 HERE = endpoint("10.244.1.1", local=True)
 THERE = endpoint("10.244.2.1")
 ELSEWHERE = endpoint("10.244.2.2")
-
-
-def cidr(spelled: str) -> Cidr:
-    found = cidr_from_text(spelled)
-    assert found is not None
-    return found
 
 
 def contents(*endpoints: Endpoint, node: NodeContext | None = None, **fields: Any) -> Contents:
