@@ -46,7 +46,7 @@ def explain_handler(inspector: Inspector, *, kernel: bool) -> Handler:
     async def answer(request: web.BaseRequest) -> web.Response:
         query = request.query
         try:
-            target = target_from_text(query.get("target", ""))
+            target = target_from_text(query.get("target", ""), query.get("namespace", ""))
             wanted = kernel and query.get("kernel", "1") != "0"
             explanation = await inspector.explain(target, query.get("from", ""), kernel=wanted)
         except BadQuestion as error:

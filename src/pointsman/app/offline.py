@@ -6,7 +6,6 @@ request it is given. `render`, `explain` and `render --diff` start here.
 
 from __future__ import annotations
 
-import difflib
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from pointsman.model.remarks import Remarks
 from pointsman.model.tracker import Tracker
 from pointsman.node.node_context import node_context, pod_ranges
 from pointsman.source.manifest_files import load_objects
+from pointsman.suggestions import did_you_mean
 from pointsman.sync.reconcile import Reconciler
 
 BOTH_FAMILIES = (Family.IPV4, Family.IPV6)
@@ -71,22 +71,22 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 def plan_manifests(
-    path: Path,
+    paths: Sequence[Path],
     config: KubeProxyConfiguration,
     *,
     families: Sequence[Family] = BOTH_FAMILIES,
     external_allow: Sequence[str] = (),
     local_addresses: Mapping[Family, Sequence[bytes]] | None = None,
 ) -> Planned:
-    """Plan everything below `path` for the node the configuration names; `config.mode` must be decided.
+    """Plan everything below these paths for the node the configuration names; `config.mode` must be decided.
 
     Raises ConfigError when there is nothing to read or the node is unknown.
     """
-    objects, findings = load_objects(path)
+    objects, findings = load_objects(*paths)
     if not objects:
         raise ConfigError(
             [str(finding) for finding in findings]
-            or [f"{path}: holds no Service, EndpointSlice, Node or ServiceCIDR"]
+            or [f"{', '.join(map(str, paths))}: holds no Service, EndpointSlice, Node or ServiceCIDR"]
         )
     return plan_objects(
         objects,
@@ -144,9 +144,9 @@ def _node(objects: Sequence[KubeObject], wanted: str, notes: list[str]) -> tuple
     nodes = {item.metadata.name: item for item in objects if isinstance(item, Node)}
     if wanted:
         if nodes and wanted not in nodes:
-            close = difflib.get_close_matches(wanted, nodes, n=1)
-            meant = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(nodes))}"
-            notes.append(f"no Node {wanted} in the manifests, so its addresses and zone are not known{meant}")
+            known = ", ".join(sorted(nodes))
+            meant = did_you_mean(wanted, nodes)
+            raise ConfigError([f"no Node {wanted} in the manifests (they hold {known}){meant}"])
         return wanted, nodes.get(wanted)
     if len(nodes) == 1:
         return next(iter(nodes.items()))

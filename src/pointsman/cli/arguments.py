@@ -40,7 +40,11 @@ def parser(command: str, about: str) -> argparse.ArgumentParser:
 def add_offline(to: argparse.ArgumentParser, *, required: bool) -> None:
     """The flags of offline work."""
     to.add_argument(
-        "--manifests", type=Path, required=required, help="file or directory with Services and EndpointSlices"
+        "--manifests",
+        type=Path,
+        action="append",
+        required=required,
+        help="file or directory with Services and EndpointSlices, or - for standard input; may be repeated",
     )
     to.add_argument(
         "--mode",

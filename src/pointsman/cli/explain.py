@@ -27,8 +27,9 @@ from pointsman.explain.text import explanation_text
 _ABOUT = """Say which frontends a Service has here, which endpoints stand behind them and why, what happens to the
 client's address, what the kernel holds, and the likely cause when it does not answer.
 
-The target is SERVICE, NAMESPACE/SERVICE, SERVICE:PORT, IP:PORT, [IPv6]:PORT or :NODEPORT, each with an optional
-/tcp, /udp or /sctp. Asks the running proxy, or works offline with --manifests.
+The target is what you have at hand: SERVICE, NAMESPACE/SERVICE, a DNS name such as web.shop.svc.cluster.local, a URL,
+each with an optional :PORT (number or name); IP, IP:PORT, [IPv6]:PORT or :NODEPORT; the name or the address of a pod that
+is an endpoint; each with an optional /tcp, /udp or /sctp. Asks the running proxy, or works offline with --manifests.
 
 Exit status: 0 it answers, 1 it does not (or not everybody), 2 the question could not be answered."""
 
@@ -40,8 +41,9 @@ def command() -> argparse.ArgumentParser:
         "--from",
         dest="client",
         default="",
-        help="pod, node, outside or an IP address; default: all three kinds",
+        help="pod, node, outside, an IP address or the name of a pod; default: all three kinds",
     )
+    made.add_argument("-n", "--namespace", default="", help="where to look for a name that says no namespace")
     made.add_argument("--no-kernel", action="store_true", help="do not read the kernel of the running proxy")
     add_output(made)
     add_live(made)
@@ -69,7 +71,12 @@ def _explain(given: argparse.Namespace, flags: Sequence[str]) -> int:
 
 def _live(given: argparse.Namespace) -> Explanation:
     target_from_text(given.target)
-    query = {"target": given.target, "from": given.client, "kernel": "0" if given.no_kernel else "1"}
+    query = {
+        "target": given.target,
+        "namespace": given.namespace,
+        "from": given.client,
+        "kernel": "0" if given.no_kernel else "1",
+    }
     return ask(given.control_socket, "/explain", Explanation, query)
 
 
@@ -84,4 +91,4 @@ def _offline(given: argparse.Namespace, flags: Sequence[str]) -> Explanation:
         external_allow=options.external_ip_allow_cidrs,
     )
     warn("explain", [*options.warnings, *planned.problems])
-    return explain(planned.view, target_from_text(given.target), given.client)
+    return explain(planned.view, target_from_text(given.target, given.namespace), given.client)

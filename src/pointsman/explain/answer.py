@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pointsman.backends.contract import Difference, Mode
 from pointsman.explain import unserved
 from pointsman.explain.causes import listed, port_causes, skipped_causes
+from pointsman.explain.endpoint_users import other_ports, port_of_endpoint, service_ports_behind, use_of
 from pointsman.explain.findings import file_findings, rejected_services, service_findings
-from pointsman.explain.packets import Client, clients_of, node_port_denial, path
+from pointsman.explain.packets import Client, check_client, clients_of, node_port_denial, path
 from pointsman.explain.report import (
     Cause,
     EndpointAnswer,
@@ -23,6 +24,7 @@ from pointsman.explain.report import (
 from pointsman.explain.target import Target
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import address_text, family_of, host_port_text
+from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan, TopologyMode
 from pointsman.model.service import ServicePortName
 from pointsman.model.topology import endpoint_reason
@@ -31,21 +33,22 @@ from pointsman.suggestions import similar
 
 def explain(view: View, target: Target, client: str = "") -> Explanation:
     """The explanation; raises BadQuestion when the client cannot be understood."""
+    check_client(client, view.families)
     ports: list[PortAnswer] = []
     causes: list[Cause] = list(_troubles(view))
     if target.address is None:
         keys = service_keys(view, target)
         for key in keys:
             ports += _service_ports(view, target, key, client, causes)
-        if not keys:
-            causes.append(_not_found(view, target))
-            causes += file_findings(view)
-        elif len(keys) > 1:
+        if len(keys) > 1:
             message = f"{target.service} exists in several namespaces: {listed(keys)}"
             causes.append(Cause("Ambiguous", message, "name one as NAMESPACE/SERVICE", fatal=False))
+        if not keys and not _behind(view, target, client, ports, causes):
+            causes.append(_not_found(view, target))
+            causes += file_findings(view)
     else:
         ports += _at_address(view, target, client)
-        if not ports:
+        if not ports and not _behind(view, target, client, ports, causes):
             causes += unserved.causes(view, target)
             causes += file_findings(view)
     return Explanation(
@@ -66,18 +69,23 @@ def explain(view: View, target: Target, client: str = "") -> Explanation:
 def concerned_services(plans: Mapping[ServicePortName, ServicePlan], target: Target) -> frozenset[str]:
     """Keys of the Services whose slices the explanation will look at."""
     if target.address is None:
-        return frozenset(name.key for name in plans if name.service == target.service)
-    return frozenset(
-        name.key
-        for name, plan in plans.items()
-        if any(
-            f.address == target.address or (not f.address and f.port == target.number) for f in plan.frontends
-        )
-    )
+        found = {name.key for name in plans if name.service == target.service}
+    else:
+        found = {
+            name.key
+            for name, plan in plans.items()
+            if any(
+                f.address == target.address or (not f.address and f.port == target.number)
+                for f in plan.frontends
+            )
+        }
+    return frozenset(found or {name.key for name in service_ports_behind(plans, target)})
 
 
 def service_keys(view: View, target: Target) -> list[str]:
     """Keys of the Services the target may mean: the namespace given, else `default`, else any."""
+    if target.pod:
+        return []
     known = {name.key for family in view.families for name in family.states}
     known |= view.remarks.keys() | rejected_services(view)
     if target.namespace:
@@ -96,7 +104,31 @@ def _not_found(view: View, target: Target) -> Cause:
     ]
     advice = f"did you mean {listed(close)}?" if close else "does it exist, and in this namespace?"
     where = "the API server's list" if view.live else "the manifests"
+    if target.pod:
+        advice = (
+            "pods are known by the EndpointSlices of Services; is it ready, and does a Service select it?"
+        )
+        return Cause("NoSuchPod", f"no endpoint in {where} is pod {target.service}", advice)
     return Cause("NoSuchService", f"no Service {asked} in {where} ({len(known)} Services known)", advice)
+
+
+def _behind(view: View, target: Target, client: str, ports: list[PortAnswer], causes: list[Cause]) -> bool:
+    """Answer a question about an endpoint; False when it is about none."""
+    known = False
+    others: dict[ServicePortName, tuple[Endpoint, ...]] = {}
+    for family in view.families:
+        for name, endpoints in service_ports_behind(family.plans, target).items():
+            known = True
+            asked = [endpoint for endpoint in endpoints if port_of_endpoint(endpoint, name, target)]
+            if not asked:
+                others[name] = endpoints
+                continue
+            plan = family.plans[name]
+            ports.append(_port_answer(view, family, plan, plan.frontends, client))
+            causes += (use_of(name, endpoint, _endpoint_answer(plan, endpoint, family)) for endpoint in asked)
+    if not ports:
+        causes += other_ports(target, others)
+    return known
 
 
 def _troubles(view: View) -> Iterator[Cause]:
@@ -217,7 +249,7 @@ def _port_answer(
         affinity_seconds=plan.port.affinity_seconds,
         topology=_topology(plan, family),
         frontends=frontends,
-        endpoints=tuple(_endpoint_answers(plan, family)),
+        endpoints=tuple(_endpoint_answer(plan, endpoint, family) for endpoint in plan.all_endpoints),
         kernel=kernel,
         causes=tuple(causes),
         answers=_answers(paths, client) and not any(cause.fatal for cause in in_kernel),
@@ -266,20 +298,20 @@ def _topology(plan: ServicePlan, family: FamilyView) -> str:
     return plan.topology_note
 
 
-def _endpoint_answers(plan: ServicePlan, family: FamilyView) -> Iterator[EndpointAnswer]:
-    policies = sorted({frontend.local_policy for frontend in plan.frontends})
-    for endpoint in plan.all_endpoints:
-        uses: list[PolicyUse] = []
-        for local in policies:
-            used, reason = endpoint_reason(
-                plan,
-                endpoint,
-                local_policy=local,
-                node_name=family.context.node_name,
-                zone=family.context.zone,
-            )
-            uses.append(PolicyUse("Local" if local else "Cluster", used, reason))
-        yield EndpointAnswer(str(endpoint), endpoint.node, endpoint.zone, endpoint.local, tuple(uses))
+def _endpoint_answer(plan: ServicePlan, endpoint: Endpoint, family: FamilyView) -> EndpointAnswer:
+    uses: list[PolicyUse] = []
+    for local in sorted({frontend.local_policy for frontend in plan.frontends}):
+        used, reason = endpoint_reason(
+            plan,
+            endpoint,
+            local_policy=local,
+            node_name=family.context.node_name,
+            zone=family.context.zone,
+        )
+        uses.append(PolicyUse("Local" if local else "Cluster", used, reason))
+    return EndpointAnswer(
+        str(endpoint), endpoint.node, endpoint.zone, endpoint.local, tuple(uses), endpoint.pod
+    )
 
 
 def _kernel(family: FamilyView, name: ServicePortName) -> KernelAnswer:

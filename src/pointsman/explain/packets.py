@@ -7,6 +7,7 @@ end-to-end tests pin the behaviour, the tests of this module pin the words to it
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 import msgspec
 
@@ -59,6 +60,15 @@ class Client(msgspec.Struct, frozen=True):
 EVERYONE = tuple(Client(kind) for kind in ClientKind)
 
 
+def check_client(text: str, families: Iterable[FamilyView]) -> None:
+    """Raises BadQuestion unless `--from TEXT` means somebody."""
+    known = not text or text in {kind.value for kind in ClientKind} or address_from_text(text) is not None
+    if not known and not any(_addresses_of_pod(text, family) for family in families):
+        raise BadQuestion(
+            f"--from {text!r}: say pod, node, outside, an IP address or the name of a pod that is an endpoint"
+        )
+
+
 def clients_of(text: str, view: FamilyView) -> tuple[Client, ...]:
     """The clients that `--from TEXT` means in this family; none when the address is of the other one."""
     if not text:
@@ -68,10 +78,24 @@ def clients_of(text: str, view: FamilyView) -> tuple[Client, ...]:
         return (Client(kinds[text]),)
     address = address_from_text(text)
     if address is None:
-        raise BadQuestion(f"--from {text!r}: say pod, node, outside or an IP address")
+        return tuple(Client(_kind_of(one, view), one) for one in _addresses_of_pod(text, view))
     if family_of(address) is not view.family:
         return ()
     return (Client(_kind_of(address, view), address),)
+
+
+def _addresses_of_pod(text: str, view: FamilyView) -> list[bytes]:
+    """Where a pod is, by its name or NAMESPACE/NAME, as far as it is an endpoint of some Service."""
+    namespace, _, pod = text.rpartition("/")
+    return sorted(
+        {
+            endpoint.address
+            for name, state in view.states.items()
+            if namespace in ("", name.namespace)
+            for endpoint in state.endpoints
+            if endpoint.pod == pod
+        }
+    )
 
 
 def _kind_of(address: bytes, view: FamilyView) -> ClientKind:

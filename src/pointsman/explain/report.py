@@ -36,6 +36,8 @@ class EndpointAnswer(msgspec.Struct, frozen=True, rename="camel"):
     zone: str
     local: bool
     uses: tuple[PolicyUse, ...]
+    pod: str = ""
+    """The pod behind it, where the EndpointSlice names one."""
 
 
 class Path(msgspec.Struct, frozen=True, rename="camel"):

@@ -1,4 +1,4 @@
-"""The question: `SERVICE[:PORT]`, `IP[:PORT]` or `:NODEPORT`, each with an optional `/protocol`."""
+"""The question, in the forms people type: names as kubectl, DNS and URLs write them, addresses, node ports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from pointsman.errors import PointsmanError
 from pointsman.model.addresses import address_from_text, port_from_text, split_host_port
 from pointsman.model.service import Protocol
 
-FORMS = "write SERVICE, NAMESPACE/SERVICE, SERVICE:PORT, IP, IP:PORT, [IPv6]:PORT or :NODEPORT"
+FORMS = (
+    "write SERVICE, NAMESPACE/SERVICE, SERVICE.NAMESPACE.svc, POD, each with or without :PORT, "
+    "or IP, IP:PORT, [IPv6]:PORT or :NODEPORT"
+)
+
+_SERVICE_WORDS = frozenset(("svc", "service", "services"))
+_POD_WORDS = frozenset(("po", "pod", "pods"))
+_SCHEMES = {"http": "80", "https": "443"}
 
 
 class BadQuestion(PointsmanError):
@@ -21,17 +28,21 @@ class Target(msgspec.Struct, frozen=True):
     text: str
     namespace: str = ""
     service: str = ""
+    """A Service's name or, when there is none of that name, a pod's."""
     port: str = ""
     """A port's name or number; empty for all."""
     address: bytes | None = None
-    """Empty bytes for a node port without an address; None when a Service is asked about."""
+    """Empty bytes for a node port without an address; None when a name is asked about."""
     number: int = 0
     protocol: Protocol | None = None
+    pod: bool = False
+    """The name can only be a pod's."""
 
 
-def target_from_text(text: str) -> Target:
-    """The target; raises BadQuestion with the accepted forms."""
-    body, protocol = text.strip(), None
+def target_from_text(text: str, namespace: str = "") -> Target:
+    """The target; `namespace` is where a name without one is looked for. Raises BadQuestion with the accepted forms."""
+    body, port = _without_scheme(text.strip())
+    protocol = None
     head, slash, tail = body.rpartition("/")
     if slash and tail.upper() in Protocol.__members__:
         body, protocol = head, Protocol[tail.upper()]
@@ -40,20 +51,97 @@ def target_from_text(text: str) -> Target:
     found = _address_and_port(body)
     if found is not None:
         address, number = found
-        return Target(text=text, address=address, number=number, protocol=protocol)
-    name, colon, port = body.partition(":")
-    namespace, slash, service = name.rpartition("/")
-    if not service or (slash and not namespace) or "/" in namespace or (colon and not port) or ":" in port:
-        raise BadQuestion(f"cannot understand {text!r}: {FORMS}")
-    return Target(text=text, namespace=namespace, service=service, port=port, protocol=protocol)
+        return Target(text=text, address=address, number=number or int(port or 0), protocol=protocol)
+    name, colon, own_port = body.partition(":")
+    if (colon and not own_port) or ":" in own_port or "[" in body or "]" in body:
+        raise _unclear(text)
+    target = _named(text, name, own_port or port, protocol)
+    return msgspec.structs.replace(target, namespace=target.namespace or namespace)
+
+
+def _without_scheme(text: str) -> tuple[str, str]:
+    """What a URL leads to, and the port that its scheme implies; other text as it is."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return text, ""
+    if scheme.lower() not in _SCHEMES:
+        raise BadQuestion(f"{text!r}: only http and https have a port of their own; {FORMS}")
+    host = rest.partition("/")[0].rpartition("@")[2]
+    has_port = (split_host_port(host) or ("", ""))[1]
+    return host, "" if has_port else _SCHEMES[scheme.lower()]
+
+
+def _named(text: str, name: str, port: str, protocol: Protocol | None) -> Target:
+    parts = name.split("/")
+    if not all(parts) or len(parts) > 3:
+        raise _unclear(text)
+    is_service = is_pod = False
+    if len(parts) > 1 and parts[-2] in _SERVICE_WORDS | _POD_WORDS:
+        kind = parts.pop(-2)
+        is_service, is_pod = kind in _SERVICE_WORDS, kind in _POD_WORDS
+    if len(parts) > 2:
+        raise _unclear(text)
+    namespace = parts[0] if len(parts) == 2 else ""
+    target = Target(text, namespace, parts[-1], port, protocol=protocol, pod=is_pod)
+    return target if namespace or is_pod or is_service else _dotted(target)
+
+
+def _dotted(target: Target) -> Target:
+    """The Service behind a DNS name, whatever the cluster's domain: `[_port._protocol.|POD.]SERVICE.NAMESPACE[.svc[.DOMAIN]]`."""
+    name, port, protocol = target.service.rstrip("."), target.port, target.protocol
+    labels = name.split(".")
+    if not all(labels):
+        raise _unclear(target.text)
+    if len(labels) == 1:
+        return msgspec.structs.replace(target, service=name)
+    if len(labels) > 3 and labels[0].startswith("_") and labels[1][1:].upper() in Protocol.__members__:
+        port, protocol = port or labels[0][1:], protocol or Protocol[labels[1][1:].upper()]
+        del labels[:2]
+    elif len(labels) > 3 and labels[3] == "svc" != labels[2]:
+        del labels[0]
+    if len(labels) > 2 and labels[2] != "svc":
+        raise BadQuestion(
+            f"{target.text!r} is not the DNS name of a Service, which is SERVICE.NAMESPACE.svc.DOMAIN: {FORMS}"
+        )
+    return msgspec.structs.replace(
+        target, service=labels[0], namespace=labels[1], port=port, protocol=protocol
+    )
+
+
+def _unclear(text: str) -> BadQuestion:
+    return BadQuestion(f"cannot understand {text!r}: {FORMS}")
 
 
 def _address_and_port(text: str) -> tuple[bytes, int] | None:
-    """Address and port where the text means one; port 0 stands for any."""
+    """Address and port where the text means one; port 0 stands for any. Raises BadQuestion for a mistyped one."""
     whole = address_from_text(text.removeprefix("[").removesuffix("]"))
     if whole is not None:
         return whole, 0
-    host, port_text = split_host_port(text) or ("", "")
-    port = port_from_text(port_text)
+    host, port_text = split_host_port(text) or (text, "")
     address = address_from_text(host) if host else b""
-    return (address, port) if address is not None and port else None
+    if address is None:
+        if _meant_as_address(host):
+            raise BadQuestion(f"{host!r} is not an IP address{_flaw(host)}")
+        return None
+    port = port_from_text(port_text)
+    if not port:
+        raise BadQuestion(
+            f"{port_text!r} in {text!r} is not a port: write a number from 1 to 65535; or {FORMS}"
+        )
+    return address, port
+
+
+def _meant_as_address(host: str) -> bool:
+    """No name looks like this: only digits and dots, or colons as in IPv6."""
+    digits = host.replace(".", "")
+    return (digits != host and digits.isascii() and digits.isdigit()) or "::" in host or host.count(":") > 2
+
+
+def _flaw(host: str) -> str:
+    if ":" in host:
+        return ": write IPv6 as fd00::1 or [fd00::1]:80"
+    parts = host.split(".")
+    high = next((part for part in parts if len(part) > 3 or int(part or 0) > 255), "")
+    if high:
+        return f": {high} is greater than 255"
+    return f": it has {len([part for part in parts if part])} numbers, and not 4"

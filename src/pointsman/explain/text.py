@@ -78,8 +78,10 @@ def _endpoints(endpoints: tuple[EndpointAnswer, ...]) -> Iterator[str]:
     yield f"  Endpoints ({len(endpoints)})" if endpoints else "  Endpoints: none"
     address_width = max((len(endpoint.address) for endpoint in endpoints), default=0)
     node_width = max((len(_where(endpoint)) for endpoint in endpoints), default=0)
+    pod_width = max((len(endpoint.pod) + 2 for endpoint in endpoints if endpoint.pod), default=0)
     for endpoint in endpoints[:ENDPOINTS_SHOWN]:
-        head = f"    {endpoint.address:{address_width}}  {_where(endpoint):{node_width}}"
+        pod = f"  {endpoint.pod}" if endpoint.pod else ""
+        head = f"    {endpoint.address:{address_width}}{pod:{pod_width}}  {_where(endpoint):{node_width}}"
         several = len(endpoint.uses) > 1
         for number, use in enumerate(endpoint.uses):
             policy = f" {'(' + use.policy + ')':9}" if several else ""

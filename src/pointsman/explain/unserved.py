@@ -31,7 +31,6 @@ def causes(view: View, target: Target) -> Iterator[Cause]:
         *_ip_mode(view, address),
         *_other_port(view, family, address),
         *_unallocated(view, family, address),
-        *_endpoint(family, address),
     ]
     if found:
         yield from found
@@ -135,15 +134,3 @@ def _unallocated(view: View, family: FamilyView, address: bytes) -> Iterator[Cau
         f"{address_text(address)} lies in the service range {ranges[0]}, but no Service has it; packets to it {meets}",
         "the Service was deleted or never existed; does the client use an old address, or a stale DNS answer?",
     )
-
-
-def _endpoint(family: FamilyView, address: bytes) -> Iterator[Cause]:
-    users = sorted(
-        {str(name) for name, state in family.states.items() for e in state.endpoints if e.address == address}
-    )
-    if users:
-        yield Cause(
-            "EndpointAddress",
-            f"{address_text(address)} is an endpoint of {listed(users)}; packets to it go there directly",
-            "this proxy has no part in that path: look at the pod and the network plugin",
-        )

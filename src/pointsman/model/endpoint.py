@@ -21,6 +21,8 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     zone: str = ""
     zone_hints: tuple[str, ...] = ()
     node_hints: tuple[str, ...] = ()
+    pod: str = ""
+    """The pod behind it, where the slice names one; it is in the namespace of the Service."""
 
     def __str__(self) -> str:
         return host_port_text(self.address, self.port)

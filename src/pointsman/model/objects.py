@@ -143,6 +143,13 @@ class Hints(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     for_nodes: list[Hint] | None = None
 
 
+class TargetRef(msgspec.Struct, frozen=True, gc=False):
+    """endpoints[].targetRef"""
+
+    kind: str = ""
+    name: str = ""
+
+
 class SliceEndpoint(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """endpoints[]"""
 
@@ -151,6 +158,7 @@ class SliceEndpoint(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     node_name: str | None = None
     zone: str | None = None
     hints: Hints | None = None
+    target_ref: TargetRef | None = None
 
 
 class SlicePort(msgspec.Struct, frozen=True, gc=False):

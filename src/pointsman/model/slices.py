@@ -63,7 +63,9 @@ def merged(lists: Iterable[tuple[Endpoint, ...]]) -> tuple[Endpoint, ...]:
     return tuple(sorted(best.values(), key=str))
 
 
-def _rank(endpoint: Endpoint) -> tuple[bool, bool, bool, bool, tuple[str, ...], tuple[str, ...], str, str]:
+def _rank(
+    endpoint: Endpoint,
+) -> tuple[bool, bool, bool, bool, tuple[str, ...], tuple[str, ...], str, str, str]:
     return (
         not endpoint.terminating,
         endpoint.ready,
@@ -73,6 +75,7 @@ def _rank(endpoint: Endpoint) -> tuple[bool, bool, bool, bool, tuple[str, ...], 
         endpoint.node_hints,
         endpoint.node,
         endpoint.zone,
+        endpoint.pod,
     )
 
 
@@ -119,7 +122,7 @@ def _port_key(port: SlicePort, problems: list[Problem]) -> PortKey | None:
 
 
 def _endpoint(address: bytes, port: int, item: SliceEndpoint, node_name: str) -> Endpoint:
-    conditions, hints = item.conditions, item.hints
+    conditions, hints, target = item.conditions, item.hints, item.target_ref
     node = sys.intern(item.node_name or "")
     return Endpoint(
         address=address,
@@ -132,6 +135,7 @@ def _endpoint(address: bytes, port: int, item: SliceEndpoint, node_name: str) ->
         zone=sys.intern(item.zone or ""),
         zone_hints=_names(hints.for_zones) if hints else (),
         node_hints=_names(hints.for_nodes) if hints else (),
+        pod=target.name if target is not None and target.kind == "Pod" else "",
     )
 
 

@@ -6,6 +6,7 @@ API server would have refused the change, too. Of the same object in two files t
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pointsman.source.documents import LISTED_AT_MOST, Parsed, parse, unreadable
 
 LARGEST_FILE = 64 * 1024 * 1024
 """Tens of thousands of objects; more can be spread over several files."""
+STANDARD_INPUT = Path("-")
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 Identity = tuple[type[KubeObject], str]
@@ -40,12 +42,40 @@ class Reading:
     passed_over: Mapping[str, int]
 
 
-def load_objects(path: Path) -> tuple[list[KubeObject], list[Finding]]:
-    """Everything usable below a path, once, and what is wrong or odd. Never raises."""
-    manifests = ManifestFiles(path)
-    reading = manifests.read()
+def load_objects(*paths: Path) -> tuple[list[KubeObject], list[Finding]]:
+    """Everything usable below the paths, once, and what is wrong or odd; of an object in two of them the first counts.
+
+    STANDARD_INPUT is read to its end. Never raises.
+    """
+    objects: dict[Identity, KubeObject] = {}
+    owners: dict[Identity, Path] = {}
+    findings: list[Finding] = []
+    for path in paths:
+        found, odd = _standard_input() if path == STANDARD_INPUT else _below(path)
+        findings += odd
+        for item in found:
+            identity = (type(item), item.metadata.key)
+            owner = owners.setdefault(identity, path)
+            if owner is path:
+                objects[identity] = item
+            else:
+                findings.append(_duplicate(identity, f"already in {owner}, which counts", str(path)))
+    return list(objects.values()), findings
+
+
+def _below(path: Path) -> tuple[list[KubeObject], list[Finding]]:
+    reading = ManifestFiles(path).read()
     objects = [change.object for change in reading.changes if isinstance(change, Upsert)]
     return objects, [*reading.rejections, *reading.remarks]
+
+
+def _standard_input() -> tuple[list[KubeObject], list[Finding]]:
+    name = "standard input"
+    data = sys.stdin.buffer.read(LARGEST_FILE + 1)
+    if len(data) > LARGEST_FILE:
+        return [], [unreadable_file(name, f"larger than {LARGEST_FILE >> 20} MiB")]
+    parsed = parse(data, name)
+    return list(_with_last_good({}, parsed, name).values()), parsed.findings
 
 
 @dataclass(slots=True)

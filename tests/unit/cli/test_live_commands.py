@@ -116,7 +116,7 @@ def test_explain_refuses_questions_it_cannot_understand(
 ) -> None:
     status, _, errors = output(["explain", "web", "--from", "mars", *proxy.arguments], capsys)
     assert status == 2
-    assert "say pod, node, outside or an IP address" in errors
+    assert "say pod, node, outside, an IP address" in errors
 
 
 def test_verify_lists_differences_with_their_services(

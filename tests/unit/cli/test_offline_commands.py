@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +106,30 @@ def test_the_only_node_is_taken_and_several_must_be_told_apart(
     assert status == 2
     assert "--node (n1, n2)" in errors
     status, _, errors = output(["render", "--manifests", str(two), "--node", "n3"], capsys)
-    assert status == 0
-    assert "no Node n3 in the manifests" in errors
+    assert status == 2
+    assert "no Node n3 in the manifests (they hold n1, n2)" in errors
+
+
+def piped(arguments: list[str], text: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pointsman", *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+
+
+def test_manifests_come_from_several_places_and_from_standard_input(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory in (first, second):
+        directory.mkdir()
+    nodes, cart = manifests(first, node("n1")), manifests(second, service("cart", clusterIP="10.96.0.11"))
+    objects = json.dumps({"kind": "List", "items": [service(), service("cart", clusterIP="10.96.0.12")]})
+    done = piped(["render", "--manifests", str(nodes), "--manifests", str(cart), "--manifests", "-"], objects)
+    assert done.returncode == 0, done
+    assert '10.96.0.10 . tcp . 80 comment "default/web:http"' in done.stdout
+    assert '10.96.0.11 . tcp . 80 comment "default/cart:http"' in done.stdout
+    assert "10.96.0.12" not in done.stdout
+    assert f"-: Service default/cart: already in {cart}, which counts" in done.stderr
+    broken = piped(["explain", "web", "--manifests", "-"], "kind: [")
+    assert broken.returncode == 2
+    assert "standard input: " in broken.stderr
 
 
 def test_unusable_objects_are_named_and_the_rest_is_rendered(

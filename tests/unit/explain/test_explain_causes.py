@@ -232,7 +232,7 @@ def test_addresses_without_a_service() -> None:
     view = view_of(NODE, ranges, factory.service(), factory.endpoint_slice("10.244.1.5"))
     assert "dropped" in cause(asked(view, "10.96.7.7:80"), "NoServiceAtAddress").message
     assert "NotAServiceAddress" in codes(asked(view, "192.0.2.1:80"))
-    assert "EndpointAddress" in codes(asked(view, "10.244.1.5:8080"))
+    assert "EndpointUsed" in codes(asked(view, "10.244.1.5:8080"))
     assert "NodeAddress" in codes(asked(view, "192.168.1.10:22"))
     assert "NoSuchNodePort" in codes(asked(view, ":31000"))
     assert "NoServiceAtAddress" in codes(asked(view, "10.96.7.7"))

@@ -27,6 +27,21 @@ from pointsman.model.service import Protocol
         ("[::1]:80/tcp", Target("[::1]:80/tcp", address=bytes(15) + b"\1", number=80, protocol=Protocol.TCP)),
         ("fd00::1", Target(text="fd00::1", address=factory.packed("fd00::1"))),
         (":30080", Target(text=":30080", address=b"", number=30080)),
+        ("web.shop", Target("web.shop", "shop", "web")),
+        ("web.shop.svc", Target("web.shop.svc", "shop", "web")),
+        ("web.shop.svc.cluster.local:80", Target("web.shop.svc.cluster.local:80", "shop", "web", "80")),
+        ("web.shop.svc.corp.example.", Target("web.shop.svc.corp.example.", "shop", "web")),
+        ("web-0.web.shop.svc.k8s", Target("web-0.web.shop.svc.k8s", "shop", "web")),
+        (
+            "_dns._udp.dns.sys.svc",
+            Target("_dns._udp.dns.sys.svc", "sys", "dns", "dns", protocol=Protocol.UDP),
+        ),
+        ("https://web.shop/cart?a=b", Target("https://web.shop/cart?a=b", "shop", "web", "443")),
+        ("http://web.shop:8080", Target("http://web.shop:8080", "shop", "web", "8080")),
+        ("http://10.0.0.1/", Target("http://10.0.0.1/", address=b"\x0a\0\0\1", number=80)),
+        ("svc/web", Target("svc/web", "", "web")),
+        ("shop/pod/web-1", Target("shop/pod/web-1", "shop", "web-1", pod=True)),
+        ("pod/web.1", Target("pod/web.1", "", "web.1", pod=True)),
     ],
 )
 def test_targets(text: str, expected: Target) -> None:
@@ -37,6 +52,83 @@ def test_targets(text: str, expected: Target) -> None:
 def test_unusable_targets_show_the_forms(text: str) -> None:
     with pytest.raises(BadQuestion, match="SERVICE"):
         target_from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("10.96.0.999:80", "'10.96.0.999' is not an IP address: 999 is greater than 255"),
+        ("10.96.0:80", "it has 3 numbers, and not 4"),
+        ("fd00::zz", "'fd00::zz' is not an IP address"),
+        ("[fd00::1]:70000", "'70000' in .* is not a port"),
+        ("10.96.0.1:http", "'http' in .* is not a port"),
+        ("web.shop.cluster.local", "not the DNS name of a Service"),
+        ("ftp://web.shop", "only http and https"),
+    ],
+)
+def test_what_looks_like_an_address_or_a_dns_name_is_not_taken_for_a_name(text: str, words: str) -> None:
+    with pytest.raises(BadQuestion, match=words):
+        target_from_text(text)
+
+
+def test_a_namespace_given_apart_is_for_names_that_say_none() -> None:
+    assert target_from_text("web", "shop").namespace == "shop"
+    assert target_from_text("web.other", "shop").namespace == "other"
+
+
+POD = {"addresses": ["10.244.1.5"], "nodeName": "n1", "targetRef": {"kind": "Pod", "name": "web-1"}}
+TIRED = {
+    "addresses": ["10.244.2.6"],
+    "nodeName": "n2",
+    "conditions": {"ready": False},
+    "targetRef": {"kind": "Pod", "name": "web-2"},
+}
+
+
+@pytest.mark.parametrize("question", ["web-1", "shop/web-1", "pod/web-1", "10.244.1.5", "10.244.1.5:8080"])
+def test_a_pod_or_its_address_leads_to_the_services_that_use_it(question: str) -> None:
+    view = view_of(
+        factory.service(namespace="shop"),
+        factory.service("api", "shop", clusterIP="10.96.0.11"),
+        factory.service("else", "shop", clusterIP="10.96.0.12"),
+        factory.endpoint_slice(POD, TIRED, namespace="shop"),
+        factory.endpoint_slice(POD, name="api-a", service_name="api", namespace="shop"),
+    )
+    explanation = asked(view, question)
+    assert [port.service for port in explanation.ports] == ["shop/api", "shop/web"]
+    assert explanation.answers
+    said = [cause.message for cause in explanation.causes if cause.code == "EndpointUsed"]
+    assert said[0].startswith("10.244.1.5:8080 (pod web-1 on n1) is an endpoint of shop/api:http")
+    text = explanation_text(explanation)
+    assert "10.244.1.5:8080  web-1  n1 (here)  in   ready" in text
+
+
+def test_an_endpoint_that_gets_no_connections_says_why() -> None:
+    view = view_of(factory.service(), factory.endpoint_slice(POD, TIRED))
+    explanation = asked(view, "web-2")
+    (cause,) = explanation.causes
+    assert cause.code == "EndpointNotUsed"
+    assert cause.message.endswith("gets no connections from here: not ready")
+    assert not explanation.answers
+    (cause,) = asked(view, "10.244.1.5:9999").causes
+    assert cause.message == ("Services lead to this endpoint at 8080/TCP (default/web:http), and not at 9999")
+    (cause,) = asked(view, "pod/web-7").causes
+    assert cause.code == "NoSuchPod"
+
+
+def test_a_service_comes_before_a_pod_of_the_same_name() -> None:
+    named = {**POD, "targetRef": {"kind": "Pod", "name": "web"}}
+    other = {**POD, "addresses": ["10.244.1.9"], "targetRef": {"kind": "VM", "name": "vm"}}
+    view = view_of(factory.service(), factory.endpoint_slice(named, other))
+    assert asked(view, "web").causes == ()
+    assert [cause.code for cause in asked(view, "pod/web").causes] == ["EndpointUsed"]
+    assert [cause.code for cause in asked(view, "pod/vm").causes] == ["NoSuchPod"]
+
+
+def test_a_client_may_be_named_by_its_pod() -> None:
+    view = view_of(factory.service(), factory.endpoint_slice(POD))
+    (frontend,) = asked(view, "web", "web-1").ports[0].frontends
+    assert [path.client for path in frontend.paths] == ["10.244.1.5 (a pod)"]
 
 
 def test_an_unusable_client_shows_the_forms() -> None:
