@@ -20,6 +20,17 @@ from tests.process.node_space import (
 pytestmark = needs_root
 
 OBJECTS = (web_service(), *web_slices(), node_object())
+HEALTH_CHECK_NODE_PORT = 30990
+BALANCED = (
+    web_service(
+        "balanced",
+        40,
+        type="LoadBalancer",
+        externalTrafficPolicy="Local",
+        healthCheckNodePort=HEALTH_CHECK_NODE_PORT,
+    ),
+    *web_slices("balanced"),
+)
 
 
 def test_every_page_is_served_and_a_stop_leaves_the_rules(node: NodeSpace, process: NodeProcess) -> None:
@@ -66,3 +77,35 @@ def test_sighup_reads_the_configuration_again(node: NodeSpace, process: NodeProc
     eventually(lambda: node.metric("pointsman_config_reloads_total", result="applied") == 1)
     assert process.alive
     assert process.stop() == 0
+
+
+def test_balancers_are_turned_away_before_the_end_while_syncs_go_on(
+    node: NodeSpace, process: NodeProcess
+) -> None:
+    process.configure()
+    process.objects(*OBJECTS, *BALANCED)
+    with node.backend():
+        process.start("--drain-period=1h")
+        process.wait_synced()
+        eventually(lambda: node.get("/", HEALTH_CHECK_NODE_PORT, NODE_IP).status == 200)
+        process.send(signal.SIGTERM)
+        eventually(lambda: node.get("/healthz", HEALTH_PORT).status == 503)
+        assert json.loads(node.get("/healthz", HEALTH_PORT).body)["leaving"] is True
+        assert node.get("/livez", HEALTH_PORT).status == 200
+        assert node.get("/", HEALTH_CHECK_NODE_PORT, NODE_IP).status == 503
+        process.configure(enableProfiling=True)
+        eventually(lambda: node.metric("pointsman_config_reloads_total", result="restarted") == 1)
+        eventually(lambda: json.loads(node.get("/healthz", HEALTH_PORT).body).get("leaving") is True)
+        process.objects(node_object(), *BALANCED)
+        eventually(lambda: not node.connects("10.96.0.10"))
+        assert process.alive
+        process.send(signal.SIGTERM)
+        assert process.wait_exit() == 0
+
+
+def test_the_process_ends_by_itself_after_the_drain_period(process: NodeProcess) -> None:
+    process.objects(*OBJECTS)
+    process.start("--drain-period=100ms")
+    process.wait_synced()
+    assert process.stop(signal.SIGTERM) == 0
+    assert "Leaving" in process.log_text

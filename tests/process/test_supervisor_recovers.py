@@ -44,6 +44,9 @@ class Faulty:
     def apply(self, live: Live) -> None:
         raise AssertionError("it does not stand long enough")
 
+    def leave(self) -> None:
+        raise AssertionError("it does not stand long enough")
+
 
 class Assembler:
     """Assembles real proxies that leave the machine alone; the first few are faulty."""

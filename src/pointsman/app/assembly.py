@@ -73,6 +73,10 @@ class Running(msgspec.Struct):
             self.host.prepare(self.choice, self.proxy.degraded)
         self.rebind.set()
 
+    def leave(self) -> None:
+        """Turn load balancers away; everything else goes on."""
+        self.proxy.health.leave()
+
     async def _follow_bind_addresses(self) -> None:
         while True:
             await self.rebind.wait()

@@ -41,6 +41,9 @@ class Assembled(Protocol):
     def apply(self, live: Live) -> None:
         """Take over a configuration that needs no new proxy."""
 
+    def leave(self) -> None:
+        """Turn load balancers away; everything else goes on."""
+
 
 Assemble = Callable[[RunOptions, ReloadRecord], AbstractAsyncContextManager[Assembled]]
 
@@ -67,6 +70,8 @@ class Supervisor:
         self._restart = asyncio.Event()
         self._fallback: RunOptions | None = None
         """What ran before a restart, until the new proxy stands."""
+        self._leaving = False
+        """Told to end, and load balancers are given time to look away."""
         self._unread_change = False
         """The file may have changed while no proxy stood."""
 
@@ -74,11 +79,23 @@ class Supervisor:
         """End soon; the rules stay in the kernel."""
         self._stop.set()
 
+    def leave(self) -> None:
+        """End after the drain period, in which load balancers are turned away; when asked again, end soon."""
+        period = self._options.drain_period.total_seconds()
+        if self._leaving or period <= 0:
+            self.stop()
+            return
+        self._leaving = True
+        if self._running is not None:
+            self._running.leave()
+        _log.info("Leaving: load balancers are turned away, syncs go on", stop_after=f"{period:g}s")
+        asyncio.get_running_loop().call_later(period, self.stop)
+
     async def run(self) -> int:
         """Until SIGTERM or SIGINT; the exit status."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGTERM, self.leave)
+        loop.add_signal_handler(signal.SIGINT, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._follow_configuration)
         watching = loop.create_task(self._watch_configuration())
         try:
@@ -112,6 +129,8 @@ class Supervisor:
         async with self._assemble(self._options, self.reloads) as running:
             self._fallback = None
             self._running = running
+            if self._leaving:
+                running.leave()
             try:
                 if self._unread_change:
                     self._follow_configuration()

@@ -62,6 +62,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path = RUN_DIRECTORY
     host_root: Path = Path("/")
     wait_for_instance: bool = False
+    drain_period: timedelta = timedelta()
+    """How long load balancers get to look away between SIGTERM and the end."""
     external_ip_allow_cidrs: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     flags_set: Mapping[str, str] = {}
@@ -131,6 +133,7 @@ def _options(
         state_dir=state_dir,
         host_root=path("host-root") or Path("/"),
         wait_for_instance=flags.get("wait-for-instance", False),
+        drain_period=flags.get("drain-period", timedelta()),
         external_ip_allow_cidrs=flags.get("external-ip-allow-cidrs", ()),
         warnings=tuple(warnings),
         flags_set=dict(texts),
@@ -218,6 +221,8 @@ def _option_problems(flags: Mapping[str, Any]) -> list[str]:
     limit = flags.get("service-metrics-limit", 1)
     if limit < 1:
         problems.append(invalid("--service-metrics-limit", limit, "must be greater than 0"))
+    if flags.get("drain-period", timedelta()) < timedelta():
+        problems.append(invalid("--drain-period", flags["drain-period"], "must be 0 or more"))
     return problems
 
 

@@ -435,6 +435,12 @@ FLAGS: tuple[Flag, ...] = (
             help="When another instance serves this node, take over when it ends instead of exiting.",
         ),
         Flag(
+            "drain-period",
+            Kind.DURATION,
+            default="0s",
+            help="After SIGTERM, fail /healthz and the health check node ports for this long while syncing on, then end; a second signal ends at once.",
+        ),
+        Flag(
             "external-ip-allow-cidrs",
             Kind.LIST,
             help="If set, external and load-balancer IPs outside these ranges are not programmed.",

@@ -31,7 +31,7 @@ class HealthCheckPorts(SyncListener):
         self._recorder = recorder
         self._ports = {
             family: ServiceHealthPorts(
-                node_name, lambda: health.health().healthy, self._not_opened, connections
+                node_name, lambda: health.health().invites_traffic, self._not_opened, connections
             )
             for family in trackers
         }

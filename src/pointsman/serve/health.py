@@ -2,9 +2,9 @@
 
 As in kube-proxy, a family is unhealthy when a change has been waiting for two sync periods, whether or not a sync
 ever succeeded before. Ours is also unhealthy when its worker thread has been busy with one call for that long. /livez answers
-that: a restart may help. /healthz also says whether the node is on its way out, and whether objects the first sync needs
-have not arrived after two sync periods: a restart would not help then, but this node serves nobody yet. Ages are taken
-from a monotonic clock, so a jump of the wall clock affects only the times that are printed.
+that: a restart may help. /healthz also says whether the node or this process is on its way out, and whether objects the
+first sync needs have not arrived after two sync periods: a restart would not help then, but this node serves nobody yet.
+Ages are taken from a monotonic clock, so a jump of the wall clock affects only the times that are printed.
 """
 
 from __future__ import annotations
@@ -62,6 +62,13 @@ class Health(msgspec.Struct, frozen=True):
     status: Mapping[Family, FamilyHealth]
     waiting_for: str = ""
     """What the first sync has been waiting for too long; empty when it is not."""
+    leaving: bool = False
+    """The process was told to end and syncs on until load balancers have looked away."""
+
+    @property
+    def invites_traffic(self) -> bool:
+        """Whether load balancers may choose this node, as far as the process knows."""
+        return self.healthy and not self.leaving
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -92,6 +99,7 @@ class ProxyHealth:
         self._busy_since: dict[Family, Nanoseconds] = {}
         self._updated: dict[Family, Nanoseconds] = {}
         self._node: Node | None = None
+        self._leaving = False
 
     def set_sync_period(self, sync_period_ns: Nanoseconds) -> None:
         """Follow a change of the configuration."""
@@ -118,6 +126,10 @@ class ProxyHealth:
         """The own Node as last seen; None when it is deleted or not known yet."""
         self._node = node
 
+    def leave(self) -> None:
+        """Turn load balancers away from now on; the rules go on being kept up to date."""
+        self._leaving = True
+
     def health(self) -> Health:
         ticks = self._monotonic()
         troubles = {family: self._trouble(family, ticks) for family in Family}
@@ -133,6 +145,7 @@ class ProxyHealth:
             healthy=not any(troubles.values()),
             status=status,
             waiting_for=self._waiting_for() if late else "",
+            leaving=self._leaving,
         )
 
     def _trouble(self, family: Family, ticks: Nanoseconds) -> str:
@@ -144,10 +157,10 @@ class ProxyHealth:
         return ""
 
     def healthz(self) -> Answer:
-        """For load balancers: unhealthy also when the node is leaving, or was never told what to serve."""
+        """For load balancers: unhealthy also when node or process are leaving, or nobody said what to serve."""
         eligible = node_eligible(self._node)
         health = self.health()
-        return self._answer(health, health.healthy and eligible and not health.waiting_for, eligible)
+        return self._answer(health, health.invites_traffic and eligible and not health.waiting_for, eligible)
 
     def livez(self) -> Answer:
         """For restarts: the state of the proxy alone."""
@@ -174,4 +187,6 @@ class ProxyHealth:
             }
         if health.waiting_for:
             document["waitingFor"] = health.waiting_for
+        if health.leaving:
+            document["leaving"] = True
         return Answer(200 if good else 503, msgspec.json.encode(document))

@@ -198,3 +198,16 @@ def test_other_taints_do_not_matter() -> None:
 )
 def test_times_print_as_in_go(moment: int | None, text: str) -> None:
     assert rfc3339_nano(moment) == text
+
+
+def test_a_leaving_process_fails_healthz_but_not_livez(health: ProxyHealth) -> None:
+    health.node_changed(Node(metadata=Meta(name="n")))
+    health.updated(Family.IPV4)
+    assert health.healthz().status == 200
+    health.leave()
+    answer = health.healthz()
+    assert answer.status == 503
+    assert json.loads(answer.body)["leaving"] is True
+    assert json.loads(answer.body)["healthy"] is True
+    assert health.livez().status == 200
+    assert not health.health().invites_traffic
