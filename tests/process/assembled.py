@@ -36,6 +36,7 @@ class ScriptedSource:
     """Delivers what a test puts in."""
 
     statuses: Mapping[str, WatchStatus] = {}
+    trouble = ""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[SourceEvent | None] = asyncio.Queue()

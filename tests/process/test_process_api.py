@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +71,37 @@ def test_nothing_is_programmed_before_every_kind_was_listed(
         api.call(lambda server: server._faults.clear())
         process.wait_synced(30)
         eventually(lambda: node.connects("10.96.0.10"))
+
+
+def test_a_pod_that_finds_no_api_server_says_where_it_looked_and_what_to_do(
+    node: NodeSpace, process: NodeProcess, tmp_path: Path
+) -> None:
+    """A cluster without a proxy: nobody answers at the address of the Service kubernetes."""
+    pod = tmp_path / "pod"
+    pod.write_text(
+        "#!/bin/sh -e\nmount -t tmpfs none /run\nmkdir -p /run/secrets/kubernetes.io/serviceaccount\n"
+        "echo token > /run/secrets/kubernetes.io/serviceaccount/token\nmount --bind /run /var/run\n"
+        'KUBERNETES_SERVICE_HOST=10.96.0.1 KUBERNETES_SERVICE_PORT=443 exec "$@"\n'
+    )
+    pod.chmod(0o755)
+    control = tmp_path / "control.sock"
+    node.run("ip", "neigh", "replace", "10.96.0.1", "lladdr", "02:00:00:00:00:01", "dev", "eth0")
+    process.start(f"--control-socket={control}", from_api=True, wrap=("unshare", "--mount", str(pod)))
+    line = eventually(
+        lambda: [one for one in process.log_text.splitlines() if "API server cannot be reached" in one]
+    )[0]
+    assert 'err="no answer for 3 s" server="https://10.96.0.1:443"' in line
+    assert "--master=https://HOST:PORT" in line
+    status = subprocess.run(
+        [sys.executable, "-m", "pointsman", "status", f"--control-socket={control}"],
+        capture_output=True,
+        text=True,
+    )
+    assert status.returncode == 1
+    (trouble,) = [one for one in status.stdout.splitlines() if "10.96.0.1" in one]
+    assert trouble.startswith("✗ the API server cannot be reached at https://10.96.0.1:443")
+    assert "--master=https://HOST:PORT" in trouble
+    assert "watch of" not in status.stdout
 
 
 def test_a_node_on_its_way_out_fails_healthz_but_not_livez(

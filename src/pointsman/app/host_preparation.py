@@ -55,7 +55,11 @@ class Host:
 
 
 def initialise(options: RunOptions) -> int:
-    """--init-only: what needs full privileges (sysctls, loading modules), then exit."""
+    """--init-only: what needs full privileges (sysctls, loading modules), then exit.
+
+    What cannot be set is no more fatal here than in the proxy that follows, which reports it for as long as it lasts: in a
+    nested node (kind, k3d) nobody may change the size of the connection table, and Services work without.
+    """
     configure(log_settings(options.config.logging))
     try:
         choice = modes.choose(options)
@@ -67,10 +71,10 @@ def initialise(options: RunOptions) -> int:
     report = apply_conntrack(options.config.conntrack, sysctls, core_count())
     for setting in report.applied:
         _log.info("Set", setting=setting)
-    for degraded in report.degraded:
-        _log.error("Not set", check=degraded.check, err=degraded.message)
+    found = [*report.degraded]
     for step in (choice.mode.prepare, choice.mode.before_unprivileged):
-        for degraded in step(choice.setup, sysctls, choice.families):
-            _log.warning("Degraded", check=degraded.check, reason=degraded.message)
+        found += step(choice.setup, sysctls, choice.families)
+    for degraded in found:
+        _log.warning("Degraded", check=degraded.check, reason=degraded.message)
     flush()
-    return 1 if report.degraded else 0
+    return 0

@@ -80,7 +80,7 @@ FLAGS: tuple[Flag, ...] = (
             "master",
             Kind.STRING,
             works_with_file=True,
-            help="Address of the API server; wins over the one in the kubeconfig.",
+            help="Address of the API server; wins over the one in the kubeconfig. In a pod without one, the pod's token and CA are used there.",
         ),
         Flag(
             "kube-api-content-type",

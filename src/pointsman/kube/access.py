@@ -64,3 +64,5 @@ class Access:
     """The context asked for by name; empty for the file's current one."""
     master: str = ""
     """The server given by flag, which wins over the file's."""
+    advice: str = ""
+    """What to do when nobody answers at this address."""

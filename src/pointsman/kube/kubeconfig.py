@@ -26,6 +26,11 @@ from pointsman.yamltext import YamlError, load_documents
 SERVICE_ACCOUNT_DIRECTORY = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _LARGEST_KUBECONFIG = 16 << 20
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+_ADVICE_FOR_THE_SERVICE = (
+    "this is the address of the Service kubernetes, which works only where a proxy already serves it: give the API server's "
+    "own address with --master=https://HOST:PORT (Helm: apiServer.host; kustomize: deploy/overlays/first-proxy)"
+)
+_ADVICE_FOR_MASTER = "is --master the API server's own address, and reachable from this node?"
 
 
 class _Cluster(msgspec.Struct, rename="kebab"):
@@ -129,7 +134,7 @@ def load_access(
     if not kubeconfig and not master:
         return access_in_cluster(environment, service_account)
     if not kubeconfig:
-        return Access(server=_server_url(master, "--master", tls=False), origin="--master")
+        return _access_by_master(master, environment, service_account)
     path = Path(kubeconfig)
     return access_from_kubeconfig(read_kubeconfig(path), path, master=master)
 
@@ -153,17 +158,42 @@ def access_in_cluster(
             "both set), and neither --kubeconfig nor --master is given; --manifests works without one"
         )
         raise ConfigError([problem])
-    token_file = service_account / "token"
-    if not token_file.is_file():
-        problem = f"in-cluster configuration: {token_file} is missing; set automountServiceAccountToken or give --kubeconfig"
+    if not _token_file(service_account).is_file():
+        problem = (
+            f"in-cluster configuration: {_token_file(service_account)} is missing; "
+            "set automountServiceAccountToken or give --kubeconfig"
+        )
         raise ConfigError([problem])
-    ca_file = service_account / "ca.crt"
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    origin = f"service account in {service_account}"
+    return _as_service_account(f"https://{authority}", origin, _ADVICE_FOR_THE_SERVICE, service_account)
+
+
+def _access_by_master(master: str, environ: Mapping[str, str], service_account: Path) -> Access:
+    """The address given by flag: in a pod with the pod's identity, elsewhere anonymously.
+
+    The certificate must be valid for the given address and signed by the pod's CA. A token never travels without TLS.
+    """
+    in_pod = bool(environ.get("KUBERNETES_SERVICE_HOST")) and _token_file(service_account).is_file()
+    server = _server_url(master, "--master", tls=in_pod)
+    if not in_pod or not server.startswith("https:"):
+        return Access(server=server, origin="--master", advice=_ADVICE_FOR_MASTER)
+    origin = f"--master and service account in {service_account}"
+    return _as_service_account(server, origin, _ADVICE_FOR_MASTER, service_account)
+
+
+def _token_file(service_account: Path) -> Path:
+    return service_account / "token"
+
+
+def _as_service_account(server: str, origin: str, advice: str, service_account: Path) -> Access:
+    ca_file = service_account / "ca.crt"
     return Access(
-        server=f"https://{authority}",
-        origin=f"service account in {service_account}",
+        server=server,
+        origin=origin,
         ca=ca_file if ca_file.is_file() else None,
-        token_file=token_file,
+        token_file=_token_file(service_account),
+        advice=advice,
     )
 
 
@@ -174,7 +204,11 @@ def access_from_kubeconfig(data: bytes, path: Path, *, master: str = "", context
     where = f"kubeconfig {path}"
     if not name:
         if master:
-            return Access(server=_server_url(master, "--master", tls=False), origin=f"--master and {where}")
+            return Access(
+                server=_server_url(master, "--master", tls=False),
+                origin=f"--master and {where}",
+                advice=_ADVICE_FOR_MASTER,
+            )
         known = _known([entry.name for entry in file.contexts or ()])
         raise ConfigError([f"{where}: current-context is not set; contexts in the file: {known}"])
     where = f"{where}: context {name!r}"
@@ -221,6 +255,9 @@ def _access(cluster: _Cluster, user: _User, path: Path, master: str, origin: str
         password=user.password or "",
         impersonation=_impersonation(user),
         exec_plugin=_exec_plugin(user.exec_plugin, base, origin),
+        advice=_ADVICE_FOR_MASTER
+        if master
+        else f"is clusters[].cluster.server in {path} reachable from here?",
     )
 
 

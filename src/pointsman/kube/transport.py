@@ -21,11 +21,12 @@ import aiohttp
 from pointsman import __version__
 from pointsman.errors import Gone, KubeError, Throttled, Unauthorized
 from pointsman.kube.access import Access
-from pointsman.kube.auth import Credentials
+from pointsman.kube.auth import Credentials, Presented
 from pointsman.kube.content_encoding import decoder_for
 from pointsman.kube.decode import decode_status
 from pointsman.kube.proxyenv import proxy_from_environment
 from pointsman.kube.ratelimit import Clock, RateLimit, Sleep
+from pointsman.kube.reachability import Reachability
 
 _ERROR_BODY_LIMIT = 64 * 1024
 _LONGEST_DETAIL = 500
@@ -78,6 +79,7 @@ class Transport:
         environ: Mapping[str, str] | None = None,
         credentials: Credentials | None = None,
         largest_body: int = LARGEST_BODY,
+        reachability: Reachability | None = None,
         on_answer: Callable[[str, int], None] = lambda _method, _status: None,
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
@@ -88,12 +90,18 @@ class Transport:
         self._proxy = access.proxy_url or proxy_from_environment(access.server, environment)
         self._rate = RateLimit(qps, burst, clock=clock, sleep=sleep)
         self._largest_body = largest_body
+        self._reachability = Reachability(access) if reachability is None else reachability
         self._on_answer = on_answer
         self._session: aiohttp.ClientSession | None = None
 
     @property
     def server(self) -> str:
         return self._access.server
+
+    @property
+    def trouble(self) -> str:
+        """Why the server cannot be reached at all, and what to do; empty while it answers."""
+        return self._reachability.trouble
 
     async def request(
         self,
@@ -150,6 +158,7 @@ class Transport:
             yield pieces
 
     async def close(self) -> None:
+        self._reachability.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -175,6 +184,17 @@ class Transport:
         await self._rate.take()
         presented = await self._credentials.present()
         what = self._what(call)
+        self._reachability.asked()
+        try:
+            response = await self._headers(call, presented, what)
+        except KubeError as error:
+            self._reachability.failed(str(error).removeprefix(f"{what}: "))
+            raise
+        self._reachability.answered()
+        self._on_answer(call.method, response.status)
+        return response
+
+    async def _headers(self, call: _Call, presented: Presented, what: str) -> aiohttp.ClientResponse:
         with _translated(what, KubeError(f"{what}: no answer within {call.answer:.0f} s")):
             if self._session is None:
                 self._session = aiohttp.ClientSession(
@@ -197,7 +217,6 @@ class Transport:
                     timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS, sock_read=call.idle),
                 )
             _notice_dead_peers(response)
-        self._on_answer(call.method, response.status)
         return response
 
     async def _pieces(self, call: _Call, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
@@ -233,6 +252,8 @@ def _translated(what: str, late: KubeError) -> Iterator[None]:
         yield
     except KubeError:
         raise
+    except aiohttp.ConnectionTimeoutError as error:
+        raise KubeError(f"{what}: no connection within {_CONNECT_SECONDS:.0f} s") from error
     except TimeoutError as error:
         raise late from error
     except Exception as error:
@@ -266,7 +287,10 @@ def _retry_after(text: str) -> float:
 def _reason(error: Exception) -> str:
     """What happened, in words that cannot hold a URL with a password (proxies) nor a header."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return f"the server's certificate is not trusted: {error.certificate_error}"
+        return (
+            f"the server's certificate is not trusted: {error.certificate_error}; "
+            "it must be signed by the configured CA and name the address it was reached by"
+        )
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return f"the proxy answered HTTP {error.status}"
     if isinstance(error, aiohttp.ClientResponseError):

@@ -90,12 +90,23 @@ def apply_conntrack(settings: Conntrack, sysctls: Sysctls, cores: int) -> HostRe
 
 
 def apply_oom_score(score: int, root: Path = Path("/")) -> HostReport:
-    """Make the kernel spare this process when memory runs out; lowering the score needs privileges."""
+    """Make the kernel spare this process when memory runs out.
+
+    Lowering the score takes CAP_SYS_RESOURCE, which a pod had better not have. A process that is spared already, because the
+    kubelet (-997 for pods that are node-critical) or systemd saw to it, lacks nothing.
+    """
     path = root / "proc/self/oom_score_adj"
+    found = "unknown"
     try:
-        if path.read_text().strip() != str(score):
+        found = path.read_text().strip()
+        if found != str(score):
             path.write_text(str(score))
     except OSError as error:
-        message = f"cannot set oom_score_adj to {score} ({error.strerror}): set oomScoreAdj in the pod or unit instead"
+        if found.startswith("-"):
+            return HostReport([], [])
+        message = (
+            f"cannot set oom_score_adj to {score} ({error.strerror}), it is {found}: give the pod priorityClassName "
+            "system-node-critical, or the unit OOMScoreAdjust"
+        )
         return HostReport([], [Degraded("oom_score_adj", message)])
     return HostReport([f"oom_score_adj={score}"], [])

@@ -53,6 +53,7 @@ class Inspector:
             addresses=tuple(address_text(address) for address in proxy.node.facts.ips),
             uptime=time.time() - proxy.started_at,
             waiting_for=proxy.gate.waiting_for,
+            source_trouble=proxy.source.trouble,
             families=tuple(self._family_status(family) for family in proxy.families.values()),
             watches=tuple(
                 WatchReport(

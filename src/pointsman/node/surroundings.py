@@ -21,6 +21,10 @@ class EventSource(Protocol):
     def statuses(self) -> Mapping[str, WatchStatus]:
         """How each watch is doing, by kind; empty where there is none."""
 
+    @property
+    def trouble(self) -> str:
+        """What keeps it from saying anything at all, and what to do; empty when nothing does."""
+
     def events(self) -> AsyncIterator[SourceEvent]:
         """Every object, then changes, until closed."""
 

@@ -85,6 +85,8 @@ class StatusReport(msgspec.Struct, frozen=True, rename="camel"):
     uptime: float
     waiting_for: str
     """What it needs before the first sync; empty once started."""
+    source_trouble: str
+    """Why the API server cannot be reached, and what to do; empty while it can."""
     families: tuple[FamilyStatus, ...]
     watches: tuple[WatchReport, ...]
     reload: ReloadReport
@@ -94,7 +96,9 @@ class StatusReport(msgspec.Struct, frozen=True, rename="camel"):
     @property
     def troubles(self) -> list[str]:
         """Everything that keeps changes from reaching the kernel, in words."""
-        found = [f"waiting for {self.waiting_for}"] if self.waiting_for else []
+        found = [self.source_trouble] if self.source_trouble else []
+        if self.waiting_for:
+            found.append(f"waiting for {self.waiting_for}")
         for family in self.families:
             if family.last_error:
                 found.append(f"{family.family}: last sync failed: {family.last_error}")
@@ -104,7 +108,7 @@ class StatusReport(msgspec.Struct, frozen=True, rename="camel"):
         found += [
             f"watch of {watch.kind}: {watch.last_error or 'not connected'}"
             for watch in self.watches
-            if not watch.connected and not watch.rejected
+            if not watch.connected and not watch.rejected and not self.source_trouble
         ]
         for watch in self.watches:
             found += [f"not used: {rejection}" for rejection in watch.rejected[:REJECTED_SHOWN]]

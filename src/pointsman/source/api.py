@@ -34,6 +34,7 @@ class ApiSource:
         watch_list: bool = True,
         timing: Timing | None = None,
     ) -> None:
+        self._transport = transport
         self._statuses: dict[str, WatchStatus] = {}
 
         def follow(resource: Resource[Any]) -> ListWatch[Any]:
@@ -57,6 +58,11 @@ class ApiSource:
     def statuses(self) -> Mapping[str, WatchStatus]:
         """How each watch is doing, by kind (Service, EndpointSlice, Node, ServiceCIDR)."""
         return self._statuses
+
+    @property
+    def trouble(self) -> str:
+        """Why the API server cannot be reached, and what to do; empty while it answers."""
+        return self._transport.trouble
 
     async def events(self) -> AsyncGenerator[SourceEvent, None]:
         """Ends only after `close`; raises only what is a fault of ours. To be iterated once."""

@@ -48,6 +48,11 @@ class ManifestSource:
     def statuses(self) -> Mapping[str, WatchStatus]:
         return {"manifests": self._status}
 
+    @property
+    def trouble(self) -> str:
+        """Never any of the source as a whole: the status names single files."""
+        return ""
+
     async def events(self) -> AsyncGenerator[SourceEvent, None]:
         """The objects, Synced for every kind, then whatever changes. Ends after `close`. To be iterated once.
 

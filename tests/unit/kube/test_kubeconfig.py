@@ -222,6 +222,29 @@ def test_pod_uses_its_service_account(tmp_path: Path) -> None:
     assert result.ca == tmp_path / "ca.crt"
 
 
+def test_master_in_a_pod_keeps_the_pods_token_and_ca(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t", encoding="utf-8")
+    (tmp_path / "ca.crt").write_text("PEM", encoding="utf-8")
+    environ = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    for address in ("192.0.2.10:6443", "https://192.0.2.10:6443"):
+        result = load_access(master=address, environ=environ, service_account=tmp_path)
+        assert result.server == "https://192.0.2.10:6443"
+        assert result.token_file == tmp_path / "token"
+        assert result.ca == tmp_path / "ca.crt"
+    in_clear = load_access(master="http://192.0.2.10:8080", environ=environ, service_account=tmp_path)
+    assert in_clear.token_file is None
+    outside = load_access(master="192.0.2.10:8080", environ={}, service_account=tmp_path)
+    assert (outside.server, outside.token_file) == ("http://192.0.2.10:8080", None)
+
+
+def test_every_access_says_what_to_do_when_nobody_answers(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t", encoding="utf-8")
+    environ = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    assert "--master=https://HOST:PORT" in load_access(environ=environ, service_account=tmp_path).advice
+    assert "--master" in load_access(master="h:1", environ={}, service_account=tmp_path).advice
+    assert str(FILE) in access_from_kubeconfig(config({}, {}), FILE).advice
+
+
 def test_outside_a_pod_without_flags_the_message_says_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither --kubeconfig nor --master is given"):
         access_in_cluster({}, tmp_path)

@@ -18,6 +18,7 @@ from pointsman.errors import Gone, KubeError, Throttled, Unauthorized
 from pointsman.kube.access import Access
 from pointsman.kube.auth import Credentials
 from pointsman.kube.execplugin import ExecCredential
+from pointsman.kube.kubeconfig import load_access
 from pointsman.kube.transport import Idle, Response, Transport
 from pointsman.testing.apiserver import FakeApiServer
 from pointsman.testing.kube_objects import service
@@ -142,6 +143,22 @@ async def test_server_certificate_is_verified_by_the_given_ca(pki: Path) -> None
         with pytest.raises(KubeError, match="certificate is not trusted"):
             await get(replace(access, ca=None))
         assert (await get(replace(access, ca=None, insecure_skip_tls_verify=True))).status == 200
+
+
+async def test_a_pod_reaches_the_server_by_another_address_that_its_certificate_names(
+    pki: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("pod", encoding="utf-8")
+    (tmp_path / "ca.crt").write_bytes((pki / "ca.crt").read_bytes())
+    environ = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    async with FakeApiServer(tls=server_tls(pki), token="pod") as server:
+
+        def access(master: str) -> Access:
+            return load_access(master=master, environ=environ, service_account=tmp_path)
+
+        assert (await get(access(server.url))).status == 200
+        with pytest.raises(KubeError, match=r"must .* name the address it was reached by"):
+            await get(access(server.url.replace("127.0.0.1", "localhost")))
 
 
 async def test_tls_server_name_replaces_the_host_in_verification(pki: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -114,6 +117,28 @@ def test_cores_are_those_of_the_machine(tmp_path: Path) -> None:
     online.write_text("nonsense\n")
     assert core_count(tmp_path) >= 1
     assert core_count(tmp_path / "nowhere") >= 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a read-only mount")
+@pytest.mark.parametrize(("found", "checks"), [("-997", []), ("500", ["oom_score_adj"])])
+def test_a_score_that_may_not_be_set_is_missed_only_where_nobody_else_saw_to_it(
+    found: str, checks: list[str], tmp_path: Path
+) -> None:
+    """The kubelet gives the shipped pod -997, and the pod may not change it."""
+    score = tmp_path / "proc/self/oom_score_adj"
+    score.parent.mkdir(parents=True)
+    score.write_text(f"{found}\n")
+    code = (
+        "import sys; from pathlib import Path; from pointsman.node.host_settings import apply_oom_score\n"
+        "print([problem.check for problem in apply_oom_score(-999, Path(sys.argv[1])).degraded])"
+    )
+    confined = 'mount --bind -o ro "$1" "$1" && exec "$0" -c "$2" "$1"'
+    told = subprocess.run(
+        ("unshare", "--mount", "sh", "-c", confined, sys.executable, str(tmp_path), code),
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout.strip() == str(checks), told.stderr
 
 
 def test_oom_score_is_written_or_degraded(tmp_path: Path) -> None:
