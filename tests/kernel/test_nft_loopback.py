@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import select
 import socket
 import struct
 import threading
@@ -166,6 +167,80 @@ def test_a_client_that_resets_its_connection_frees_the_endpoint(
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
     assert exchanged(family, b"next") == b"next"
+
+
+@pytest.fixture
+def servers(family: Family) -> Iterator[dict[int, socket.socket]]:
+    """Endpoints by port that answer nothing by themselves."""
+    domain = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
+    with contextlib.ExitStack() as stack:
+        yield {
+            port: stack.enter_context(socket.create_server((SERVER[family], port), family=domain))
+            for port in (8081, 8082, 8083)
+        }
+
+
+def _led_to(servers: dict[int, socket.socket], family: Family) -> int:
+    """The port of the endpoint that a new connection is carried to."""
+    with socket.create_connection((LOOPBACK[family], PORT), timeout=10):
+        ready, _, _ = select.select(servers.values(), [], [], 10)
+        (chosen,) = ready
+        chosen.accept()[0].close()
+        number: int = chosen.getsockname()[1]
+        return number
+
+
+def _at(family: Family, *ports: int, affinity_seconds: int = 0) -> ServicePlan:
+    port = service_port(cluster_ip=VIP[family], node_port=PORT, affinity_seconds=affinity_seconds)
+    return plan(port, *(endpoint(SERVER[family], number) for number in ports), node_context=node(family))
+
+
+def test_session_affinity_keeps_to_one_endpoint_for_as_long_as_it_is_there(
+    backend: NftablesBackend, family: Family, servers: dict[int, socket.socket]
+) -> None:
+    made = _at(family, *servers, affinity_seconds=10800)
+    backend.sync(everything(node(family), {made.name: made}))
+    first = {_led_to(servers, family) for _ in range(30)}
+    assert len(first) == 1
+    fewer = _at(family, *(servers.keys() - first), affinity_seconds=10800)
+    backend.sync(part(node(family), {made.name: fewer}, made.name))
+    second = {_led_to(servers, family) for _ in range(30)}
+    assert len(second) == 1
+    assert second.isdisjoint(first)
+    backend.sync(part(node(family), {made.name: made}, made.name))
+    assert {_led_to(servers, family) for _ in range(30)} == second
+    without = _at(family, *servers)
+    backend.sync(part(node(family), {made.name: without}, made.name))
+    assert {_led_to(servers, family) for _ in range(60)} == set(servers)
+
+
+def test_connections_end_with_their_service_and_not_with_their_endpoint(
+    backend: NftablesBackend, family: Family, servers: dict[int, socket.socket]
+) -> None:
+    made = _at(family, 8081)
+    backend.sync(everything(node(family), {made.name: made}))
+    with socket.create_connection((LOOPBACK[family], PORT), timeout=10) as client:
+        carried, _ = servers[8081].accept()
+        carried.settimeout(10)
+        backend.sync(part(node(family), {made.name: _at(family, 8082)}, made.name))
+        carried.sendall(b"still here")
+        assert client.recv(100) == b"still here"
+        backend.sync(part(node(family), {}, made.name))
+        assert client.recv(1) == carried.recv(1) == b""
+        carried.close()
+
+
+def test_a_sync_counts_the_listeners_and_those_that_could_not_be_made(
+    backend: NftablesBackend, family: Family
+) -> None:
+    made = web(family)
+    domain = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
+    with socket.create_server((LOOPBACK[family], PORT), family=domain):
+        report = backend.sync(everything(node(family), {made.name: made}))
+    assert (report.listeners, report.listeners_failed) == (0, 1)
+    report = backend.sync(everything(node(family), {made.name: made}))
+    assert (report.listeners, report.listeners_failed) == (1, 0)
+    assert backend.sync(part(node(family), {}, made.name)).listeners == 0
 
 
 def test_open_connections_end_quietly_with_the_backend(

@@ -105,6 +105,10 @@ class SyncReport(msgspec.Struct, frozen=True):
     """Damage by somebody else that this sync met and repaired by loading everything."""
     notes: Sequence[str] = ()
     """What an operator should know: foreign objects removed, ports that could not be opened."""
+    listeners: int | None = None
+    """Node ports served by listeners of the process; None where the mode has none."""
+    listeners_failed: int = 0
+    """Listeners that this sync wanted to open and could not; `notes` name them."""
     degraded: Sequence[Degraded] = ()
     """What works less well than configured as of this sync; what is no longer named has recovered."""
 

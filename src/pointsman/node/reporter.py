@@ -163,6 +163,9 @@ class Reporter(SyncListener):
         for table, count in report.rules_last.items():
             metrics.iptables_rules_written.labels(table=table, ip_family=label).set(count)
         metrics.batch_bytes.labels(ip_family=label).set(report.batch_bytes)
+        if report.listeners is not None:
+            metrics.localhost_listeners.labels(ip_family=label).set(report.listeners)
+            metrics.localhost_listener_failures.labels(ip_family=label).inc(report.listeners_failed)
         metrics.services_rejected.labels(ip_family=label).set(len(report.rejected))
         totals = outcome.totals
         metrics.service_ports.labels(ip_family=label).set(totals.service_ports)

@@ -52,7 +52,12 @@ def outcome(**fields: object) -> SyncOutcome:
     change = PlanChange(None, factory.plan(WEB))
     made: dict[str, object] = {
         "report": SyncReport(
-            full=False, rejected={WEB.name: "EINVAL"}, rules_total={"map": 7}, batch_bytes=99
+            full=False,
+            rejected={WEB.name: "EINVAL"},
+            rules_total={"map": 7},
+            batch_bytes=99,
+            listeners=4,
+            listeners_failed=2,
         ),
         "changes": {WEB.name: change},
         "trigger_times": {"default/web": (0.0, 1.0)},
@@ -74,6 +79,8 @@ def test_one_sync_sets_all_its_metrics_its_history_and_health() -> None:
         f"pointsman_endpoints{{{family}}}": 12,
         f"pointsman_services_rejected{{{family}}}": 1,
         f"pointsman_batch_bytes{{{family}}}": 99,
+        f"kubeproxy_nftables_localhost_nodeport_listeners{{{family}}}": 4,
+        f"kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{{{family}}}": 2,
         f'pointsman_rules_owned{{{family},table="map"}}': 7,
         f"kubeproxy_sync_partial_proxy_rules_duration_seconds_count{{{family}}}": 1,
         f"kubeproxy_sync_full_proxy_rules_duration_seconds_count{{{family}}}": None,

@@ -106,10 +106,11 @@ class NftablesBackend:
         self._rejected = rejected
         self._totals.restarted()
         self._watch.loaded(generation + 1, self._reader())
+        unopened: Sequence[str] = ()
         if self._loopback is not None:
             asked = request.context.node_port_addresses.loopback_asked
-            notes += self._loopback.replace(request.plans if asked else {})
-        return self._report(contents, batch, size, full=True, drift=found, notes=notes)
+            unopened = self._loopback.replace(request.plans if asked else {})
+        return self._report(contents, batch, size, full=True, drift=found, notes=notes, unopened=unopened)
 
     def _load(
         self,
@@ -171,10 +172,10 @@ class NftablesBackend:
         self._rejected = rejected
         if change.batch:
             self._watch.committed(self._open())
-        notes: list[str] = []
+        unopened: Sequence[str] = ()
         if self._loopback is not None and request.context.node_port_addresses.loopback_asked:
-            notes = self._loopback.update(request.changed)
-        return self._report(contents, change.batch, size, full=False, notes=notes)
+            unopened = self._loopback.update(request.changed)
+        return self._report(contents, change.batch, size, full=False, unopened=unopened)
 
     def _report(
         self,
@@ -185,6 +186,7 @@ class NftablesBackend:
         full: bool,
         drift: Drift | None = None,
         notes: Sequence[str] = (),
+        unopened: Sequence[str] = (),
     ) -> SyncReport:
         return SyncReport(
             full=full,
@@ -193,7 +195,9 @@ class NftablesBackend:
             rules_last=batch.element_counts(),
             batch_bytes=size,
             drift=drift,
-            notes=tuple(notes),
+            notes=(*notes, *unopened),
+            listeners=self._loopback.listeners if self._loopback is not None else None,
+            listeners_failed=len(unopened),
         )
 
     # --- compiling ------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Packets to loopback addresses cannot be redirected off the node by rules without opening martian sources, so TCP
 connections are accepted here and carried to an endpoint. Only what asks for it pays: without such ports there is
-neither a socket nor a thread. Connections in progress live on when their port or endpoint goes, as everywhere else.
+neither a socket nor a thread. A connection lives on when its endpoint goes and ends with its node port, as in
+kube-proxy: nothing but this process holds it, and nobody would ever end it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import os
 import random
 import socket
 import threading
+import time
 from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.plan import ServicePlan
@@ -27,12 +31,45 @@ _BACKLOG = 128
 Target = tuple[str, int]
 
 
-def loopback_targets(plan: ServicePlan) -> tuple[int, tuple[Target, ...]] | None:
-    """Node port and the endpoints that its policy allows; None when not served."""
-    if plan.port.protocol is not Protocol.TCP or not plan.port.node_port or not plan.external_endpoints:
+class Served(msgspec.Struct, frozen=True):
+    """What a node port on loopback leads to."""
+
+    port: int
+    targets: tuple[Target, ...]
+    affinity_seconds: int = 0
+
+
+def loopback_port(plan: ServicePlan) -> Served | None:
+    """The node port and the endpoints that its policy allows; None when not served."""
+    port = plan.port
+    if port.protocol is not Protocol.TCP or not port.node_port or not plan.external_endpoints:
         return None
-    endpoints = tuple((address_text(e.address), e.port) for e in plan.external_endpoints)
-    return plan.port.node_port, endpoints
+    targets = tuple((address_text(e.address), e.port) for e in plan.external_endpoints)
+    return Served(port.node_port, targets, port.affinity_seconds)
+
+
+class Balancer:
+    """Chooses the endpoint of each connection. All clients on loopback have one address, so affinity is one endpoint."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._kept: Target | None = None
+        self._last_use = 0.0
+
+    def follow(self, served: Served) -> None:
+        if served.affinity_seconds != self._served.affinity_seconds:
+            self._kept = None
+        self._served = served
+
+    def choose(self, now: float) -> Target:
+        """An endpoint at random, or with session affinity the last one, until nobody has used it for the timeout."""
+        served = self._served
+        kept = self._kept
+        if kept is None or kept not in served.targets or now - self._last_use > served.affinity_seconds:
+            kept = random.choice(served.targets)  # noqa: S311 - balancing, not secrecy
+        if served.affinity_seconds:
+            self._kept, self._last_use = kept, now
+        return kept
 
 
 class LoopbackNodePorts:
@@ -42,10 +79,13 @@ class LoopbackNodePorts:
         self._address = _LOOPBACK[family]
         self._domain = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
         self._ports: dict[ServicePortName, int] = {}
-        self._targets: dict[int, tuple[Target, ...]] = {}
-        self._servers: dict[int, asyncio.Server] = {}
+        self._listeners: dict[int, _Listener] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+
+    @property
+    def listeners(self) -> int:
+        return len(self._listeners)
 
     def replace(self, plans: Mapping[ServicePortName, ServicePlan]) -> list[str]:
         """Serve exactly these; says which ports could not be opened."""
@@ -53,103 +93,122 @@ class LoopbackNodePorts:
         return self.update({**dict.fromkeys(gone), **plans})
 
     def update(self, changed: Mapping[ServicePortName, ServicePlan | None]) -> list[str]:
-        """Follow changed plans; None stands for one that is gone."""
-        found = {name: None if plan is None else loopback_targets(plan) for name, plan in changed.items()}
+        """Follow changed plans; None stands for one that is gone. Says which ports could not be opened."""
+        found = {name: None if plan is None else loopback_port(plan) for name, plan in changed.items()}
+        closing: list[int] = []
         for name, wanted in found.items():
             before = self._ports.get(name)
-            if before is not None and (wanted is None or wanted[0] != before):
-                self._close(before)
+            if before is not None and (wanted is None or wanted.port != before):
+                closing.append(before)
                 del self._ports[name]
-        for name, wanted in found.items():
-            if wanted is not None:
-                self._ports[name], self._targets[wanted[0]] = wanted[0], wanted[1]
-        opened = [wanted[0] for wanted in found.values() if wanted and wanted[0] not in self._servers]
-        return self._open(opened)
+        serving = {name: wanted for name, wanted in found.items() if wanted is not None}
+        if not closing and not serving:
+            return []
+        self._ports |= {name: wanted.port for name, wanted in serving.items()}
+        work = self._follow(closing, serving.values())
+        return asyncio.run_coroutine_threadsafe(work, self._running_loop()).result()
 
     def close(self) -> None:
-        for port in list(self._servers):
-            self._close(port)
         self._ports.clear()
         if self._loop is not None and self._thread is not None:
+            asyncio.run_coroutine_threadsafe(self._follow(list(self._listeners), ()), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
             self._loop = self._thread = None
 
-    def _open(self, ports: Iterable[int]) -> list[str]:
-        problems: list[str] = []
-        for port in ports:
-            listener = socket.socket(self._domain, socket.SOCK_STREAM)
-            try:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind((self._address, port))
-                listener.listen(_BACKLOG)
-            except OSError as error:
-                listener.close()
-                reason = os.strerror(error.errno or 0)
-                problems.append(f"node port {port} is not served at {self._address}: {reason}")
-                continue
-            self._servers[port] = asyncio.run_coroutine_threadsafe(
-                self._serve(listener, port), self._running_loop()
-            ).result()
-        return problems
-
-    def _close(self, port: int) -> None:
-        self._targets.pop(port, None)
-        server = self._servers.pop(port, None)
-        if server is not None and self._loop is not None:
-            closed = threading.Event()
-
-            def close() -> None:
-                server.close()
-                closed.set()
-
-            self._loop.call_soon_threadsafe(close)
-            closed.wait()
-
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(
-                target=self._run, args=(self._loop,), name="loopback-node-ports", daemon=True
+                target=self._loop.run_forever, name="loopback-node-ports", daemon=True
             )
             self._thread.start()
         return self._loop
 
-    @staticmethod
-    def _run(loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        loop.run_forever()
-        connections = asyncio.all_tasks(loop)
-        for task in connections:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*connections, return_exceptions=True))
+    # --- in the loop's thread -------------------------------------------------------------------------------
 
-    async def _serve(self, listener: socket.socket, port: int) -> asyncio.Server:
-        async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            # Cancelled only when everything ends; the stream callback of Python 3.11 would log that as an error.
-            with contextlib.suppress(asyncio.CancelledError):
-                try:
-                    await self._carry(port, reader, writer)
-                finally:
-                    writer.close()
+    async def _follow(self, closing: Iterable[int], serving: Iterable[Served]) -> list[str]:
+        for port in closing:
+            listener = self._listeners.pop(port, None)
+            if listener is not None:
+                await listener.close()
+        problems: list[str] = []
+        for served in serving:
+            listener = self._listeners.get(served.port)
+            if listener is not None:
+                listener.balancer.follow(served)
+                continue
+            try:
+                self._listeners[served.port] = await self._open(served)
+            except OSError as error:
+                reason = os.strerror(error.errno or 0)
+                problems.append(f"node port {served.port} is not served at {self._address}: {reason}")
+        return problems
 
-        return await asyncio.start_server(accepted, sock=listener, limit=_CHUNK)
+    async def _open(self, served: Served) -> _Listener:
+        sock = socket.socket(self._domain, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((self._address, served.port))
+            listener = _Listener(served)
+            await listener.serve(sock)
+        except OSError:
+            sock.close()
+            raise
+        return listener
 
-    async def _carry(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        targets = self._targets.get(port)
-        if not targets:
+
+class _Listener:
+    """One node port: its socket, and the connections that were accepted there."""
+
+    def __init__(self, served: Served) -> None:
+        self.balancer = Balancer(served)
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def serve(self, sock: socket.socket) -> None:
+        self._server = await asyncio.start_server(self._accepted, sock=sock, limit=_CHUNK, backlog=_BACKLOG)
+
+    async def close(self) -> None:
+        """Stop listening, and end all connections."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None:
+            writer.transport.abort()
             return
-        address, target_port = random.choice(targets)  # noqa: S311 - balancing, not secrecy
+        connection = asyncio.ensure_future(self._carry(reader, writer))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+        # Cancelled only when the port goes; the stream callback of Python 3.11 would log that as an error.
+        with contextlib.suppress(asyncio.CancelledError):
+            await connection
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        address, port = self.balancer.choose(time.monotonic())
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                far_reader, far_writer = await asyncio.open_connection(address, target_port, limit=_CHUNK)
+                far_reader, far_writer = await asyncio.open_connection(address, port, limit=_CHUNK)
         except OSError:
             writer.transport.abort()
             return
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         try:
             await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            far_writer.transport.abort()
+            raise
         finally:
+            writer.close()
             far_writer.close()
 
 
