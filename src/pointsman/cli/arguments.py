@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from pointsman.cli.output import COLOUR_CHOICES, ascii_escape, screen
 from pointsman.config.command_line import RunOptions, parse_run
 from pointsman.config.defaults import with_mode
 from pointsman.config.flag_table import BY_NAME
@@ -22,10 +24,27 @@ from pointsman.printable import printable
 ERROR = 2
 """Exit status when the question could not be answered at all."""
 
-_OWN = frozenset(("manifests", "control-socket", "help"))
+_OWN = frozenset(("manifests", "control-socket", "help", "mode", "proxy-mode"))
 """Flags of `run` that these commands declare themselves."""
 
 _FAMILIES = {"ipv4": (Family.IPV4,), "ipv6": (Family.IPV6,), "both": (Family.IPV4, Family.IPV6)}
+
+
+class _Paragraphs(argparse.HelpFormatter):
+    """Descriptions keep their paragraphs, each filled to the width of the terminal; a value is named once per option."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = (
+            textwrap.fill(" ".join(paragraph.split()), width, initial_indent=indent, subsequent_indent=indent)
+            for paragraph in text.split("\n\n")
+        )
+        return "\n\n".join(filled)
 
 
 def parser(command: str, about: str) -> argparse.ArgumentParser:
@@ -33,7 +52,7 @@ def parser(command: str, about: str) -> argparse.ArgumentParser:
         prog=f"pointsman {command}",
         description=about,
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Paragraphs,
     )
 
 
@@ -48,8 +67,10 @@ def add_offline(to: argparse.ArgumentParser, *, required: bool) -> None:
     )
     to.add_argument(
         "--mode",
+        "--proxy-mode",
+        metavar="MODE",
         choices=tuple(reversed(MODES)),
-        help=f"default: the configuration's, else {BY_PREFERENCE[0]}",
+        help=f"{', '.join(reversed(MODES))}; default: the configuration's, else {BY_PREFERENCE[0]}",
     )
     to.add_argument(
         "--node", default="", help="the node to work for; default: the only Node in the manifests"
@@ -67,7 +88,21 @@ def add_live(to: argparse.ArgumentParser) -> None:
 
 
 def add_output(to: argparse.ArgumentParser) -> None:
+    add_format(to)
+    add_colour(to)
+
+
+def add_format(to: argparse.ArgumentParser) -> None:
     to.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default text")
+
+
+def add_colour(to: argparse.ArgumentParser) -> None:
+    to.add_argument(
+        "--color",
+        choices=COLOUR_CHOICES,
+        default="auto",
+        help="default auto: on a terminal, unless NO_COLOR is set",
+    )
 
 
 def offline_options(given: argparse.Namespace, flags: Sequence[str]) -> RunOptions:
@@ -108,9 +143,9 @@ def guarded(command: str, work: Callable[[], int]) -> int:
         problems: Sequence[str] = error.problems
     except PointsmanError as error:
         problems = [str(error)]
-    except BrokenPipeError:
-        sys.stderr.close()
-        return ERROR
+    except UnicodeEncodeError as error:
+        odd = error.object[error.start : error.end]
+        problems = [f"an argument holds bytes that are no text in UTF-8: {odd}"]
     _say(command, problems)
     return ERROR
 
@@ -125,4 +160,7 @@ def _say(command: str, problems: Sequence[str]) -> None:
 
 
 def print_json(value: object) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    if not screen().unicode:
+        text = "".join(one if one.isascii() else ascii_escape(one) for one in text)
+    sys.stdout.write(f"{text}\n")

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
 
+from pointsman.cli.arguments import parser
+from pointsman.cli.output import screen
 from pointsman.cli.preamble import options_to_run
+from pointsman.config.flags import USUAL_WIDTH, flags_lines
+
+_ABOUT = """Read the configuration file and the flags as `pointsman run` would, print the configuration that results, and list
+everything that is wrong or odd. Nothing is run or changed; no cluster, root or kernel is needed.
+
+A field that nobody knows is a warning, because files outlive versions; with --strict it is an error, as in a pipeline
+that guards a repository of configurations.
+
+Exit status: 0 it can be used, 1 something is wrong."""
+
+
+def command() -> argparse.ArgumentParser:
+    """The command without the flags of `run`, which it takes besides."""
+    made = parser("check", _ABOUT)
+    made.usage = "pointsman check [--strict] [flags of `pointsman run`]"
+    return made
 
 
 def main(argv: Sequence[str]) -> int:
     """`pointsman check [flags]` is `pointsman run --check [flags]`."""
+    if "-h" in argv or "--help" in argv:
+        sys.stdout.write(command().format_help())
+        sys.stdout.write("\n".join([*flags_lines(screen().width or USUAL_WIDTH), ""]))
+        return 0
     answer = options_to_run(["--check", *argv], program="pointsman")
     assert isinstance(answer, int)
     return answer

@@ -27,9 +27,10 @@ from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import HOSTS
 from pointsman.lab.netns import LabUnavailable, gain_privileges
 from pointsman.lab.objects import TARGET_PORT, LabService, backends
-from pointsman.lab.picture import MAP, Style, answer_bars, median_milliseconds, path_through_table
+from pointsman.lab.picture import MAP, answer_bars, median_milliseconds, path_through_table
 from pointsman.lab.probe import PATIENT_DEADLINE, Kind, Outcome, Probe, connect, run_probes
 from pointsman.lab.proxy import ProxyFailed, ProxyProcess, configuration
+from pointsman.screen import Screen
 
 CONNECTIONS = 300
 _METRICS_PORT = 10249
@@ -53,7 +54,7 @@ def command() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 when everything behaved, 1 when something did not, 2 when the lab cannot run here."""
     options = command().parse_args(argv)
-    style = Style(
+    screen = Screen(
         colour=sys.stdout.isatty() and not options.no_color and "NO_COLOR" not in os.environ,
         unicode="utf" in (sys.stdout.encoding or "").lower(),
     )
@@ -61,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         privileges = gain_privileges()
         with tempfile.TemporaryDirectory(prefix="pointsman-demo-") as directory:
-            return _Demo(style, Path(directory), privileges).run(keep=options.keep)
+            return _Demo(screen, Path(directory), privileges).run(keep=options.keep)
     except LabUnavailable as unavailable:
         sys.stderr.write(f"pointsman demo: {unavailable}\n")
         return 2
@@ -75,8 +76,8 @@ def main(argv: Sequence[str]) -> int:
 class _Demo:
     """The story, told while it happens."""
 
-    def __init__(self, style: Style, directory: Path, privileges: str) -> None:
-        self._style = style
+    def __init__(self, screen: Screen, directory: Path, privileges: str) -> None:
+        self._screen = screen
         self._privileges = privileges
         self._directory = directory
         self._surprises = 0
@@ -86,10 +87,10 @@ class _Demo:
 
     def run(self, *, keep: bool) -> int:
         began = time.monotonic()
-        self._say(self._style.bold("Pointsman: a Kubernetes Service proxy at work, with real packets"), "")
+        self._say(self._screen.bold("Pointsman: a Kubernetes Service proxy at work, with real packets"), "")
         with Cluster() as self._cluster:
             built = time.monotonic() - began
-            self._say(*self._style.plain(MAP).splitlines(), "")
+            self._say(*self._screen.plain(MAP).splitlines(), "")
             self._say(
                 f"Each name is a network namespace of this process (built in {built * 1000:.0f} ms).",
                 "Pods run an echo server that says who answered and which client address it saw.",
@@ -192,14 +193,14 @@ class _Demo:
             return
         listing = self._cluster["n1"].run(("nft", "list", "table", "ip", "kube-proxy"))
         for line in path_through_table(listing, address):
-            self._say("   " + (line if line.startswith(" ") else self._style.bold(line)))
+            self._say("   " + (line if line.startswith(" ") else self._screen.bold(line)))
 
     def _finish(self, seconds: float) -> None:
         self._say("")
         if self._surprises:
-            self._say(self._style.bad(f"{self._surprises} things were not as they should be."))
+            self._say(self._screen.bad(f"{self._surprises} things were not as they should be."))
         else:
-            self._say(self._style.good(f"Everything behaves as it should, in {seconds:.1f} s."))
+            self._say(self._screen.good(f"Everything behaves as it should, in {seconds:.1f} s."))
 
     def _explore(self) -> None:
         pid = os.getpid()
@@ -208,7 +209,7 @@ class _Demo:
             enter += f" --user=/proc/{pid}/ns/user --preserve-credentials"
         self._say(
             "",
-            self._style.bold("Left running. In another terminal, as the same user:"),
+            self._screen.bold("Left running. In another terminal, as the same user:"),
             f"  {enter} --net={self._cluster['n1'].path} nft list table ip kube-proxy",
             f"  {enter} --net={self._cluster['client'].path} nc {HOSTS['n1'].ipv4} {WEB.node_port}     # as the external client",
             f"  $EDITOR {self._proxy.manifests}/cluster.json   # change Services and endpoints",
@@ -223,7 +224,7 @@ class _Demo:
     def _show(self, probe: Probe, wanted: Sequence[str], moral: str, also: Sequence[str] = ()) -> None:
         outcomes = self._ask(probe, CONNECTIONS)
         self._expect({outcome.by for outcome in outcomes} == set(wanted))
-        for line in answer_bars(outcomes, self._style, (*wanted, *also)):
+        for line in answer_bars(outcomes, self._screen, (*wanted, *also)):
             self._say("   " + line)
         failed = sum(outcome.kind is not Kind.ANSWERED for outcome in outcomes)
         self._note(
@@ -284,10 +285,10 @@ class _Demo:
 
     def _count(self, number: int, what: str) -> str:
         text = f"{number} {what}{'' if number == 1 else 's'}"
-        return self._style.bad(text) if number else self._style.good(text)
+        return self._screen.bad(text) if number else self._screen.good(text)
 
     def _title(self, title: str, text: str) -> None:
-        self._say("", f"{self._style.bold(title)}: {text}")
+        self._say("", f"{self._screen.bold(title)}: {text}")
 
     def _note(self, text: str) -> None:
         self._say("   " + text)

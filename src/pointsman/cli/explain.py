@@ -19,6 +19,7 @@ from pointsman.cli.arguments import (
     warn,
 )
 from pointsman.cli.control_client import ask
+from pointsman.cli.output import screen
 from pointsman.explain.answer import explain
 from pointsman.explain.report import Explanation
 from pointsman.explain.target import target_from_text
@@ -65,7 +66,7 @@ def _explain(given: argparse.Namespace, flags: Sequence[str]) -> int:
     if given.output == "json":
         print_json(explanation)
     else:
-        sys.stdout.write(explanation_text(explanation))
+        sys.stdout.write(explanation_text(explanation, screen(given.color)))
     return 0 if explanation.answers else 1
 
 

@@ -9,6 +9,8 @@ from typing import Protocol, TypeVar
 
 from pointsman.cli.arguments import add_live, add_output, guarded, parser, print_json
 from pointsman.cli.control_client import ask
+from pointsman.cli.output import screen
+from pointsman.screen import Screen
 
 
 class _Answer(Protocol):
@@ -26,7 +28,9 @@ def live_command(name: str, about: str) -> argparse.ArgumentParser:
     return made
 
 
-def answer_live(given: argparse.Namespace, name: str, kind: type[_Kind], text: Callable[[_Kind], str]) -> int:
+def answer_live(
+    given: argparse.Namespace, name: str, kind: type[_Kind], text: Callable[[_Kind, Screen], str]
+) -> int:
     """Ask at `/name`, print as text or JSON; the answer brings its exit status, 2 means that there is none."""
 
     def work() -> int:
@@ -34,7 +38,7 @@ def answer_live(given: argparse.Namespace, name: str, kind: type[_Kind], text: C
         if given.output == "json":
             print_json(answer)
         else:
-            sys.stdout.write(text(answer))
+            sys.stdout.write(text(answer, screen(given.color)))
         return answer.exit_status
 
     return guarded(name, work)

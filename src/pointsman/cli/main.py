@@ -10,10 +10,10 @@ import importlib
 import sys
 from collections.abc import Mapping, Sequence
 
-from pointsman import KUBERNETES_VERSION, __version__
+from pointsman.cli.output import delivered, screen
 from pointsman.suggestions import did_you_mean
 
-_SUBCOMMANDS: Mapping[str, str] = {
+SUBCOMMANDS: Mapping[str, str] = {
     "run": "program this node's Services, from the API server or from manifests",
     "render": "print the rules for a set of manifests, without a cluster",
     "explain": "say why a Service does or does not answer here",
@@ -29,26 +29,22 @@ _SUBCOMMANDS: Mapping[str, str] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a sub-command; the exit status is 2 when there is no such one."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["run"]:
+        return _run(arguments[1:], program="pointsman")
+    return delivered("pointsman", lambda: _answer(arguments))
+
+
+def _answer(arguments: Sequence[str]) -> int:
     name = arguments[0] if arguments else "help"
     if name in ("help", "-h", "--help"):
-        sys.stdout.write(usage())
+        sys.stdout.write(usage(screen().width))
         return 0 if arguments else 2
-    if name in ("version", "--version"):
-        sys.stdout.write(version_text(*arguments[1:2]))
-        return 0
-    if name == "run":
-        return _run(arguments[1:], program="pointsman")
-    if name not in _SUBCOMMANDS:
-        close = did_you_mean(name, _SUBCOMMANDS)
+    name = "version" if name == "--version" else name
+    if name not in SUBCOMMANDS:
+        close = did_you_mean(name, SUBCOMMANDS)
         sys.stderr.write(f"pointsman: unknown sub-command {name}{close}\n\n{usage()}")
         return 2
-    try:
-        command = importlib.import_module(f"pointsman.cli.{name}")
-    except ModuleNotFoundError as missing:
-        if missing.name != f"pointsman.cli.{name}":
-            raise
-        sys.stderr.write(f"pointsman: the sub-command {name} is not part of this installation\n")
-        return 2
+    command = importlib.import_module(f"pointsman.cli.{name}")
     return int(command.main(arguments[1:]))
 
 
@@ -62,31 +58,16 @@ def _run(argv: Sequence[str], *, program: str) -> int:
     return int(command.main(argv, program=program))
 
 
-def usage() -> str:
-    """The list of sub-commands."""
-    width = max(map(len, _SUBCOMMANDS))
+def usage(width: int = 0) -> str:
+    """The list of sub-commands, for a terminal of that width if one is given."""
+    import textwrap
+
+    longest = max(map(len, SUBCOMMANDS))
     lines = ["Usage: pointsman SUBCOMMAND [flags]", ""]
-    lines += [f"  {name:{width}}  {meaning}" for name, meaning in _SUBCOMMANDS.items()]
-    lines += [
-        "",
-        "`pointsman SUBCOMMAND --help` tells more. Installed as kube-proxy it takes kube-proxy's flags.",
-        "",
-    ]
+    for name, meaning in SUBCOMMANDS.items():
+        indent = " " * (longest + 4)
+        entry = f"  {name:{longest}}  {meaning}"
+        lines += textwrap.wrap(entry, width, subsequent_indent=indent) if width else [entry]
+    more = "`pointsman SUBCOMMAND --help` tells more. Installed as kube-proxy it takes kube-proxy's flags."
+    lines += ["", *(textwrap.wrap(more, width) if width else [more]), ""]
     return "\n".join(lines)
-
-
-def version_text(style: str = "") -> str:
-    """One line, or with `raw` (or `--raw`) every detail."""
-    line = f"Pointsman {__version__} (kube-proxy {KUBERNETES_VERSION} compatible)\n"
-    if style.lstrip("-") != "raw":
-        return line
-    import platform
-
-    details = {
-        "pointsman": __version__,
-        "surface": f"kube-proxy {KUBERNETES_VERSION}",
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "platform": f"{platform.system().lower()}/{platform.machine()}",
-        "kernel": platform.release(),
-    }
-    return "".join(f"{name}: {value}\n" for name, value in details.items())

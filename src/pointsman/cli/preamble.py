@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pointsman.cli.main import version_text
-from pointsman.config.command_line import RunOptions, parse_run
+from pointsman.cli.output import screen
+from pointsman.cli.version import version_text
+from pointsman.config.command_line import KUBE_PROXY, RunOptions, parse_run
 from pointsman.config.flags import flags_help
 from pointsman.config.load import config_to_yaml
 from pointsman.config.mode_table import BY_PREFERENCE
@@ -27,7 +28,8 @@ def options_to_run(argv: Sequence[str], *, program: str) -> RunOptions | int:
         sys.stderr.write(f"{program}: {_counted(len(invalid.problems))} found; nothing was changed\n")
         return 1
     if options.show_help:
-        sys.stdout.write(flags_help("kube-proxy" if program == "kube-proxy" else "pointsman run"))
+        shown = program if program == KUBE_PROXY else f"{program} run"
+        sys.stdout.write(flags_help(shown, screen().width))
         return 0
     if options.show_version:
         sys.stdout.write(version_text(options.show_version))

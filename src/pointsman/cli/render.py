@@ -15,6 +15,7 @@ from pointsman.cli.arguments import (
     split_run_flags,
     warn,
 )
+from pointsman.cli.output import screen
 from pointsman.report.status import FamilyVerification, Verification, verification_text
 
 _ABOUT = """Print the rules that a node would hold for these manifests; the same input always gives the same text.
@@ -89,5 +90,5 @@ def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
             backend.close()
         found.append(FamilyVerification(family.value, tuple(entries), 0))
     verification = Verification(options.config.mode, tuple(found))
-    sys.stdout.write(verification_text(verification))
+    sys.stdout.write(verification_text(verification, screen()))
     return verification.exit_status

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pointsman.cli.output import delivered
 from pointsman.cli.preamble import options_to_run
 from pointsman.node.footprint import economise, raise_descriptor_limit
 
 
 def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
     """Exit status: 0 after a stop or clean-up, 1 when the configuration or the machine prevents running."""
-    options = options_to_run(argv, program=program)
+    options = delivered(program, lambda: options_to_run(argv, program=program))
     if isinstance(options, int):
         return options
+    state_dir = options.state_dir
     if options.cleanup:
         from pointsman.cli.cleanup import clean_up
 
-        return clean_up(options.state_dir)
+        return delivered(program, lambda: clean_up(state_dir))
     economise()
     raise_descriptor_limit()
     from pointsman.app.host_preparation import initialise

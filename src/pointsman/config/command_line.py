@@ -153,8 +153,9 @@ def _from_file(flags: Mapping[str, Any], problems: list[str], warnings: list[str
     except ConfigError as broken:
         raise ConfigError([f"{name}: {problem}" for problem in broken.problems]) from broken
     problems += loaded.problems
-    warnings += loaded.warnings
-    warnings += [
+    found = warnings if not flags.get("strict") else problems
+    found += loaded.warnings
+    found += [
         f"flag --{flag} is ignored because --config is given; set it in {name}"
         for flag in flags
         if not BY_NAME[flag].works_with_file

@@ -172,6 +172,7 @@ FLAGS: tuple[Flag, ...] = (
         Flag(
             "proxy-mode",
             Kind.STRING,
+            alias="mode",
             fields=("mode",),
             help="iptables, ipvs or nftables. Unset: iptables as kube-proxy, nftables as `pointsman run` where the kernel can.",
         ),
@@ -404,6 +405,11 @@ FLAGS: tuple[Flag, ...] = (
             help="Take Services and EndpointSlices from this file or directory, watched, instead of an API server.",
         ),
         Flag("check", Kind.BOOL, help="Validate, print the effective configuration and exit."),
+        Flag(
+            "strict",
+            Kind.BOOL,
+            help="Unknown or repeated fields of the configuration file, and flags that it makes ineffective, are errors.",
+        ),
         Flag("service-metrics", Kind.BOOL, help="Serve traffic counters per Service."),
         Flag(
             "service-metrics-limit",

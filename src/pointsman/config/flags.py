@@ -10,19 +10,28 @@ from pointsman.config.flag_table import FLAGS
 from pointsman.config.gates import gates_help
 from pointsman.config.goflags import Flag
 
+USUAL_WIDTH = 98
 
-def flags_help(program: str) -> str:
-    """The text of --help."""
+
+def flags_help(program: str, width: int = 0) -> str:
+    """The text of --help, for a terminal of that width if one is given."""
     lines = ["Usage:", f"  {program} [flags]"]
-    for group, members in groupby(FLAGS, key=lambda flag: flag.group):
-        lines += ["", f"{group} flags:", ""]
-        for flag in members:
-            lines += _flag_help(flag)
+    lines += flags_lines(min(width or USUAL_WIDTH, USUAL_WIDTH))
     return "\n".join(lines) + "\n"
 
 
-def _flag_help(flag: Flag) -> list[str]:
-    short = f"-{flag.shorthand}, " if flag.shorthand else "    "
+def flags_lines(width: int) -> list[str]:
+    """All flags by group, with their meaning."""
+    lines: list[str] = []
+    for group, members in groupby(FLAGS, key=lambda flag: flag.group):
+        lines += ["", f"{group} flags:", ""]
+        for flag in members:
+            lines += _flag_help(flag, width)
+    return lines
+
+
+def flag_meaning(flag: Flag) -> str:
+    """What the flag does, its default and what limits it."""
     text = flag.help
     if flag.default not in ("", "false", "0", "0s"):
         text += f" (default {flag.default})"
@@ -30,9 +39,20 @@ def _flag_help(flag: Flag) -> list[str]:
         text += f" (DEPRECATED: {flag.deprecated})"
     if flag.fields and not flag.works_with_file:
         text += " Ignored with --config."
-    heading = f"  {short}--{flag.name} {flag.kind.value}".rstrip()
-    body = [part for line in text.splitlines() for part in textwrap.wrap(line, 88) or [""]]
-    return [heading, *(f"          {line}" for line in body)]
+    return text
+
+
+def _flag_help(flag: Flag, width: int) -> list[str]:
+    short = f"-{flag.shorthand}, " if flag.shorthand else "    "
+    alias = f", --{flag.alias}" if flag.alias else ""
+    heading = f"  {short}--{flag.name}{alias} {flag.kind.value}".rstrip()
+    indent = " " * 10
+    body = [
+        part
+        for line in flag_meaning(flag).splitlines()
+        for part in textwrap.wrap(line, max(width - len(indent), 20)) or [""]
+    ]
+    return [heading, *(f"{indent}{line}" for line in body)]
 
 
 def flagz(texts: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -67,6 +87,8 @@ def flags_document() -> str:
         ]
         for flag in members:
             name = f"`-{flag.shorthand}`, `--{flag.name}`" if flag.shorthand else f"`--{flag.name}`"
+            if flag.alias:
+                name += f", `--{flag.alias}`"
             meaning = flag.help.partition("\n")[0].replace("|", "\\|")
             if flag.deprecated:
                 meaning += f" Deprecated: {flag.deprecated}."

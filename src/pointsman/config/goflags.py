@@ -61,6 +61,8 @@ class Flag(msgspec.Struct, frozen=True):
     fields: tuple[str, ...] = ()
     """Dotted attributes of KubeProxyConfiguration that it sets."""
     shorthand: str = ""
+    alias: str = ""
+    """Another name that is taken as well."""
     deprecated: str = ""
     works_with_file: bool = False
     """Still counts when --config is given."""
@@ -82,8 +84,9 @@ class _Parser:
     """The state of one pass over a command line."""
 
     def __init__(self, table: Iterable[Flag], program: str) -> None:
-        self._flags = {flag.name: flag for flag in table}
-        self._shorthands = {flag.shorthand: flag for flag in self._flags.values() if flag.shorthand}
+        flags = tuple(table)
+        self._flags = {name: flag for flag in flags for name in (flag.name, flag.alias) if name}
+        self._shorthands = {flag.shorthand: flag for flag in flags if flag.shorthand}
         self._program = program
         self._problems: list[str] = []
         self._given = Given()

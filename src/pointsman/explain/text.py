@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from pointsman.explain.report import Cause, EndpointAnswer, Explanation, FrontendAnswer, PortAnswer
-from pointsman.printable import printable
+from pointsman.screen import PLAIN, Screen, laid_out
 
 ENDPOINTS_SHOWN = 20
 
 
-def explanation_text(explanation: Explanation) -> str:
+def explanation_text(explanation: Explanation, screen: Screen = PLAIN) -> str:
     """The whole answer, ending with a newline."""
     source = "the running proxy" if explanation.live else "manifests"
     lines = [f"{explanation.question} on node {explanation.node}, {explanation.mode} mode, from {source}"]
@@ -27,7 +27,7 @@ def explanation_text(explanation: Explanation) -> str:
             "Verdict: connections are handed to endpoints. If clients still fail, look behind the proxy:",
             "does the pod listen on that port (not only on localhost), and does a NetworkPolicy allow it?",
         ]
-    return "".join(f"{printable(line)}\n" for line in lines)
+    return laid_out(lines, screen)
 
 
 def _causes(causes: Iterable[Cause], indent: str) -> Iterator[str]:

@@ -6,13 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-import msgspec
-
 from pointsman.lab.hosts import BRIDGE, HOSTS, NODES
 from pointsman.lab.probe import Kind, Outcome
+from pointsman.screen import Screen, bar
 
-BAR_WIDTH = 28
-_BLOCKS = " ▏▎▍▌▋▊▉█"
 _COLOURS = {"pod1": 36, "pod2": 32, "pod3": 34, "pod4": 35, "pod5": 33}
 
 MAP = """\
@@ -26,44 +23,7 @@ MAP = """\
 """
 
 
-class Style(msgspec.Struct, frozen=True):
-    """What the terminal can show."""
-
-    colour: bool = True
-    unicode: bool = True
-
-    def paint(self, text: str, code: int) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self.colour else text
-
-    def bold(self, text: str) -> str:
-        return self.paint(text, 1)
-
-    def dim(self, text: str) -> str:
-        return self.paint(text, 2)
-
-    def good(self, text: str) -> str:
-        return self.paint(text, 32)
-
-    def bad(self, text: str) -> str:
-        return self.paint(text, 31)
-
-    def plain(self, text: str) -> str:
-        """The text in what the terminal can write."""
-        if self.unicode:
-            return text
-        return text.translate(str.maketrans("│─┴┬┼┌┐├┤└┘", "|-+++++++++"))
-
-
-def bar(share: float, style: Style, width: int = BAR_WIDTH) -> str:
-    """A horizontal bar for a share between 0 and 1, always `width` characters."""
-    if not style.unicode:
-        return ("#" * round(share * width)).ljust(width)
-    eighths = round(share * width * 8)
-    full, rest = divmod(eighths, 8)
-    return (_BLOCKS[8] * full + (_BLOCKS[rest] if rest else "")).ljust(width)
-
-
-def answer_bars(outcomes: Sequence[Outcome], style: Style, hosts: Sequence[str] = ()) -> list[str]:
+def answer_bars(outcomes: Sequence[Outcome], screen: Screen, hosts: Sequence[str] = ()) -> list[str]:
     """One line per answering pod: node, bar, count, share and the source addresses it saw; then what failed.
 
     `hosts` are shown even when none of them answered.
@@ -73,11 +33,11 @@ def answer_bars(outcomes: Sequence[Outcome], style: Style, hosts: Sequence[str] 
     for name in sorted(set(by) | set(hosts)):
         share = by[name] / len(outcomes) if outcomes else 0.0
         seen = sorted({o.seen for o in outcomes if o.by == name})
-        drawn = style.paint(bar(share, style), _COLOURS.get(name, 37))
-        note = f"sees {', '.join(map(_named, seen))}" if seen else style.dim("no connections")
+        drawn = screen.paint(bar(share, screen), _COLOURS.get(name, 37))
+        note = f"sees {', '.join(map(_named, seen))}" if seen else screen.dim("no connections")
         lines.append(f"{name} on {HOSTS[name].node}  {drawn} {by[name]:4d}  {share:4.0%}   {note}")
     failed = Counter(o.kind.value for o in outcomes if o.kind is not Kind.ANSWERED)
-    lines += [style.bad(f"{count} {kind}") for kind, count in sorted(failed.items())]
+    lines += [screen.bad(f"{count} {kind}") for kind, count in sorted(failed.items())]
     return lines
 
 

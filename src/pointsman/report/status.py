@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import msgspec
 
 from pointsman.backends.contract import Difference
 from pointsman.model.findings import Rejection
-from pointsman.printable import printable
+from pointsman.screen import PLAIN, Screen, Table, laid_out
 
 DIFFERENCES_SHOWN = 100
 REJECTED_SHOWN = 20
@@ -146,21 +144,21 @@ class Verification(msgspec.Struct, frozen=True, rename="camel"):
         return 1 if any(family.differences for family in self.families) else 0
 
 
-def status_text(status: StatusReport) -> str:
+def status_text(status: StatusReport, screen: Screen = PLAIN) -> str:
     """The status for a terminal."""
     where = f" in zone {status.zone}" if status.zone else ""
-    lines = [
+    lines: list[str | Table] = [
         f"Pointsman {status.version}, {status.mode} mode, up {age_text(status.uptime)}",
         f"Node {status.node}{where}: {', '.join(status.addresses) or 'no address known'}",
         "",
     ]
     rows = [["FAMILY", "LAST SYNC", "TOOK", "PENDING", "SERVICE PORTS", "ENDPOINTS", "SYNCS", "REPAIRED"]]
     rows += [_family_row(family) for family in status.families]
-    lines += [*columns(rows), ""]
+    lines += [Table(rows), ""]
     if status.watches:
         rows = [["WATCH", "STATE", "LAST HEARD", "OBJECTS", "BAD", "FAILURES"]]
         rows += [_watch_row(watch) for watch in status.watches]
-        lines += [*columns(rows), ""]
+        lines += [Table(rows), ""]
     for watch in status.watches:
         if watch.passed_over:
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(watch.passed_over.items()))
@@ -171,7 +169,7 @@ def status_text(status: StatusReport) -> str:
     troubles = status.troubles
     lines += [f"! degraded: {check}: {why}" for check, why in status.degraded.items()]
     lines += [f"✗ {trouble}" for trouble in troubles] or [_all_well(status)]
-    return "".join(f"{printable(line)}\n" for line in lines)
+    return laid_out(lines, screen)
 
 
 def _all_well(status: StatusReport) -> str:
@@ -202,13 +200,6 @@ def _watch_row(watch: WatchReport) -> list[str]:
     return [watch.kind, state, age, str(watch.objects), str(watch.bad_objects), str(watch.failures)]
 
 
-def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows padded to columns."""
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
 def age_text(seconds: float) -> str:
     """A duration in its one or two largest units."""
     whole = max(0, int(seconds))
@@ -222,7 +213,7 @@ def age_text(seconds: float) -> str:
     return f"{minutes}m{left}s" if minutes else f"{left}s"
 
 
-def verification_text(verification: Verification) -> str:
+def verification_text(verification: Verification, screen: Screen = PLAIN) -> str:
     """Differences by family, services named."""
     lines: list[str] = []
     for family in verification.families:
@@ -243,7 +234,7 @@ def verification_text(verification: Verification) -> str:
         ]
         if count > DIFFERENCES_SHOWN:
             lines.append(f"  and {count - DIFFERENCES_SHOWN} more; -o json lists all")
-    return "".join(f"{printable(line)}\n" for line in lines)
+    return laid_out(lines, screen)
 
 
 def difference_lines(entry: Difference) -> list[str]:

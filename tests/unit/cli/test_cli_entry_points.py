@@ -1,5 +1,7 @@
 """Sub-commands, and what `run` and `check` do before anything runs."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,16 @@ def test_version_names_the_surface(capsys: Captured) -> None:
     assert capsys.readouterr().out == f"Pointsman {__version__} (kube-proxy v1.37 compatible)\n"
 
 
-def test_raw_version_has_details(capsys: Captured) -> None:
-    assert main.main(["version", "raw"]) == 0
+@pytest.mark.parametrize("style", ["raw", "--raw"])
+def test_raw_version_has_details(style: str, capsys: Captured) -> None:
+    assert main.main(["version", style]) == 0
     assert "python: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["version", "--version"])
+def test_the_version_for_programs(name: str, capsys: Captured) -> None:
+    assert main.main([name, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pointsman"] == __version__
 
 
 def test_unknown_subcommand_suggests_the_nearest(capsys: Captured) -> None:
@@ -55,6 +64,44 @@ def test_check_lists_all_problems_and_fails(capsys: Captured) -> None:
     assert printed.out == ""
     assert printed.err.count("Invalid value") == 2
     assert printed.err.endswith("pointsman: 2 problems found; nothing was changed\n")
+
+
+def test_check_has_help_of_its_own(capsys: Captured) -> None:
+    assert check.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "Nothing is run or changed" in " ".join(shown.split())
+    assert "--strict" in shown
+    assert "--cluster-cidr" in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("clusterCidr: x\n", 'unknown field "KubeProxyConfiguration.clusterCidr" is ignored'),
+        ("mode: nftables\nmode: nftables\n", 'field "mode" is given more than once'),
+    ],
+)
+def test_a_strict_check_fails_for_what_is_otherwise_a_warning(
+    line: str, problem: str, tmp_path: Path, capsys: Captured
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(HEADER + line)
+    assert check.main([f"--config={file}"]) == 0
+    assert f"warning: {problem}" in capsys.readouterr().err
+    assert check.main([f"--config={file}", "--strict"]) == 1
+    printed = capsys.readouterr()
+    assert (printed.out, problem in printed.err) == ("", True)
+
+
+@pytest.mark.parametrize("flag", ["--mode=ipvs", "--proxy-mode=ipvs"])
+def test_the_mode_has_one_flag_with_two_names_in_every_command(flag: str, capsys: Captured) -> None:
+    assert check.main([flag]) == 0
+    assert "mode: ipvs" in capsys.readouterr().out
+    manifests = str(Path(__file__).parents[3] / "docs/examples/shop")
+    for command in ("render", "explain"):
+        target = ["shop/web"] if command == "explain" else []
+        assert main.main([command, *target, "--manifests", manifests, "--node=node-a", flag]) == 0
+        assert re.search("ipvs mode|-A -t 10", capsys.readouterr().out)
 
 
 def test_prepare_returns_options_when_there_is_something_to_run() -> None:

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from pointsman.lab.picture import Style, answer_bars, bar, median_milliseconds, path_through_table
+from pointsman.lab.picture import answer_bars, median_milliseconds, path_through_table
 from pointsman.lab.probe import Kind, Outcome
+from pointsman.screen import Screen, bar
 
-PLAIN = Style(colour=False)
+PLAIN = Screen(colour=False)
 LISTING = """\
 table ip kube-proxy {
     map service-ips {
@@ -34,8 +35,8 @@ table ip kube-proxy {
 
 @pytest.mark.parametrize(("share", "filled"), [(0.0, 0), (0.5, 14), (1.0, 28)])
 def test_bar_is_as_long_as_its_share_and_always_as_wide(share: float, filled: int) -> None:
-    for style in (PLAIN, Style(colour=False, unicode=False)):
-        drawn = bar(share, style)
+    for screen in (PLAIN, Screen(colour=False, unicode=False)):
+        drawn = bar(share, screen)
         assert len(drawn) == 28
         assert len(drawn.rstrip()) == filled
 
@@ -65,12 +66,12 @@ def test_no_outcomes_draw_empty_bars() -> None:
 
 def test_colours_only_where_asked_for() -> None:
     outcomes = [Outcome(Kind.ANSWERED, "pod1", "10.244.1.13")]
-    assert "\x1b[" in answer_bars(outcomes, Style())[0]
+    assert "\x1b[" in answer_bars(outcomes, Screen())[0]
     assert "\x1b[" not in answer_bars(outcomes, PLAIN)[0]
 
 
 def test_box_drawing_has_a_plain_form() -> None:
-    assert Style(unicode=False).plain("──┴│") == "--+|"
+    assert Screen(unicode=False).plain("──┴│") == "--+|"
     assert PLAIN.plain("──┴│") == "──┴│"
 
 

@@ -1,0 +1,59 @@
+"""`pointsman version`: which version this is, in a line, in detail or for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pointsman import KUBERNETES_VERSION, __version__
+
+if TYPE_CHECKING:
+    import argparse
+
+_ABOUT = "Print the version of Pointsman and of the kube-proxy whose flags, fields and metrics it follows."
+RAW = "raw"
+
+
+def command() -> argparse.ArgumentParser:
+    from pointsman.cli.arguments import add_format, parser
+
+    made = parser("version", _ABOUT)
+    made.add_argument("style", nargs="?", choices=(RAW,), help="raw: every detail, one per line")
+    add_format(made)
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Without arguments it needs no parser, and so no time."""
+    if not argv:
+        sys.stdout.write(version_text())
+        return 0
+    given = command().parse_args([argument.replace(f"--{RAW}", RAW) for argument in argv])
+    if given.output == "json":
+        from pointsman.cli.arguments import print_json
+
+        print_json(details())
+    else:
+        sys.stdout.write(version_text(given.style or ""))
+    return 0
+
+
+def version_text(style: str = "") -> str:
+    """One line, or with `raw` every detail."""
+    if style == RAW:
+        return "".join(f"{name}: {value}\n" for name, value in details().items())
+    return f"Pointsman {__version__} (kube-proxy {KUBERNETES_VERSION} compatible)\n"
+
+
+def details() -> dict[str, str]:
+    """What a bug report needs to know about the program and what it runs on."""
+    import platform
+
+    return {
+        "pointsman": __version__,
+        "surface": f"kube-proxy {KUBERNETES_VERSION}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "platform": f"{platform.system().lower()}/{platform.machine()}",
+        "kernel": platform.release(),
+    }
