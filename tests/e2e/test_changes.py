@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from tests.e2e.world import FAMILIES, World, all_answer, answers, running, settl
 
 from pointsman.lab import HOSTS
 from pointsman.lab.objects import Backend, LabService, backends, node_manifest, service_range_manifest
+from pointsman.lab.probe import run_probes
 
 pytestmark = [
     pytest.mark.kernel,
@@ -123,6 +125,46 @@ def test_an_external_address_in_the_service_range_is_served_until_it_is_a_cluste
     assert world.answerers("pod3", at_443, "external", 2) == {"pod4"}
     world.proxy.apply([WEB], others)
     assert world.answerers("pod3", WEB, "external", 2) == {"pod1"}
+
+
+class Ranges(NamedTuple):
+    """Source ranges, and in which IP families they admit a client at 172.30.0.100 and fd00:30::100."""
+
+    given: tuple[str, ...]
+    ours: tuple[int, ...]
+    kube_proxy: tuple[int, ...]
+
+
+HERE, ELSEWHERE = ("172.30.0.100/32", "fd00:30::100/128"), ("192.0.2.0/24", "2001:db8::/32")
+BAD_RANGES = (
+    Ranges(("garbage",), (), FAMILIES),
+    Ranges(("10.0.0.0/33", "fd00::/129"), (), FAMILIES),
+    Ranges(("10.0.0.0/-1",), (), FAMILIES),
+    Ranges(("10.0.0/8",), (), FAMILIES),
+    Ranges(("172.30.0.100", "fd00:30::100"), (), FAMILIES),
+    Ranges(("",), (), FAMILIES),
+    Ranges(("garbage", *HERE), FAMILIES, FAMILIES),
+    Ranges(("garbage", *ELSEWHERE), (), ()),
+    Ranges(("garbage", "0.0.0.0/0", "::/0"), FAMILIES, FAMILIES),
+    Ranges(("garbage", ELSEWHERE[1]), (), (4,)),
+    Ranges((ELSEWHERE[1],), (4,), (4,)),
+    Ranges(("0172.030.00.0/016", "fd00:30::100/64"), FAMILIES, FAMILIES),
+)
+
+
+def test_source_ranges_that_cannot_be_read_close_what_they_open_in_kube_proxy(world: World) -> None:
+    services = [
+        msgspec.structs.replace(WEB, name=f"ranges-{number}", number=number, source_ranges=ranges.given)
+        for number, ranges in enumerate(BAD_RANGES, 1)
+    ]
+    world.proxy.apply(services)
+    expected = {r.given: r.kube_proxy if harness.REFERENCE else r.ours for r in BAD_RANGES}
+    probes = [world.probe("client", service, "lb", family) for service in services for family in FAMILIES]
+    outcomes = iter(run_probes(world.cluster, probes))
+    admitted = {
+        ranges.given: tuple(family for family in FAMILIES if next(outcomes).by) for ranges in BAD_RANGES
+    }
+    assert admitted == expected
 
 
 def test_a_zone_label_of_the_node_takes_effect_without_restart(world: World) -> None:
