@@ -23,6 +23,7 @@ from pointsman.config.gates import effective_gates
 from pointsman.config.log_settings import log_settings
 from pointsman.config.reload import Live
 from pointsman.config.types import KubeProxyConfiguration
+from pointsman.kube.client_metrics import ClientMetrics
 from pointsman.kube.event_recorder import EventRecorder
 from pointsman.kube.kubeconfig import load_access
 from pointsman.kube.transport import Transport
@@ -57,7 +58,9 @@ class Running(msgspec.Struct):
     async def run(self) -> None:
         """Until cancelled; raises what cannot be gone on with."""
         proxy = self.proxy
-        work = [proxy.run(), measure_watches(proxy.source, proxy.metrics), self._follow_bind_addresses()]
+        from_server = self.options.manifests is None
+        watches = measure_watches(proxy.source, proxy.metrics, ages=from_server)
+        work = [proxy.run(), watches, self._follow_bind_addresses()]
         if self.options.service_metrics:
             reading = ServiceMetrics(proxy.metrics, self.options.service_metrics_limit)
             work.append(reading.run(proxy.families.values()))
@@ -178,12 +181,8 @@ async def _outside(
         return
     connection = config.client_connection
     access = load_access(connection.kubeconfig, options.master)
-    server = urlsplit(access.server).netloc
-
-    def answered(method: str, status: int) -> None:
-        metrics.rest_requests.labels(code=str(status), method=method, host=server).inc()
-
-    transport = Transport(access, qps=connection.qps, burst=connection.burst, on_answer=answered)
+    listener = ClientMetrics(metrics, urlsplit(access.server).netloc)
+    transport = Transport(access, qps=connection.qps, burst=connection.burst, listener=listener)
     sender = EventRecorder(transport, node_name=node_name)
     recorder = ApiRecorder(sender, node_name)
     source = ApiSource(

@@ -18,7 +18,7 @@ class ReloadRecord:
         """Configurations taken over."""
         self._error = ""
         self._read_at: float | None = None
-        self._results: Counter[str] = Counter()
+        self._results = Counter({"applied": 0, "restarted": 0, "rejected": 0})
         self._metrics: Metrics | None = None
 
     def continue_in(self, metrics: Metrics) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pointsman import KUBERNETES_MINOR, __version__
 from pointsman.app.control_handlers import control_routes, page_data_routes
-from pointsman.config.gates import PROXY_GATES, effective_gates
+from pointsman.config.gates import effective_gates, gate_states
 from pointsman.config.load import config_to_json
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.node.proxy import Proxy
@@ -19,6 +19,9 @@ from pointsman.serve.control import ControlServer
 from pointsman.serve.http import Listener, routed
 from pointsman.serve.metrics import Pages, health_routes, metrics_routes
 from pointsman.serve.page import page_routes
+
+_GO_NAMES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "armv7l": "arm"}
+"""Go's names of processors, where the kernel has others; dashboards compare the label with those of other components."""
 
 
 class Servers:
@@ -93,10 +96,6 @@ class Servers:
             build_date="",
             go_version="",
             compiler=platform.python_implementation(),
-            platform=f"{platform.system().lower()}/{platform.machine()}",
+            platform=f"{platform.system().lower()}/{_GO_NAMES.get(platform.machine(), platform.machine())}",
         ).set(1)
-        gates = effective_gates(proxy.config.feature_gates)
-        for gate in PROXY_GATES.values():
-            proxy.metrics.feature_enabled.labels(name=gate.name, stage=gate.stage.value).set(
-                gates.enabled(gate.name)
-            )
+        proxy.metrics.show_gates(lambda: gate_states(effective_gates(proxy.config.feature_gates)))

@@ -91,6 +91,10 @@ GATES: Mapping[str, Gate] = PROXY_GATES | {
         (elsewhere.BETA_OFF, Stage.BETA, False, False),
         (elsewhere.SETTLED, Stage.GA, True, False),
         (elsewhere.LOCKED_ON, Stage.GA, True, True),
+        (elsewhere.DEPRECATED_ON, Stage.DEPRECATED, True, False),
+        (elsewhere.DEPRECATED_OFF, Stage.DEPRECATED, False, False),
+        (elsewhere.DEPRECATED_LOCKED_ON, Stage.DEPRECATED, True, True),
+        (elsewhere.DEPRECATED_LOCKED_OFF, Stage.DEPRECATED, False, True),
     )
     for name in names.split()
 }
@@ -113,6 +117,16 @@ class FeatureGates(msgspec.Struct, frozen=True):
 def effective_gates(settings: Mapping[str, bool]) -> FeatureGates:
     """The one reader of `featureGates`."""
     return FeatureGates(settings)
+
+
+def gate_states(gates: FeatureGates) -> dict[tuple[str, ...], float]:
+    """1 where a gate is on, by name and stage, groups included: kube-proxy's metric of them."""
+    states: dict[tuple[str, ...], float] = {
+        (group, stage.value): float(gates.settings.get(group, False)) for stage, group in _GROUPS.items()
+    }
+    for gate in GATES.values():
+        states[gate.name, gate.stage.value] = float(gates.enabled(gate.name))
+    return states
 
 
 def gate_problems(settings: Mapping[str, bool]) -> list[str]:

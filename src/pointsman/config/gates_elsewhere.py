@@ -33,9 +33,8 @@ BETA_ON = """
     AllowUnsafeMalformedObjectDeletion AtomicFIFO AuthorizePodWebsocketUpgradeCreatePermission
     CPUManagerPolicyBetaOptions CRDObservedGenerationTracking
     ClearingNominatedNodeNameAfterBinding ClientsAllowCARotation ClientsAllowTLSCacheGC
-    ConcurrentWatchObjectDecode ConstrainedImpersonation ContainerCheckpoint
-    ContainerRestartRules DRAConsumableCapacity DRADeviceBindingConditions
-    DRAFractionalCapacityRange DRAPartitionableDevices
+    ConcurrentWatchObjectDecode ConstrainedImpersonation ContainerCheckpoint ContainerRestartRules
+    DRAConsumableCapacity DRADeviceBindingConditions DRAPartitionableDevices
     DRAResourceClaimGranularStatusAuthorization DRASchedulerFilterTimeout
     DeclarativeValidationBeta DeploymentReplicaSetTerminatingReplicas DetectCacheInconsistency
     EnvFiles EtcdRangeStream ExcludeAdmissionWebhookVirtualResources ExtendWebSocketsToKubelet
@@ -49,17 +48,15 @@ BETA_ON = """
     MutablePodResourcesForSuspendedJobs MutableSchedulingDirectivesForSuspendedJobs
     NodeControllerLeaseCircuitBreaker NominatedNodeNameForExpectation OpenAPIEnums
     OpportunisticBatching PersistentVolumeClaimUnusedSinceTime PodDeletionCost PodLevelResources
-    PodLevelResourcesFixDefaulting PodLevelResourcesFixKubeletQOSClass
-    PodTopologyLabelsAdmission PodsAPI PortForwardWebsockets ReloadKubeletClientCAFile
-    ReloadKubeletServerCertificateFile RemoteRequestHeaderUID ResourceHealthStatus
-    ResourceHealthStatusMessage RestartAllContainersOnContainerExits
-    RotateKubeletServerCertificate SchedulerAsyncPreemption SchedulerPopFromBackoffQ
-    ServiceAccountNodeAudienceRestriction SizeBasedListCostEstimate
+    PodLevelResourcesFixDefaulting PodLevelResourcesFixKubeletQOSClass PodTopologyLabelsAdmission
+    PodsAPI PortForwardWebsockets ReloadKubeletClientCAFile ReloadKubeletServerCertificateFile
+    RemoteRequestHeaderUID ResourceHealthStatus ResourceHealthStatusMessage
+    RestartAllContainersOnContainerExits RotateKubeletServerCertificate SchedulerAsyncPreemption
+    SchedulerPopFromBackoffQ ServiceAccountNodeAudienceRestriction SizeBasedListCostEstimate
     StaleControllerConsistencyDaemonSet StaleControllerConsistencyHPA
     StaleControllerConsistencyJob StaleControllerConsistencyReplicaSet
     StaleControllerConsistencyStatefulSet StatefulSetSemanticRevisionComparison
-    StorageCapacityScoring StorageVersionHash
-    StructuredAuthenticationConfigurationEgressSelector
+    StorageCapacityScoring StorageVersionHash StructuredAuthenticationConfigurationEgressSelector
     StructuredAuthenticationConfigurationJWKSMetrics TokenRequestServiceAccountUIDValidation
     TopologyManagerPolicyBetaOptions TranslateStreamCloseWebsocketRequests
     UnauthenticatedHTTP2DOSMitigation UnknownVersionInteroperabilityProxy
@@ -68,42 +65,56 @@ BETA_ON = """
 """
 
 BETA_OFF = """
-    CoordinatedLeaderElection DRAWorkloadResourceClaims GenericWorkload
+    CoordinatedLeaderElection DRAFractionalCapacityRange DRAWorkloadResourceClaims GenericWorkload
     LocalStorageCapacityIsolationFSQuotaMonitoring PodAndContainerStatsFromCRI
     PodLevelResourceManagers SchedulerAsyncAPICalls
 """
 
 SETTLED = """
-    AllowDNSOnlyNodeCSR AllowInsecureKubeletCertificateSigningRequests
-    ChangeContainerStatusOnKubeletRestart ClusterTrustBundle ClusterTrustBundleProjection
-    CustomCPUCFSQuotaPeriod InformerResourceVersion KMSv1 KubeletPodResourcesListUseActivePods
-    KubeletRegistrationGetOnExistsOnly MutatingAdmissionPolicy PodCertificateRequest
-    SELinuxMount ServiceCIDRStatusFieldWiping StorageNamespaceIndex StorageVersionMigrator
-    WindowsHostNetwork
+    ClusterTrustBundle ClusterTrustBundleProjection CustomCPUCFSQuotaPeriod
+    InformerResourceVersion MutatingAdmissionPolicy PodCertificateRequest SELinuxMount
+    StorageVersionMigrator
 """
-"""Generally available or deprecated, and still to be switched."""
+"""Generally available, and still to be switched."""
 
 LOCKED_ON = """
-    AggregatedDiscoveryRemoveBetaType AllowOverwriteTerminationGracePeriodSeconds
     CPUManagerPolicyOptions CRDValidationRatcheting CSIServiceAccountTokenSecrets
     CustomResourceFieldSelectors DRAAdminAccess DRADeviceTaintRules DRADeviceTaints
     DRAExtendedResource DRAPrioritizedList DRAResourceClaimDeviceStatus DeclarativeValidation
-    DeclarativeValidationTakeover DisableAllocatorDualWrite DisableCPUQuotaWithExclusiveCPUs
-    DisableNodeKubeProxyVersion DynamicResourceAllocation ExecProbeTimeout
-    ExternalServiceAccountTokenSigner GitRepoVolumeDriver HPAConfigurableTolerance
-    HostnameOverride ImageMaximumGCAge ImageVolume InOrderInformers InPlacePodVerticalScaling
-    InPlacePodVerticalScalingInitContainers JobManagedBy KubeletCgroupDriverFromCRI
-    KubeletFineGrainedAuthz KubeletPSI KubeletPodResourcesDynamicResources
-    KubeletPodResourcesGet KubeletTracing MatchLabelKeysInPodAffinity
-    MutableCSINodeAllocatableCount NodeDeclaredFeatures NodeInclusionPolicyInPodTopologySpread
-    NodeLogQuery NodeSwap PLEGOnDemandRelist PodObservedGenerationTracking
-    PodReadyToStartContainersCondition PodSchedulingReadiness ProcMountType
-    RecoverVolumeExpansionFailure RecursiveReadOnlyMounts RelaxedEnvironmentVariableValidation
-    SELinuxChangePolicy SELinuxMountReadWriteOncePod SeparateCacheWatchRPC
+    DisableAllocatorDualWrite DynamicResourceAllocation ExecProbeTimeout
+    ExternalServiceAccountTokenSigner HPAConfigurableTolerance HostnameOverride ImageMaximumGCAge
+    ImageVolume InOrderInformers InPlacePodVerticalScaling InPlacePodVerticalScalingInitContainers
+    JobManagedBy KubeletCgroupDriverFromCRI KubeletFineGrainedAuthz KubeletPSI
+    KubeletPodResourcesDynamicResources KubeletPodResourcesGet KubeletTracing
+    MatchLabelKeysInPodAffinity MutableCSINodeAllocatableCount NodeDeclaredFeatures
+    NodeInclusionPolicyInPodTopologySpread NodeLogQuery NodeSwap PLEGOnDemandRelist
+    PodObservedGenerationTracking PodReadyToStartContainersCondition PodSchedulingReadiness
+    ProcMountType RecoverVolumeExpansionFailure RecursiveReadOnlyMounts
+    RelaxedEnvironmentVariableValidation SELinuxChangePolicy SELinuxMountReadWriteOncePod
     SeparateTaintEvictionController ServiceAccountTokenJTI ServiceAccountTokenNodeBinding
     ServiceAccountTokenNodeBindingValidation ServiceAccountTokenPodNodeInfo
     SupplementalGroupsPolicy SystemdWatchdog TopologyManagerPolicyOptions UserNamespacesSupport
     VolumeAttributesClass WatchCacheInitializationPostStartHook
+"""
+"""Generally available and never off again."""
+
+DEPRECATED_ON = """
+    KubeletPodResourcesListUseActivePods ServiceCIDRStatusFieldWiping StorageNamespaceIndex
+"""
+
+DEPRECATED_OFF = """
+    AllowDNSOnlyNodeCSR AllowInsecureKubeletCertificateSigningRequests
+    ChangeContainerStatusOnKubeletRestart KMSv1 KubeletRegistrationGetOnExistsOnly
+    WindowsHostNetwork
+"""
+
+DEPRECATED_LOCKED_ON = """
+    AggregatedDiscoveryRemoveBetaType DisableCPUQuotaWithExclusiveCPUs DisableNodeKubeProxyVersion
+"""
+
+DEPRECATED_LOCKED_OFF = """
+    AllowOverwriteTerminationGracePeriodSeconds DeclarativeValidationTakeover GitRepoVolumeDriver
+    SeparateCacheWatchRPC
 """
 
 NEEDED_BY = {

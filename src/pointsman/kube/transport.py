@@ -11,7 +11,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from pointsman import __version__
 from pointsman.errors import Gone, KubeError, Throttled, Unauthorized
 from pointsman.kube.access import Access
 from pointsman.kube.auth import Credentials, Presented
+from pointsman.kube.client_metrics import RequestListener
 from pointsman.kube.content_encoding import decoder_for
 from pointsman.kube.decode import decode_status
 from pointsman.kube.proxyenv import proxy_from_environment
@@ -80,7 +81,7 @@ class Transport:
         credentials: Credentials | None = None,
         largest_body: int = LARGEST_BODY,
         reachability: Reachability | None = None,
-        on_answer: Callable[[str, int], None] = lambda _method, _status: None,
+        listener: RequestListener | None = None,
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
@@ -91,7 +92,8 @@ class Transport:
         self._rate = RateLimit(qps, burst, clock=clock, sleep=sleep)
         self._largest_body = largest_body
         self._reachability = Reachability(access) if reachability is None else reachability
-        self._on_answer = on_answer
+        self._listener = listener or RequestListener()
+        self._clock = clock
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -122,21 +124,29 @@ class Transport:
         if body is not None:
             headers["Content-Type"] = content_type
         call = _Call(method, path, params or {}, headers, body, idle=timeout, answer=timeout)
+        started, received = self._clock(), None
         try:
-            async with asyncio.timeout(_WHOLE_ANSWER_SECONDS), self._exchange(call) as response:
-                pieces, length = [], 0
-                async for piece in self._pieces(call, response):
-                    length += len(piece)
-                    if length > self._largest_body:
-                        raise TooLarge(
-                            f"{self._what(call)}: the answer is longer than {self._largest_body >> 20} MiB"
-                        )
-                    pieces.append(piece)
-                return Response(response.status, response.headers, b"".join(pieces))
+            answer = await self._whole_answer(call)
+            received = len(answer.body)
         except TimeoutError as error:
             raise KubeError(
                 f"{self._what(call)}: not complete after {_WHOLE_ANSWER_SECONDS:.0f} s"
             ) from error
+        finally:
+            self._listener.ended(method, self._clock() - started, len(body or b""), received)
+        return answer
+
+    async def _whole_answer(self, call: _Call) -> Response:
+        async with asyncio.timeout(_WHOLE_ANSWER_SECONDS), self._exchange(call) as response:
+            pieces, length = [], 0
+            async for piece in self._pieces(call, response):
+                length += len(piece)
+                if length > self._largest_body:
+                    raise TooLarge(
+                        f"{self._what(call)}: the answer is longer than {self._largest_body >> 20} MiB"
+                    )
+                pieces.append(piece)
+            return Response(response.status, response.headers, b"".join(pieces))
 
     @asynccontextmanager
     async def stream(
@@ -181,7 +191,9 @@ class Transport:
 
     async def _answer(self, call: _Call) -> aiohttp.ClientResponse:
         """Sends the request and waits for the headers of the answer."""
+        asked = self._clock()
         await self._rate.take()
+        self._listener.waited(call.method, self._clock() - asked)
         presented = await self._credentials.present()
         what = self._what(call)
         self._reachability.asked()
@@ -189,9 +201,10 @@ class Transport:
             response = await self._headers(call, presented, what)
         except KubeError as error:
             self._reachability.failed(str(error).removeprefix(f"{what}: "))
+            self._listener.answered(call.method, None)
             raise
         self._reachability.answered()
-        self._on_answer(call.method, response.status)
+        self._listener.answered(call.method, response.status)
         return response
 
     async def _headers(self, call: _Call, presented: Presented, what: str) -> aiohttp.ClientResponse:

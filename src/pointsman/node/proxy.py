@@ -33,7 +33,7 @@ from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
 from pointsman.serve.connections import Connections
 from pointsman.serve.health import ProxyHealth
-from pointsman.serve.troubles import Troubles
+from pointsman.serve.troubles import Trouble, Troubles
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.pacing import Pace
 
@@ -71,9 +71,8 @@ class Proxy:
         self._impossible: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pod_range_seen = asyncio.Event()
         trackers = {family: self._tracker(family) for family in backends}
-        self.connections = Connections(
-            Troubles(lambda trouble: metrics.http_troubles.labels(trouble=trouble.value).inc())
-        )
+        troubles = {trouble: metrics.http_troubles.labels(trouble=trouble.value) for trouble in Trouble}
+        self.connections = Connections(Troubles(lambda trouble: troubles[trouble].inc()))
         """Those of every port that is served for this proxy."""
         self._health_ports = HealthCheckPorts(
             trackers, settings.node_name, self.health, recorder, self.connections

@@ -66,6 +66,19 @@ class Reporter(SyncListener):
         self._health = health
         self._recorder = recorder
         self._degraded = degraded
+        for family in self.records:
+            self._count_from_zero(family.value)
+
+    def _count_from_zero(self, label: str) -> None:
+        """A series that begins with 1 hides its first event from every alert that looks for an increase."""
+        metrics = self._metrics
+        for counter in (
+            metrics.drift_repaired,
+            metrics.nftables_failures,
+            metrics.restore_failures,
+            metrics.partial_restore_failures,
+        ):
+            counter.labels(ip_family=label)
 
     def queued(self, family: Family) -> None:
         self._health.queued(family)

@@ -10,11 +10,12 @@ There is no global registry: a run makes its own `Metrics`, and a test as many a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter as Counts
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.platform_collector import PlatformCollector
@@ -22,6 +23,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from pointsman.obs.collectors import ProcessTraffic, Reading, Scraped
 from pointsman.obs.metric_groups import MetricGroup
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -34,25 +36,8 @@ PROGRAMMING_BUCKETS: Final = (
     *(float(n) for n in range(60, 120, 5)),
     *(float(n) for n in range(120, 301, 30)),
 )
-
-Reading = Callable[[], Mapping[tuple[str, ...], float]]
-"""Values by label values, taken at scrape time; an empty mapping leaves the family out."""
-
-
-class _ScrapedCounter(Collector):
-    """A counter that somebody else counts (the kernel): its values are read at scrape time."""
-
-    def __init__(self, name: str, text: str, labels: Sequence[str], read: Reading) -> None:
-        self._name, self._text, self._labels, self._read = name, text, labels, read
-
-    def describe(self) -> Iterable[Metric]:
-        return [CounterMetricFamily(self._name, self._text, labels=self._labels)]
-
-    def collect(self) -> Iterable[Metric]:
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for values, number in self._read().items():
-            family.add_metric(values, number)
-        yield family
+REQUEST_BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+SIZE_BUCKETS: Final = tuple(float(n) for n in (64, 256, 512, *(1024 * 4**n for n in range(8))))
 
 
 class _AsKubernetesPrints(Collector):
@@ -76,24 +61,35 @@ def _go_bucket(sample: Sample) -> Sample:
     return sample._replace(labels={**sample.labels, "le": bound[:-2]})
 
 
+def _count_level(levels: Counts[str], text: str) -> None:
+    """Help texts of Kubernetes begin with a stability level; our own metrics have none."""
+    if text.startswith("["):
+        levels[text[1:].partition("]")[0]] += 1
+
+
 class _Family:
     """Makes metrics of one registry, leaving those of other modes unregistered."""
 
-    def __init__(self, registry: CollectorRegistry, groups: Collection[MetricGroup]) -> None:
-        self._registry, self._groups = registry, groups
+    def __init__(
+        self, registry: CollectorRegistry, groups: Collection[MetricGroup], levels: Counts[str]
+    ) -> None:
+        self._registry, self._groups, self._levels = registry, groups, levels
 
-    def _target(self, group: MetricGroup | None) -> CollectorRegistry | None:
-        return self._registry if group is None or group in self._groups else None
+    def _target(self, text: str, group: MetricGroup | None) -> CollectorRegistry | None:
+        if group is not None and group not in self._groups:
+            return None
+        _count_level(self._levels, text)
+        return self._registry
 
     def counter(
         self, name: str, text: str, labels: Sequence[str] = (), group: MetricGroup | None = None
     ) -> Counter:
-        return Counter(name, text, labels, registry=self._target(group))
+        return Counter(name, text, labels, registry=self._target(text, group))
 
     def gauge(
         self, name: str, text: str, labels: Sequence[str] = (), group: MetricGroup | None = None
     ) -> Gauge:
-        return Gauge(name, text, labels, registry=self._target(group))
+        return Gauge(name, text, labels, registry=self._target(text, group))
 
     def histogram(
         self,
@@ -103,7 +99,7 @@ class _Family:
         group: MetricGroup | None = None,
         buckets: Sequence[float] = SYNC_BUCKETS,
     ) -> Histogram:
-        return Histogram(name, text, labels, registry=self._target(group), buckets=buckets)
+        return Histogram(name, text, labels, registry=self._target(text, group), buckets=buckets)
 
 
 class Metrics:
@@ -113,12 +109,13 @@ class Metrics:
         self.mode = mode
         self._registry = CollectorRegistry()
         self._sli_registry = CollectorRegistry()
-        family = _Family(self._registry, groups)
+        self._levels: Counts[str] = Counts()
+        family = _Family(self._registry, groups, self._levels)
         self._define_sync(family)
         self._define_modes(family)
         self._define_kubernetes(family)
         self._define_own(family)
-        slis = _Family(self._sli_registry, groups)
+        slis = _Family(self._sli_registry, groups, self._levels)
         self.healthcheck = slis.gauge(
             "kubernetes_healthcheck",
             "[STABLE] Result of the last run of a health check, 1 is good",
@@ -130,6 +127,7 @@ class Metrics:
             ["name", "status", "type"],
         )
         ProcessCollector(registry=self._registry)
+        self._registry.register(ProcessTraffic())
         PlatformCollector(registry=self._registry)
 
     def _define_sync(self, family: _Family) -> None:
@@ -261,13 +259,45 @@ class Metrics:
                 "platform",
             ],
         )
-        self.feature_enabled = family.gauge(
-            "kubernetes_feature_enabled", "[BETA] 1 where a feature gate is on", ["name", "stage"]
-        )
         self.rest_requests = family.counter(
             "rest_client_requests_total",
             "[ALPHA] Requests to the API server by HTTP status, method and host",
             ["code", "method", "host"],
+        )
+        by_verb = ["verb", "host"]
+        self.rest_seconds = family.histogram(
+            "rest_client_request_duration_seconds",
+            "[ALPHA] Duration of a request to the API server in seconds, from first wait to last byte",
+            by_verb,
+            buckets=REQUEST_BUCKETS,
+        )
+        self.rest_waits = family.histogram(
+            "rest_client_rate_limiter_duration_seconds",
+            "[ALPHA] Seconds a request waited for its turn under clientConnection.qps",
+            by_verb,
+            buckets=REQUEST_BUCKETS,
+        )
+        self.rest_sent = family.histogram(
+            "rest_client_request_size_bytes",
+            "[ALPHA] Size of a request's body",
+            by_verb,
+            buckets=SIZE_BUCKETS,
+        )
+        self.rest_received = family.histogram(
+            "rest_client_response_size_bytes",
+            "[ALPHA] Size of an answer's body, uncompressed",
+            by_verb,
+            buckets=SIZE_BUCKETS,
+        )
+        self.metrics_hidden = family.counter("hidden_metrics_total", "[BETA] Metrics hidden: none ever is")
+        self.metrics_disabled = family.counter(
+            "disabled_metrics_total", "[BETA] Metrics switched off: none ever is"
+        )
+        self.add_scraped_counter(
+            "registered_metrics_total",
+            "[BETA] Metrics registered, by stability level",
+            ("stability_level", "deprecated_version"),
+            lambda: {(level, ""): float(count) for level, count in sorted(self._levels.items())},
         )
 
     def _define_own(self, family: _Family) -> None:
@@ -289,6 +319,9 @@ class Metrics:
             "pointsman_object_warnings_total",
             "Objects that are used although their authors should know of something",
             ["kind", "reason"],
+        )
+        self.objects_unusable = family.gauge(
+            "pointsman_objects_unusable", "Objects that cannot be used at this moment", ["resource"]
         )
         self.config_reloads = family.counter(
             "pointsman_config_reloads_total", "Changes of the configuration file by result", ["result"]
@@ -317,8 +350,17 @@ class Metrics:
         self.degraded = family.gauge("pointsman_degraded", "1 where a check of the node failed", ["check"])
 
     def add_scraped_counter(self, name: str, text: str, labels: Sequence[str], read: Reading) -> None:
-        """Expose a counter kept by the kernel; `read` runs at every scrape and must not block or raise."""
-        self._registry.register(_ScrapedCounter(name, text, labels, read))
+        """Expose a counter kept by somebody else; `read` runs at every scrape and must not block or raise."""
+        _count_level(self._levels, text)
+        self._registry.register(Scraped(CounterMetricFamily, name, text, labels, read))
+
+    def show_gates(self, read: Reading) -> None:
+        """Expose the feature gates, which a table of hundreds knows already: 1 by name and stage where one is on."""
+        text = "[BETA] 1 where a feature gate is on"
+        _count_level(self._levels, text)
+        self._registry.register(
+            Scraped(GaugeMetricFamily, "kubernetes_feature_enabled", text, ("name", "stage"), read)
+        )
 
     def add_kernel_counter(self, name: str, text: str, read: Callable[[], int | None]) -> None:
         """Expose a single counter kept by the kernel; None leaves it out of the scrape."""

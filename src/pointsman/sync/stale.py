@@ -64,6 +64,7 @@ class StaleFlowCleaner:
     ) -> None:
         self._family, self._open_table = family, open_table
         self._metrics = metrics
+        self._deleted = metrics.conntrack_deleted.labels(ip_family=family.value)
         self._deadline, self._monotonic = deadline.total_seconds(), monotonic
         self._lock = threading.Lock()
         self._plans: dict[ServicePortName, ServicePlan] = {}
@@ -124,7 +125,7 @@ class StaleFlowCleaner:
             self._settle(notes)
         seconds = self._monotonic() - started
         self._metrics.conntrack_seconds.labels(ip_family=self._family.value).observe(seconds)
-        self._metrics.conntrack_deleted.labels(ip_family=self._family.value).inc(deleted)
+        self._deleted.inc(deleted)
         if problem:
             _log.error("Stale flows could not be deleted", err=problem, family=self._family.value)
         elif deleted:

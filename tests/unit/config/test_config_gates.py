@@ -2,7 +2,14 @@
 
 import pytest
 
-from pointsman.config.gates import PROXY_GATES, effective_gates, gate_problems, gate_warnings, gates_help
+from pointsman.config.gates import (
+    PROXY_GATES,
+    effective_gates,
+    gate_problems,
+    gate_states,
+    gate_warnings,
+    gates_help,
+)
 
 
 def test_defaults_are_upstreams() -> None:
@@ -85,3 +92,18 @@ def test_help_lists_what_can_be_set() -> None:
     text = gates_help()
     assert "KubeProxyIPVS=true|false (DEPRECATED - default=true)" in text
     assert "NFTablesProxyMode" not in text
+
+
+def test_every_gate_of_kubernetes_has_a_state_with_its_stage() -> None:
+    states = gate_states(effective_gates({"AllAlpha": True, "KMSv1": True}))
+    assert len(states) == 254  # as many as kube-proxy 1.37 shows
+    assert states["AllAlpha", "ALPHA"] == states["LoggingAlphaOptions", "ALPHA"] == 1
+    assert states["AllBeta", "BETA"] == states["DRAFractionalCapacityRange", "BETA"] == 0
+    assert states["KMSv1", "DEPRECATED"] == states["NFTablesProxyMode", ""] == 1
+
+
+def test_a_deprecated_gate_may_be_locked_off() -> None:
+    assert gate_problems({"GitRepoVolumeDriver": False}) == []
+    assert gate_problems({"GitRepoVolumeDriver": True}) == [
+        "cannot set feature gate GitRepoVolumeDriver to true, feature is locked to false"
+    ]

@@ -95,8 +95,8 @@ def test_one_sync_sets_all_its_metrics_its_history_and_health() -> None:
     assert Family.IPV4 in desk.health.health().status
 
 
-@pytest.mark.parametrize(("full", "counted"), [(True, None), (False, 1)])
-def test_failed_restores_are_counted_and_partial_ones_apart(full: bool, counted: int | None) -> None:
+@pytest.mark.parametrize(("full", "counted"), [(True, 0), (False, 1)])
+def test_failed_restores_are_counted_and_partial_ones_apart(full: bool, counted: int) -> None:
     desk = Desk("iptables")
     desk.reporter.failed(Family.IPV4, SyncFailed("line 3 refused", full=full), 1.0)
     prefix = "kubeproxy_sync_proxy_rules_iptables"
@@ -154,3 +154,15 @@ def test_another_proxy_that_keeps_rewriting_the_rules_is_a_degraded_check_until_
     assert desk.metric('pointsman_degraded{check="IPv4 rules contested"}') == 1
     desk.reporter.undisputed(Family.IPV4)
     assert desk.degraded.current == {}
+
+
+def test_failures_and_repairs_are_counted_from_zero() -> None:
+    """A series that begins with 1 shows no increase."""
+    desk = Desk()
+    family = 'ip_family="IPv4"'
+    assert desk.metric(f"pointsman_drift_repaired_total{{{family}}}") == 0
+    assert desk.metric(f"kubeproxy_sync_proxy_rules_nftables_sync_failures_total{{{family}}}") == 0
+    iptables = Desk("iptables")
+    prefix = "kubeproxy_sync_proxy_rules_iptables"
+    assert iptables.metric(f"{prefix}_restore_failures_total{{{family}}}") == 0
+    assert iptables.metric(f"{prefix}_partial_restore_failures_total{{{family}}}") == 0

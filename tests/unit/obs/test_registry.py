@@ -56,6 +56,7 @@ def filled(mode: str) -> Metrics:
             child.observe(1)
         else:
             child.inc()
+    metrics.show_gates(lambda: {("AllAlpha", "ALPHA"): 1.0})
     return metrics
 
 
@@ -93,6 +94,32 @@ def test_buckets_are_those_of_kube_proxy() -> None:
     programming = families["kubeproxy_network_programming_duration_seconds"][2]
     expected = ["0.25", "0.5", *(str(n) for n in range(1, 60)), *(str(n) for n in range(60, 120, 5))]
     assert programming == [*expected, "120", "150", "180", "210", "240", "270", "300", "+Inf"]
+
+
+def test_requests_have_the_labels_and_buckets_of_client_go() -> None:
+    families = parsed(filled("nftables").exposition())
+    seconds = ["0.005", "0.025", "0.1", "0.25", "0.5", "1", "2", "4", "8", "15", "30", "60", "+Inf"]
+    sizes = ["64", "256", "512", "1024", "4096", "16384", "65536", "262144"]
+    sizes += ["1.048576e+06", "4.194304e+06", "1.6777216e+07", "+Inf"]
+    for name, bounds in (
+        ("request_duration_seconds", seconds),
+        ("rate_limiter_duration_seconds", seconds),
+        ("request_size_bytes", sizes),
+        ("response_size_bytes", sizes),
+    ):
+        kind, labels, found, text = families[f"rest_client_{name}"]
+        assert (kind, set(labels), found) == ("histogram", {"verb", "host"}, bounds), name
+        assert text.startswith("[ALPHA] ")
+
+
+def test_registered_metrics_are_counted_by_stability() -> None:
+    metrics = Metrics("nftables", mode_named("nftables").metrics)
+    before = metrics.exposition().decode()
+    assert 'registered_metrics_total{deprecated_version="",stability_level="STABLE"} 2.0' in before
+    beta = 'registered_metrics_total{deprecated_version="",stability_level="BETA"} '
+    assert f"{beta}4.0" in before
+    metrics.show_gates(lambda: {("AllBeta", "BETA"): 0.0})
+    assert f"{beta}5.0" in metrics.exposition().decode()
 
 
 def test_vectors_without_samples_and_created_series_are_not_printed() -> None:

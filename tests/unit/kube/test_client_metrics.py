@@ -1,0 +1,88 @@
+"""Requests to the API server as the families that every Kubernetes component has."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.fake.skipping_clock import SkippingClock
+
+from pointsman.errors import KubeError
+from pointsman.kube.access import Access
+from pointsman.kube.client_metrics import ClientMetrics
+from pointsman.kube.transport import Transport
+from pointsman.obs.registry import Metrics
+from pointsman.testing.apiserver import FakeApiServer
+from pointsman.testing.kube_objects import service
+
+SERVICES = "/api/v1/services"
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
+    """Values by name and by what its labels say, other than the host."""
+    return {
+        (sample.name, " ".join(v for k, v in sorted(sample.labels.items()) if k != "host")): sample.value
+        for family in text_string_to_metric_families(metrics.exposition().decode())
+        if family.name.startswith("rest_client_")
+        for sample in family.samples
+        if sample.labels["host"] == "api.test"
+    }
+
+
+async def test_requests_are_counted_timed_and_weighed() -> None:
+    metrics = Metrics("nftables")
+    async with FakeApiServer() as server:
+        server.add(service("web"))
+        transport = Transport(
+            Access(server.url, "test"), environ={}, listener=ClientMetrics(metrics, "api.test")
+        )
+        answer = await transport.request("GET", SERVICES)
+        with contextlib.suppress(KubeError):
+            await transport.request("GET", "/api/v1/namespaces/default/services/nobody")
+        await transport.close()
+    found = samples(metrics)
+    assert found["rest_client_requests_total", "200 GET"] == 1
+    assert found["rest_client_requests_total", "404 GET"] == 1
+    assert found["rest_client_request_duration_seconds_count", "GET"] == 2
+    assert found["rest_client_request_size_bytes_sum", "GET"] == 0
+    assert found["rest_client_response_size_bytes_count", "GET"] == 1
+    assert found["rest_client_response_size_bytes_sum", "GET"] == len(answer.body)
+
+
+async def test_no_answer_counts_as_an_error() -> None:
+    metrics = Metrics("nftables")
+    transport = Transport(
+        Access("http://127.0.0.1:1", "test"), environ={}, listener=ClientMetrics(metrics, "api.test")
+    )
+    with contextlib.suppress(KubeError):
+        await transport.request("POST", SERVICES, body=b"12345")
+    await transport.close()
+    found = samples(metrics)
+    assert found["rest_client_requests_total", "<error> POST"] == 1
+    assert found["rest_client_request_size_bytes_sum", "POST"] == 5
+    assert not [name for name, _ in found if name.startswith("rest_client_response_size")]
+
+
+async def test_waiting_for_a_turn_is_measured_streams_are_not_timed() -> None:
+    metrics = Metrics("nftables")
+    clock = SkippingClock()
+    async with FakeApiServer() as server:
+        transport = Transport(
+            Access(server.url, "test"),
+            qps=2.0,
+            burst=1,
+            environ={},
+            listener=ClientMetrics(metrics, "api.test"),
+            clock=clock.clock,
+            sleep=clock.sleep,
+        )
+        for _ in range(2):
+            async with transport.stream(SERVICES, params={"watch": "true"}, idle_timeout=5):
+                pass
+        await transport.close()
+    found = samples(metrics)
+    assert found["rest_client_rate_limiter_duration_seconds_count", "GET"] == 2
+    assert found["rest_client_rate_limiter_duration_seconds_sum", "GET"] == pytest.approx(0.5)
+    assert found["rest_client_requests_total", "200 GET"] == 2
+    assert not [name for name, _ in found if name.startswith("rest_client_request_duration")]
