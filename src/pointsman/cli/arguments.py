@@ -47,8 +47,15 @@ class _Paragraphs(argparse.HelpFormatter):
         return "\n\n".join(filled)
 
 
-def parser(command: str, about: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """Of one sub-command."""
+
+    takes_run_flags = False
+    """Besides its own it takes the flags of `pointsman run`; see `split_run_flags`."""
+
+
+def parser(command: str, about: str) -> Parser:
+    return Parser(
         prog=f"pointsman {command}",
         description=about,
         allow_abbrev=False,
@@ -56,8 +63,9 @@ def parser(command: str, about: str) -> argparse.ArgumentParser:
     )
 
 
-def add_offline(to: argparse.ArgumentParser, *, required: bool) -> None:
+def add_offline(to: Parser, *, required: bool) -> None:
     """The flags of offline work."""
+    to.takes_run_flags = True
     to.add_argument(
         "--manifests",
         type=Path,

@@ -23,6 +23,7 @@ Exit status: 0 it can be used, 1 something is wrong."""
 def command() -> argparse.ArgumentParser:
     """The command without the flags of `run`, which it takes besides."""
     made = parser("check", _ABOUT)
+    made.takes_run_flags = True
     made.usage = "pointsman check [--strict] [flags of `pointsman run`]"
     return made
 

@@ -22,6 +22,7 @@ SUBCOMMANDS: Mapping[str, str] = {
     "cleanup": "remove everything a proxy put into the kernel",
     "demo": "try it in a network namespace of its own",
     "check": "validate a configuration and print the effective one",
+    "completion": "print a script that completes commands and flags in your shell",
     "version": "print the version",
 }
 
