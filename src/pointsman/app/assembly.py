@@ -36,7 +36,7 @@ from pointsman.node.service_metrics import ServiceMetrics
 from pointsman.node.snapshot import Inspector
 from pointsman.node.state import Settings
 from pointsman.node.surroundings import ApiRecorder, EventSource, Recorder, SilentRecorder
-from pointsman.node.watch_metrics import measure_watches
+from pointsman.node.watch_metrics import expose_watches
 from pointsman.obs.log import configure, get_log
 from pointsman.obs.registry import Metrics
 from pointsman.source.api import ApiSource
@@ -58,9 +58,7 @@ class Running(msgspec.Struct):
     async def run(self) -> None:
         """Until cancelled; raises what cannot be gone on with."""
         proxy = self.proxy
-        from_server = self.options.manifests is None
-        watches = measure_watches(proxy.source, proxy.metrics, ages=from_server)
-        work = [proxy.run(), watches, self._follow_bind_addresses()]
+        work = [proxy.run(), self._follow_bind_addresses()]
         if self.options.service_metrics:
             reading = ServiceMetrics(proxy.metrics, self.options.service_metrics_limit)
             work.append(reading.run(proxy.families.values()))
@@ -144,6 +142,7 @@ async def assembled(
             degraded,
             listeners=(flows, TidyUp(backends, background, tidying, flows.check_everything)),
         )
+        expose_watches(source, metrics, ages=options.manifests is None)
         inspector = Inspector(proxy, reload=reloads.report)
         servers = Servers(proxy, recorder, dict(flagz(options.flags_set)), inspector, options.control_socket)
         closing.push_async_callback(servers.stop)

@@ -98,4 +98,9 @@ class Servers:
             compiler=platform.python_implementation(),
             platform=f"{platform.system().lower()}/{_GO_NAMES.get(platform.machine(), platform.machine())}",
         ).set(1)
-        proxy.metrics.show_gates(lambda: gate_states(effective_gates(proxy.config.feature_gates)))
+        proxy.metrics.add_scraped_gauge(
+            "kubernetes_feature_enabled",
+            "[BETA] 1 where a feature gate is on",
+            ("name", "stage"),
+            lambda: gate_states(effective_gates(proxy.config.feature_gates)),
+        )

@@ -19,7 +19,8 @@ from pointsman.node.family import FamilyProxy
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
 
-READ_SECONDS = 10.0
+READ_SECONDS, FIRST_READ_SECONDS = 10.0, 1.0
+"""Between two readings; and until there is anything to read, which is soon after the start."""
 
 SERVICE_LABELS = ("namespace", "service", "port", "protocol", "ip_family")
 CONNECTIONS = "pointsman_service_connections_total"
@@ -58,7 +59,8 @@ class ServiceMetrics:
                     _log.error("Service counters cannot be read", err=error, ipFamily=family.family.value)
                     continue
                 self.read(traffic, family.family)
-            await asyncio.sleep(READ_SECONDS)
+            something = any(reading[CONNECTIONS] for reading in self._readings.values())
+            await asyncio.sleep(READ_SECONDS if something else FIRST_READ_SECONDS)
 
     def read(self, traffic: Traffic, family: Family) -> None:
         """Takes the newest figures of a family."""

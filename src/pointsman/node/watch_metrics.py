@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
+from collections.abc import Callable
 
+from pointsman.kube.status import WatchStatus
 from pointsman.node.surroundings import EventSource
+from pointsman.obs.collectors import Reading
 from pointsman.obs.registry import Metrics
 
-READ_SECONDS = 5.0
+_LABELS = ("resource",)
 
 
-async def measure_watches(source: EventSource, metrics: Metrics, *, ages: bool) -> None:
-    """Until cancelled; a watch that says nothing cannot do it itself.
+def expose_watches(source: EventSource, metrics: Metrics, *, ages: bool) -> None:
+    """Has every scrape read the watches; a watch that says nothing cannot tell it itself.
 
     Ages are for an API server, which says something every minute. A directory is silent until somebody edits it.
     """
-    failures: dict[str, int] = {}
-    while True:
-        for kind, status in source.statuses.items():
-            age = status.age(time.monotonic())
-            if ages and age is not None:
-                metrics.watch_age.labels(resource=kind).set(age)
-            new = status.failures_total - failures.get(kind, 0)
-            metrics.watch_failures.labels(resource=kind).inc(max(0, new))
-            failures[kind] = status.failures_total
-            metrics.objects_unusable.labels(resource=kind).set(status.bad_objects)
-        await asyncio.sleep(READ_SECONDS)
+
+    def reading(value: Callable[[WatchStatus], float | None]) -> Reading:
+        def read() -> dict[tuple[str, ...], float]:
+            values = {(kind,): value(status) for kind, status in source.statuses.items()}
+            return {labels: number for labels, number in values.items() if number is not None}
+
+        return read
+
+    if ages:
+        metrics.add_scraped_gauge(
+            "pointsman_watch_age_seconds",
+            "Seconds since a watch last delivered anything (events and bookmarks)",
+            _LABELS,
+            reading(lambda status: None if status.absent else status.age(time.monotonic())),
+        )
+    metrics.add_scraped_counter(
+        "pointsman_watch_failures_total",
+        "Lists and watches that ended with an error",
+        _LABELS,
+        reading(lambda status: status.failures_total),
+    )
+    metrics.add_scraped_gauge(
+        "pointsman_objects_unusable",
+        "Objects that cannot be used at this moment",
+        _LABELS,
+        reading(lambda status: status.bad_objects),
+    )

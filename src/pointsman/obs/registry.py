@@ -302,14 +302,6 @@ class Metrics:
 
     def _define_own(self, family: _Family) -> None:
         by_family = ["ip_family"]
-        self.watch_age = family.gauge(
-            "pointsman_watch_age_seconds",
-            "Seconds since a watch last delivered anything (events and bookmarks)",
-            ["resource"],
-        )
-        self.watch_failures = family.counter(
-            "pointsman_watch_failures_total", "Lists and watches that ended with an error", ["resource"]
-        )
         self.objects_skipped = family.counter(
             "pointsman_objects_skipped_total",
             "Objects, or parts of them, left out because they cannot be used",
@@ -319,9 +311,6 @@ class Metrics:
             "pointsman_object_warnings_total",
             "Objects that are used although their authors should know of something",
             ["kind", "reason"],
-        )
-        self.objects_unusable = family.gauge(
-            "pointsman_objects_unusable", "Objects that cannot be used at this moment", ["resource"]
         )
         self.config_reloads = family.counter(
             "pointsman_config_reloads_total", "Changes of the configuration file by result", ["result"]
@@ -351,16 +340,22 @@ class Metrics:
 
     def add_scraped_counter(self, name: str, text: str, labels: Sequence[str], read: Reading) -> None:
         """Expose a counter kept by somebody else; `read` runs at every scrape and must not block or raise."""
-        _count_level(self._levels, text)
-        self._registry.register(Scraped(CounterMetricFamily, name, text, labels, read))
+        self._add_scraped(CounterMetricFamily, name, text, labels, read)
 
-    def show_gates(self, read: Reading) -> None:
-        """Expose the feature gates, which a table of hundreds knows already: 1 by name and stage where one is on."""
-        text = "[BETA] 1 where a feature gate is on"
+    def add_scraped_gauge(self, name: str, text: str, labels: Sequence[str], read: Reading) -> None:
+        """Expose what somebody else knows already; `read` runs at every scrape and must not block or raise."""
+        self._add_scraped(GaugeMetricFamily, name, text, labels, read)
+
+    def _add_scraped(
+        self,
+        kind: type[CounterMetricFamily | GaugeMetricFamily],
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        read: Reading,
+    ) -> None:
         _count_level(self._levels, text)
-        self._registry.register(
-            Scraped(GaugeMetricFamily, "kubernetes_feature_enabled", text, ("name", "stage"), read)
-        )
+        self._registry.register(Scraped(kind, name, text, labels, read))
 
     def add_kernel_counter(self, name: str, text: str, read: Callable[[], int | None]) -> None:
         """Expose a single counter kept by the kernel; None leaves it out of the scrape."""

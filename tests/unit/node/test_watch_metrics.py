@@ -10,7 +10,7 @@ import pytest
 
 from pointsman.kube.status import WatchStatus
 from pointsman.model.source_events import SourceEvent
-from pointsman.node.watch_metrics import measure_watches
+from pointsman.node.watch_metrics import expose_watches
 from pointsman.obs.registry import Metrics
 
 
@@ -38,12 +38,17 @@ class Source:
 
 
 @pytest.mark.parametrize("ages", [True, False])
-async def test_a_watch_has_an_age_and_a_directory_has_none(ages: bool) -> None:
+def test_a_watch_has_an_age_and_a_directory_has_none(ages: bool) -> None:
     metrics = Metrics("nftables")
-    measuring = asyncio.create_task(measure_watches(Source(), metrics, ages=ages))
-    await asyncio.sleep(0)
-    measuring.cancel()
+    expose_watches(Source(), metrics, ages=ages)
     text = metrics.exposition().decode()
     assert ('pointsman_watch_age_seconds{resource="Service"}' in text) is ages
     assert 'pointsman_watch_failures_total{resource="Service"} 3.0' in text
     assert 'pointsman_objects_unusable{resource="Service"} 2.0' in text
+
+
+def test_a_kind_that_the_server_does_not_have_has_no_age() -> None:
+    metrics, source = Metrics("nftables"), Source()
+    source.statuses["Service"].absent = True
+    expose_watches(source, metrics, ages=True)
+    assert "pointsman_watch_age_seconds" not in metrics.exposition().decode()

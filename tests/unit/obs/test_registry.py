@@ -56,7 +56,6 @@ def filled(mode: str) -> Metrics:
             child.observe(1)
         else:
             child.inc()
-    metrics.show_gates(lambda: {("AllAlpha", "ALPHA"): 1.0})
     return metrics
 
 
@@ -118,7 +117,7 @@ def test_registered_metrics_are_counted_by_stability() -> None:
     assert 'registered_metrics_total{deprecated_version="",stability_level="STABLE"} 2.0' in before
     beta = 'registered_metrics_total{deprecated_version="",stability_level="BETA"} '
     assert f"{beta}4.0" in before
-    metrics.show_gates(lambda: {("AllBeta", "BETA"): 0.0})
+    metrics.add_scraped_gauge("more", "[BETA] One more", ("name",), lambda: {("a",): 0.0})
     assert f"{beta}5.0" in metrics.exposition().decode()
 
 
