@@ -44,8 +44,13 @@ def _garbage(server: FakeApiServer) -> None:
     server.send_raw("EndpointSlice", b'{"type":"MODIFIED","object":{"metadata":{"name":7}}}\n')
 
 
+def _malformed_frames(server: FakeApiServer) -> None:
+    server.send_raw("Service", b"\x00\x00\x00\x0a\x0a\x08EXPLODED")
+    server.send_raw("EndpointSlice", b"\x00\x00\x00\x03\x0a\xff\xff")
+
+
 def _cut_in_the_middle(server: FakeApiServer) -> None:
-    server.break_watches(partial=b'{"type":"ADDED","object":{"kind":"Service","metadata":{"name":"web"')
+    server.break_watches(partial=b"\x00\x00\x01\x00\x0a\x05ADDED\x12")
 
 
 def _errors(server: FakeApiServer) -> None:
@@ -90,6 +95,7 @@ def _stalls(_server: FakeApiServer) -> None:
 
 FAULTS: tuple[Callable[[FakeApiServer], None], ...] = (
     _garbage,
+    _malformed_frames,
     _cut_in_the_middle,
     _errors,
     _empty_body,

@@ -40,7 +40,8 @@ def test_a_flood_of_changes_costs_no_connection_and_no_memory(
     api.load(node_object(), web_service(), *web_slices())
     for number, name in enumerate(busy, start=100):
         api.load(web_service(name, number), *web_slices(name))
-    process.configure(clientConnection={"kubeconfig": str(api.kubeconfig), "qps": 500, "burst": 500})
+    client = {"kubeconfig": str(api.kubeconfig), "contentType": "application/json", "qps": 500, "burst": 500}
+    process.configure(clientConnection=client)
     with node.backend():
         process.start(from_api=True)
         process.wait_synced()

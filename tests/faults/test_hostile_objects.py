@@ -27,7 +27,7 @@ from tests.process.node_space import (
 )
 
 from pointsman.config.types import KubeProxyConfiguration
-from pointsman.kube.decode import BadObject, ObjectDecoder, Unreadable, decode_event
+from pointsman.kube.decode import BadObject, JsonDecoder, Unreadable
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.source.admission import Admitted, Refused, admit
@@ -190,7 +190,7 @@ OBJECTS = st.one_of(
     st.tuples(st.just(ServiceCIDR), RANGES),
 )
 
-DECODERS = {kind: ObjectDecoder(kind) for kind in KINDS}
+DECODERS = {kind: JsonDecoder(kind) for kind in KINDS}
 
 
 def _bytes(plain: object) -> bytes:
@@ -212,7 +212,7 @@ def test_json_nested_without_end_is_refused_without_a_crash() -> None:
         deep = b'{"metadata":{"name":"deep"},"%s":%s}' % (field, nest)
         assert isinstance(DECODERS[Service].object(deep), BadObject)
         with pytest.raises(Unreadable):
-            decode_event(b'{"type":"ADDED","object":%s}' % deep)
+            JsonDecoder(Service).event(b'{"type":"ADDED","object":%s}' % deep)
         with pytest.raises(Unreadable):
             DECODERS[Service].page(b'{"items":[%s]}' % deep)
 

@@ -20,9 +20,10 @@ import pytest
 from pointsman.errors import KubeError
 from pointsman.kube.access import Access
 from pointsman.kube.event_recorder import EventRecorder, node_reference
+from pointsman.kube.formats import JSON, PREFER_PROTOBUF, Decoders
 from pointsman.kube.kubeconfig import load_access
 from pointsman.kube.listwatch import ListWatch
-from pointsman.kube.resources import SERVICES
+from pointsman.kube.resources import ENDPOINT_SLICES, SERVICES
 from pointsman.kube.status import WatchStatus
 from pointsman.kube.transport import Transport
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
@@ -39,13 +40,12 @@ EVENT_PATH = "/apis/events.k8s.io/v1/namespaces/default/events"
 REAL_KUBECONFIG = os.environ.get("KUBECONFIG", "")
 REAL_URL = os.environ.get("KUBE_APISERVER_URL", "")
 
-real_server = pytest.param(
-    "real",
-    marks=pytest.mark.skipif(
-        not (REAL_KUBECONFIG or REAL_URL), reason="no real API server: set KUBECONFIG or KUBE_APISERVER_URL"
-    ),
+needs_real_server = pytest.mark.skipif(
+    not (REAL_KUBECONFIG or REAL_URL), reason="no real API server: set KUBECONFIG or KUBE_APISERVER_URL"
 )
+real_server = pytest.param("real", marks=needs_real_server)
 every_server = pytest.mark.parametrize("which", ["fake", "fake-without-watch-list", real_server])
+both_formats = pytest.mark.parametrize("accept", [PREFER_PROTOBUF, JSON], ids=["protobuf", "json"])
 
 
 class Cluster:
@@ -114,14 +114,15 @@ async def wait_for(stream: Any, wanted: type[SourceEvent], name: str) -> Any:
     raise AssertionError("the source ended")
 
 
+@both_formats
 @every_server
-async def test_objects_come_change_and_go(which: str) -> None:
+async def test_objects_come_change_and_go(which: str, accept: str) -> None:
     async with cluster(which) as target:
         name = f"{target.prefix}-web"
         await target.create(NODE_PATH, node(f"{target.prefix}-node"))
         await target.create(SERVICE_PATH, own_service(target, "web"))
         await target.create(SLICE_PATH, endpoint_slice(f"{name}-1", "10.1.0.1", service_name=name))
-        source = ApiSource(target.transport, node_name=f"{target.prefix}-node")
+        source = ApiSource(target.transport, node_name=f"{target.prefix}-node", accept=accept)
         async with aclosing(source.events()) as stream:
             objects: set[tuple[type, str]] = set()
             synced: set[type] = set()
@@ -159,8 +160,9 @@ async def test_objects_come_change_and_go(which: str) -> None:
             assert all(status.failures_total == 0 for status in source.statuses.values())
 
 
+@both_formats
 @every_server
-async def test_small_pages_deliver_everything_once(which: str) -> None:
+async def test_small_pages_deliver_everything_once(which: str, accept: str) -> None:
     async with cluster(which) as target:
         names = {f"{target.prefix}-{number}" for number in range(7)}
         for number in range(7):
@@ -170,6 +172,7 @@ async def test_small_pages_deliver_everything_once(which: str) -> None:
             SERVICES,
             status=WatchStatus(),
             on_finding=lambda _finding: None,
+            accept=accept,
             watch_list=False,
             page_limit=2,
         )
@@ -204,3 +207,48 @@ async def test_events_are_accepted_and_repetitions_counted(which: str) -> None:
         assert own["Starting"]["series"]["count"] == 2
         assert own["FailedToStartMetricServer"]["type"] == "Warning"
         assert own["FailedToStartMetricServer"]["reportingInstance"] == f"kube-proxy-{name}"
+
+
+@every_server
+async def test_every_object_is_the_same_in_both_formats(which: str) -> None:
+    async with cluster(which) as target:
+        name = f"{target.prefix}-web"
+        await target.create(SERVICE_PATH, own_service(target, "web"))
+        await target.create(SLICE_PATH, endpoint_slice(f"{name}-1", "10.1.0.1", service_name=name))
+        for resource in (SERVICES, ENDPOINT_SLICES):
+            decoders: Decoders[Any] = Decoders(resource.kind)
+            pages = []
+            for accept in (PREFER_PROTOBUF, JSON):
+                answer = await target.transport.request("GET", resource.path, accept=accept)
+                assert answer.headers["Content-Type"].startswith(accept.partition(",")[0])
+                pages.append(decoders.for_answer(answer.headers["Content-Type"]).page(answer.body))
+            assert pages[0].objects == pages[1].objects
+            assert any(item.metadata.name.startswith(name) for item in pages[0].objects)
+
+
+@pytest.mark.parametrize("which", ["fake", real_server])
+async def test_a_watch_in_protobuf_resumes_where_a_list_ended(which: str) -> None:
+    async with cluster(which) as target:
+        await target.create(SLICE_PATH, endpoint_slice(f"{target.prefix}-1", "10.1.0.1"))
+        decoders: Decoders[EndpointSlice] = Decoders(EndpointSlice)
+        listed = await target.transport.request("GET", ENDPOINT_SLICES.path, accept=PREFER_PROTOBUF)
+        page = decoders.for_answer(listed.headers["Content-Type"]).page(listed.body)
+        await target.create(SLICE_PATH, endpoint_slice(f"{target.prefix}-2", "10.1.0.2"))
+
+        async def watched(version: str) -> list[tuple[str, Any]]:
+            params = {"watch": "true", "resourceVersion": version, "timeoutSeconds": "2"}
+            found = []
+            async with target.transport.stream(
+                ENDPOINT_SLICES.path, params=params, accept=PREFER_PROTOBUF, idle_timeout=30
+            ) as stream:
+                decoder = decoders.for_answer(stream.content_type)
+                splitter = decoder.splitter()
+                async for chunk in stream.chunks:
+                    for frame in splitter.feed(chunk):
+                        event = decoder.event(frame)
+                        found.append((event.type, decoder.object(event.object)))
+            return found
+
+        resumed = await watched(page.metadata.resource_version)
+        assert ("ADDED", f"{target.prefix}-2") in [(type_, item.metadata.name) for type_, item in resumed]
+        assert f"{target.prefix}-1" not in [item.metadata.name for _, item in resumed]

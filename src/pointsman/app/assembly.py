@@ -25,6 +25,7 @@ from pointsman.config.reload import Live
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kube.client_metrics import ClientMetrics
 from pointsman.kube.event_recorder import EventRecorder
+from pointsman.kube.formats import accept_header
 from pointsman.kube.kubeconfig import load_access
 from pointsman.kube.transport import Transport
 from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
@@ -188,6 +189,7 @@ async def _outside(
         transport,
         node_name=node_name,
         on_finding=FindingReport(metrics, recorder),
+        accept=accept_header(connection.content_type, connection.accept_content_types),
         watch_list=effective_gates(config.feature_gates).enabled("WatchListClient"),
     )
     sending = asyncio.create_task(sender.run())

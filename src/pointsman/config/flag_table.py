@@ -87,7 +87,7 @@ FLAGS: tuple[Flag, ...] = (
             Kind.STRING,
             default="application/vnd.kubernetes.protobuf",
             fields=("client_connection.content_type",),
-            help="Content type of requests; Pointsman always speaks JSON and only keeps the value.",
+            help="Format to ask the API server for: protobuf, with JSON where it has none, or application/json.",
         ),
         Flag(
             "kube-api-qps",

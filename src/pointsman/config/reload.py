@@ -39,8 +39,6 @@ _WITHOUT_EFFECT = (
     "portRange",
     "windowsRunAsService",
     "showHiddenMetricsForVersion",
-    "clientConnection.contentType",
-    "clientConnection.acceptContentTypes",
 )
 
 

@@ -1,4 +1,4 @@
-"""Bytes of the list/watch protocol to structs.
+"""What lists and watches consist of, and how it is read from JSON; `kube/protobuf.py` reads the same from protobuf.
 
 A page is decoded in one go; only when that fails is it decoded item by item, so that one object that does not
 fit its type is left out by name and the others are kept.
@@ -61,13 +61,20 @@ class _RawPage(msgspec.Struct, frozen=True):
 
 
 class WatchEvent(msgspec.Struct, frozen=True):
+    """One event of a watch, its object still undecoded"""
+
+    type: str
+    object: bytes | msgspec.Raw
+
+
+class _JsonEvent(msgspec.Struct, frozen=True):
     """One line of a watch"""
 
     type: str
     object: msgspec.Raw
 
 
-class _Identity(msgspec.Struct, frozen=True, rename="camel"):
+class Identity(msgspec.Struct, frozen=True, rename="camel"):
     """The part of metadata needed to name an object"""
 
     name: str = ""
@@ -78,10 +85,10 @@ class _Identity(msgspec.Struct, frozen=True, rename="camel"):
 class _Identified(msgspec.Struct, frozen=True):
     """Any object, reduced to its identity"""
 
-    metadata: _Identity
+    metadata: Identity
 
 
-class _BookmarkMeta(msgspec.Struct, frozen=True, rename="camel"):
+class BookmarkMeta(msgspec.Struct, frozen=True, rename="camel"):
     """metadata of a bookmark"""
 
     resource_version: str = ""
@@ -91,7 +98,7 @@ class _BookmarkMeta(msgspec.Struct, frozen=True, rename="camel"):
 class Bookmark(msgspec.Struct, frozen=True):
     """The object of a BOOKMARK event: a place to resume from"""
 
-    metadata: _BookmarkMeta
+    metadata: BookmarkMeta
 
     @property
     def ends_initial_events(self) -> bool:
@@ -103,7 +110,7 @@ class Unreadable(KubeError):
 
 
 _Decoded = TypeVar("_Decoded")
-_decode_event = msgspec.json.Decoder(WatchEvent).decode
+_decode_event = msgspec.json.Decoder(_JsonEvent).decode
 _decode_bookmark = msgspec.json.Decoder(Bookmark).decode
 _decode_status = msgspec.json.Decoder(StatusObject).decode
 _decode_raw_page = msgspec.json.Decoder(_RawPage).decode
@@ -120,16 +127,6 @@ def _decoded(decode: Callable[[bytes | msgspec.Raw], _Decoded], data: bytes | ms
         raise Unreadable("nested too deeply") from error
 
 
-def decode_event(line: bytes) -> WatchEvent:
-    """Raises Unreadable for anything that is no watch event."""
-    return _decoded(_decode_event, line)
-
-
-def decode_bookmark(data: msgspec.Raw) -> Bookmark:
-    """Raises Unreadable."""
-    return _decoded(_decode_bookmark, data)
-
-
 def decode_status(data: bytes | msgspec.Raw) -> StatusObject:
     """The Status in an error's body or an ERROR event; an empty one when it cannot be read."""
     try:
@@ -138,8 +135,8 @@ def decode_status(data: bytes | msgspec.Raw) -> StatusObject:
         return StatusObject()
 
 
-class ObjectDecoder(Generic[T]):
-    """Decodes one kind of object, alone or in pages."""
+class JsonDecoder(Generic[T]):
+    """Decodes one kind of object, alone, in pages or in a watch. Implements `pointsman.kube.formats.Decoder`."""
 
     def __init__(self, kind: type[T]) -> None:
         page: Any = msgspec.defstruct(
@@ -174,22 +171,38 @@ class ObjectDecoder(Generic[T]):
                 objects.append(result)
         return Page(raw.metadata, objects, bad)
 
+    def splitter(self) -> LineSplitter:
+        return LineSplitter()
+
+    def event(self, frame: bytes) -> WatchEvent:
+        """Raises Unreadable for anything that is no watch event."""
+        event = _decoded(_decode_event, frame)
+        return WatchEvent(event.type, event.object)
+
+    def bookmark(self, data: bytes | msgspec.Raw) -> Bookmark:
+        """Raises Unreadable."""
+        return _decoded(_decode_bookmark, data)
+
     def object(self, data: bytes | msgspec.Raw) -> T | BadObject:
         try:
             result: T = _decoded(self._decode, data)
         except Unreadable as error:
-            return _bad_object(data, str(error))
+            return bad_object(_identity(data), str(error))
         if not result.metadata.name:
-            return _bad_object(data, "metadata.name is missing")
+            return bad_object(_identity(data), "metadata.name is missing")
         share_names((result,))
         return result
 
 
-def _bad_object(data: bytes | msgspec.Raw, error: str) -> BadObject:
+def _identity(data: bytes | msgspec.Raw) -> Identity:
     try:
-        identity = _decoded(_decode_identity, data).metadata
+        return _decoded(_decode_identity, data).metadata
     except Unreadable:
-        return BadObject("(unnamed)", "", error)
+        return Identity()
+
+
+def bad_object(identity: Identity, error: str) -> BadObject:
+    """By as much of its identity as could be read."""
     key = f"{identity.namespace}/{identity.name}" if identity.namespace else identity.name
     return BadObject(key or "(unnamed)", identity.resource_version, error)
 
@@ -211,7 +224,10 @@ def share_names(objects: list[KubeObject] | tuple[KubeObject, ...]) -> None:
 
 
 class LineSplitter:
-    """Cuts chunks into lines, in time proportional to the bytes; a line without an end raises Unreadable."""
+    """Cuts chunks into lines, in time proportional to the bytes; a line without an end raises Unreadable.
+
+    Lines without anything in them are left out.
+    """
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:
         self._longest = longest
@@ -225,10 +241,12 @@ class LineSplitter:
             return
         head, _, rest = chunk.partition(b"\n")
         self._parts.append(head)
-        yield b"".join(self._parts)
+        first = b"".join(self._parts)
         self._parts.clear()
         *complete, tail = rest.split(b"\n")
-        yield from complete
+        for line in (first, *complete):
+            if line and not line.isspace():
+                yield line
         self._length = 0
         if tail:
             self._keep(tail)

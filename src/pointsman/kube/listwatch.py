@@ -15,18 +15,8 @@ from contextlib import aclosing
 from typing import Generic, cast
 
 from pointsman.errors import Gone, KubeError
-from pointsman.kube.decode import (
-    BadObject,
-    LineSplitter,
-    ObjectDecoder,
-    Page,
-    T,
-    Unreadable,
-    WatchEvent,
-    decode_bookmark,
-    decode_event,
-    decode_status,
-)
+from pointsman.kube.decode import BadObject, Page, T, Unreadable, WatchEvent
+from pointsman.kube.formats import JSON, PREFER_PROTOBUF, Decoder, Decoders, decode_status
 from pointsman.kube.mirror import Mirror
 from pointsman.kube.resources import Resource
 from pointsman.kube.status import OnFinding, WatchStatus
@@ -45,6 +35,7 @@ _TOO_SHORT_SECONDS = 1.0
 _LONGEST_REJECTION = 500
 """Characters; an object can make its own error message as long as itself."""
 _NOT_A_WATCH_LIST_REFUSAL = (0, 401, 403, 404, 429, 503, 504)
+_FORMAT_REFUSED = (406, 415)
 _RESUMABLE = (401, 403, 408, 429)
 """Refusals that say nothing about the place to resume from."""
 _RESUMED_IN_VAIN_AT_MOST = 3
@@ -71,10 +62,12 @@ class ListWatch(Generic[T]):
         *,
         status: WatchStatus,
         on_finding: OnFinding,
+        accept: str = PREFER_PROTOBUF,
         watch_list: bool = True,
         page_limit: int = PAGE_LIMIT,
         timing: Timing | None = None,
     ) -> None:
+        """`accept` is a choice of `kube/formats.py`; a server that refuses it is asked for JSON from then on."""
         self._transport = transport
         self._resource = resource
         self._status = status
@@ -83,7 +76,8 @@ class ListWatch(Generic[T]):
         self._page_limit = page_limit
         self._timing = timing or Timing()
         self._name = resource.kind.__name__
-        self._decoder = ObjectDecoder(resource.kind)
+        self._accept_header = accept
+        self._decoders = Decoders(resource.kind)
         self._kind = cast("type[KubeObject]", resource.kind)
         self._mirror = Mirror(self._kind)
         self._retries = Retries(self._timing)
@@ -101,6 +95,8 @@ class ListWatch(Generic[T]):
                         yield event
                 continue
             except KubeError as error:
+                if self._format_refused(error):
+                    continue
                 if self._is_absent(error):
                     for event in self._absent_events(error):
                         yield event
@@ -170,7 +166,9 @@ class ListWatch(Generic[T]):
         if token:
             params["continue"] = token
         try:
-            response = await self._transport.request("GET", self._resource.path, params=params)
+            response = await self._transport.request(
+                "GET", self._resource.path, params=params, accept=self._accept_header
+            )
         except KubeError as error:
             if error.status != 400 or not self._field_selector or self._resource.field_selector_required:
                 raise
@@ -178,7 +176,7 @@ class ListWatch(Generic[T]):
             self._field_selector = ""
             return None
         try:
-            return self._decoder.page(response.body)
+            return self._decoders.for_answer(response.headers.get("Content-Type", "")).page(response.body)
         except Unreadable as error:
             raise Unreadable(f"the list is not readable: {error}") from error
 
@@ -197,9 +195,9 @@ class ListWatch(Generic[T]):
         """A list in the form of a watch: the server keeps no copy of it and neither do we."""
         params = self._watch_params() | {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         seen: set[str] = set()
-        async with aclosing(self._lines(params, self._timing.initial)) as lines:
-            async for line in lines:
-                event = self._event_from_line(line, seen)
+        async with aclosing(self._frames(params, self._timing.initial)) as frames:
+            async for decoder, frame in frames:
+                event = self._event_from(decoder, frame, seen)
                 if event is _END:
                     for final in self._complete(seen, self._version):
                         yield final
@@ -213,9 +211,9 @@ class ListWatch(Generic[T]):
         began = self._timing.clock()
         try:
             params = self._watch_params() | {"resourceVersion": self._version}
-            async with aclosing(self._lines(params, self._timing.idle, on_open=self._opened)) as lines:
-                async for line in lines:
-                    event = self._event_from_line(line, None)
+            async with aclosing(self._frames(params, self._timing.idle, on_open=self._opened)) as frames:
+                async for decoder, frame in frames:
+                    event = self._event_from(decoder, frame, None)
                     heard = True
                     if event is not None and not isinstance(event, _EndOfInitialEvents):
                         yield event
@@ -225,44 +223,50 @@ class ListWatch(Generic[T]):
             raise KubeError("the server closed the watch at once")
         self._retries.ended()
 
-    async def _lines(
+    async def _frames(
         self, params: dict[str, str], idle: float, on_open: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[bytes, None]:
-        """The lines of a watch. Raises Idle when none is completed for `idle` seconds, even while bytes trickle in."""
-        splitter = LineSplitter()
+    ) -> AsyncGenerator[tuple[Decoder[T], bytes], None]:
+        """The encoded events of a watch, with what decodes them.
+
+        Raises Idle when none is completed for `idle` seconds, even while bytes trickle in.
+        """
         timing = self._timing
         async with self._transport.stream(
-            self._resource.path, params=params, idle_timeout=idle, answer_timeout=timing.answer
-        ) as chunks:
+            self._resource.path,
+            params=params,
+            accept=self._accept_header,
+            idle_timeout=idle,
+            answer_timeout=timing.answer,
+        ) as stream:
             on_open()
+            decoder = self._decoders.for_answer(stream.content_type)
+            splitter = decoder.splitter()
             completed = timing.clock()
-            async for chunk in chunks:
-                for line in splitter.feed(chunk):
+            async for chunk in stream.chunks:
+                for frame in splitter.feed(chunk):
                     completed = timing.clock()
-                    yield line
+                    yield decoder, frame
                 if timing.clock() - completed > idle:
-                    raise Idle(f"no complete line for {idle:.0f} s")
+                    raise Idle(f"no complete event for {idle:.0f} s")
 
-    def _event_from_line(
-        self, line: bytes, seen: set[str] | None
+    def _event_from(
+        self, decoder: Decoder[T], frame: bytes, seen: set[str] | None
     ) -> SourceEvent | _EndOfInitialEvents | None:
-        """Interprets one line; `seen` collects keys during initial events, when nothing may be resumed from yet."""
-        if not line or line.isspace():
-            return None
+        """Interprets one event; `seen` collects keys during initial events, when nothing may be resumed from yet."""
         try:
-            event = decode_event(line)
+            event = decoder.event(frame)
             if event.type == "ERROR":
                 raise self._error_from(event)
             self._heard()
             if event.type == "BOOKMARK":
-                bookmark = decode_bookmark(event.object)
+                bookmark = decoder.bookmark(event.object)
                 if seen is None or bookmark.ends_initial_events:
                     self._version = bookmark.metadata.resource_version or self._version
                 return _END if seen is not None and bookmark.ends_initial_events else None
         except Unreadable as error:
             self._version = ""
-            raise Unreadable(f"unreadable line in the watch: {error}") from error
-        return self._object_event(event.type, self._decoder.object(event.object), seen)
+            raise Unreadable(f"unreadable event in the watch: {error}") from error
+        return self._object_event(event.type, decoder.object(event.object), seen)
 
     def _object_event(self, type_: str, result: T | BadObject, seen: set[str] | None) -> SourceEvent | None:
         if isinstance(result, BadObject):
@@ -348,6 +352,14 @@ class ListWatch(Generic[T]):
         )
         return pause
 
+    def _format_refused(self, error: KubeError) -> bool:
+        """Whether the server does not give protobuf here; it is asked for JSON from then on."""
+        if error.status not in _FORMAT_REFUSED or self._accept_header == JSON:
+            return False
+        _log.info("The server does not send protobuf; using JSON", kind=self._name, err=error)
+        self._accept_header = JSON
+        return True
+
     def _is_absent(self, error: KubeError) -> bool:
         if self._resource.required:
             return False
@@ -389,4 +401,6 @@ class ListWatch(Generic[T]):
 
 
 def _refuses_watch_list(error: KubeError) -> bool:
+    if error.status in _FORMAT_REFUSED:
+        return False
     return isinstance(error, Idle | _ErrorEvent) or error.status not in _NOT_A_WATCH_LIST_REFUSAL

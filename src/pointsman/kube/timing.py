@@ -28,7 +28,7 @@ class Timing:
     answer: float = 30.0
     """For the first sign of a watch: a server sends the headers at once, however quiet the watch is afterwards."""
     idle: float = 180.0
-    """Without a complete line in a watch; servers send a bookmark about once a minute."""
+    """Without a complete event in a watch; servers send a bookmark about once a minute."""
     initial: float = 30.0
     """Without data among initial events, which a server sends as fast as it can."""
 

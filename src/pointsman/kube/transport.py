@@ -24,7 +24,7 @@ from pointsman.kube.access import Access
 from pointsman.kube.auth import Credentials, Presented
 from pointsman.kube.client_metrics import RequestListener
 from pointsman.kube.content_encoding import decoder_for
-from pointsman.kube.decode import decode_status
+from pointsman.kube.formats import JSON, decode_status
 from pointsman.kube.proxyenv import proxy_from_environment
 from pointsman.kube.ratelimit import Clock, RateLimit, Sleep
 from pointsman.kube.reachability import Reachability
@@ -45,6 +45,13 @@ class Response(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+class Stream(NamedTuple):
+    """An answer whose body is still arriving; the chunks end when the server ends them."""
+
+    content_type: str
+    chunks: AsyncIterator[bytes]
 
 
 class Idle(KubeError):
@@ -112,7 +119,8 @@ class Transport:
         *,
         params: Mapping[str, str] | None = None,
         body: bytes | None = None,
-        content_type: str = "application/json",
+        content_type: str = JSON,
+        accept: str = JSON,
         timeout: float = 60.0,  # noqa: ASYNC109  an idle timeout of the socket, not a deadline
     ) -> Response:
         """The whole answer; raises a KubeError for every status but 2xx.
@@ -120,7 +128,7 @@ class Transport:
         `timeout` bounds every single wait for data; the whole transfer has minutes, because a long list may take long.
         """
         encoding = "identity" if self._access.disable_compression else "gzip"
-        headers = {"Accept": "application/json", "Accept-Encoding": encoding}
+        headers = {"Accept": accept, "Accept-Encoding": encoding}
         if body is not None:
             headers["Content-Type"] = content_type
         call = _Call(method, path, params or {}, headers, body, idle=timeout, answer=timeout)
@@ -154,18 +162,19 @@ class Transport:
         path: str,
         *,
         params: Mapping[str, str] | None = None,
+        accept: str = JSON,
         idle_timeout: float,
         answer_timeout: float = STREAM_ANSWER_SECONDS,
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Opens a stream; the value is an iterator over its chunks that ends when the server ends it.
+    ) -> AsyncIterator[Stream]:
+        """Opens a stream.
 
         Raises Idle when nothing arrives for `idle_timeout` seconds; the first sign, the headers, must come sooner,
         within `answer_timeout`: a server sends them at once, however quiet the stream is afterwards.
         """
-        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+        headers = {"Accept": accept, "Accept-Encoding": "identity"}
         call = _Call("GET", path, params or {}, headers, None, idle=idle_timeout, answer=answer_timeout)
         async with self._exchange(call) as response, aclosing(self._pieces(call, response)) as pieces:
-            yield pieces
+            yield Stream(response.headers.get("Content-Type", ""), pieces)
 
     async def close(self) -> None:
         self._reachability.close()

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from pointsman.kube.formats import PREFER_PROTOBUF
 from pointsman.kube.listwatch import ListWatch
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, Resource, own_node
 from pointsman.kube.status import OnFinding, WatchStatus
@@ -31,6 +32,7 @@ class ApiSource:
         *,
         node_name: str,
         on_finding: OnFinding = lambda _finding: None,
+        accept: str = PREFER_PROTOBUF,
         watch_list: bool = True,
         timing: Timing | None = None,
     ) -> None:
@@ -44,6 +46,7 @@ class ApiSource:
                 resource,
                 status=status,
                 on_finding=on_finding,
+                accept=accept,
                 watch_list=watch_list,
                 timing=timing,
             )

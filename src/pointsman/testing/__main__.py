@@ -26,8 +26,14 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="port to listen on (any free one)")
     parser.add_argument("--token", default="", help="bearer token to demand")
     parser.add_argument("--no-watch-list", action="store_true", help="refuse sendInitialEvents")
+    parser.add_argument("--no-protobuf", action="store_true", help="answer in JSON only")
     options = parser.parse_args()
-    server = FakeApiServer(port=options.port, token=options.token, watch_list=not options.no_watch_list)
+    server = FakeApiServer(
+        port=options.port,
+        token=options.token,
+        watch_list=not options.no_watch_list,
+        speaks_protobuf=not options.no_protobuf,
+    )
     if options.objects is not None:
         server.load(json.loads(options.objects.read_bytes()))
     with contextlib.suppress(KeyboardInterrupt):

@@ -21,6 +21,7 @@ from typing import Any, NoReturn, Self
 
 from aiohttp import web
 
+from pointsman.testing import protobuf
 from pointsman.testing.apistore import (
     API_VERSIONS,
     CLUSTER_SCOPED,
@@ -37,6 +38,7 @@ from pointsman.testing.apistore import (
     watch_event,
 )
 
+_JSON = "application/json"
 _KIND_BY_PLURAL = {path.rpartition("/")[2]: kind for kind, path in PATHS.items()}
 
 
@@ -78,8 +80,12 @@ class _Watcher:
 
     kind: str
     selects: Callable[[KubeDict], bool]
+    protobuf: bool
     initial: bool = False
     queue: asyncio.Queue[bytes | Exception | None] = field(default_factory=asyncio.Queue)
+
+    def send(self, event: KubeDict) -> None:
+        self.queue.put_nowait(protobuf.frame(event) if self.protobuf else _line(event))
 
 
 class FakeApiServer:
@@ -94,14 +100,17 @@ class FakeApiServer:
         watch_list: bool = True,
         cluster_ip_field: bool = True,
         missing_kinds: frozenset[str] = frozenset(),
+        speaks_protobuf: bool = True,
     ) -> None:
         self.store = Store()
         self.token = token
         self.watch_list = watch_list
         self.cluster_ip_field = cluster_ip_field
         self.missing_kinds = missing_kinds
+        self.speaks_protobuf = speaks_protobuf
+        """To clients that ask for it; without it, those that accept nothing else are refused."""
         self.chunk_size: int | None = None
-        """When set, watch lines are sent in pieces of this size: slow and cut anywhere."""
+        """When set, watch events are sent in pieces of this size: slow and cut anywhere."""
         self.requests: list[SeenRequest] = []
         self._faults: list[Fault] = []
         self._watchers: list[_Watcher] = []
@@ -174,22 +183,23 @@ class FakeApiServer:
         return sum(not watcher.initial and kind in ("", watcher.kind) for watcher in self._watchers)
 
     def send_raw(self, kind: str, data: bytes) -> None:
-        """Sends bytes to all watches of a kind as they are: garbage, half lines, huge lines."""
+        """Sends bytes to all watches of a kind as they are: garbage, half events, huge events."""
         self._send(kind, data)
 
     def send_bookmark(self, kind: str) -> None:
-        self._send(kind, _line({"type": "BOOKMARK", "object": self._bookmark(kind)}))
+        self._send_event(kind, {"type": "BOOKMARK", "object": self._bookmark(kind)})
 
     def send_error(self, kind: str, code: int, reason: str = "", message: str = "") -> None:
         """Sends an ERROR event and ends the watches of a kind."""
-        self._send(kind, _line({"type": "ERROR", "object": _status(code, message, reason)}), None)
+        self._send_event(kind, {"type": "ERROR", "object": _status(code, message, reason)})
+        self._send(kind, None)
 
     def end_watches(self, kind: str = "") -> None:
         """Ends watches as a server does after timeoutSeconds."""
         self._send(kind, None)
 
     def break_watches(self, kind: str = "", partial: bytes = b"") -> None:
-        """Resets the connections of watches, after part of a line if given."""
+        """Resets the connections of watches, after part of an event if given."""
         if partial:
             self._send(kind, partial)
         self._send(kind, ConnectionResetError())
@@ -200,12 +210,17 @@ class FakeApiServer:
                 for item in items:
                     watcher.queue.put_nowait(item)
 
+    def _send_event(self, kind: str, event: KubeDict) -> None:
+        for watcher in self._watchers:
+            if watcher.kind == kind:
+                watcher.send(event)
+
     def _publish(self, change: Change) -> None:
         for watcher in self._watchers:
             if watcher.kind == change.kind:
                 event = watch_event(change, watcher.selects)
                 if event is not None:
-                    watcher.queue.put_nowait(_line(event))
+                    watcher.send(event)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -274,11 +289,17 @@ class FakeApiServer:
             )
         except UnsupportedField as error:
             return _refusal(400, str(error))
+        accepted = seen.headers.get("Accept", _JSON)
+        in_protobuf = self.speaks_protobuf and kind in protobuf.SCHEMAS and protobuf.MEDIA_TYPE in accepted
+        if not in_protobuf and _JSON not in accepted and "*/*" not in accepted:
+            return _refusal(406, f"only {_JSON} is served", "NotAcceptable")
         if seen.is_watch:
-            return await self._watch(request, seen, _Watcher(kind, selects))
-        return self._list(seen, kind, selects)
+            return await self._watch(request, seen, _Watcher(kind, selects, in_protobuf))
+        return self._list(seen, kind, selects, in_protobuf=in_protobuf)
 
-    def _list(self, seen: SeenRequest, kind: str, selects: Callable[[KubeDict], bool]) -> web.Response:
+    def _list(
+        self, seen: SeenRequest, kind: str, selects: Callable[[KubeDict], bool], *, in_protobuf: bool
+    ) -> web.Response:
         token = seen.query.get("continue", "")
         if token:
             if token not in self._pages:
@@ -297,9 +318,14 @@ class FakeApiServer:
             token = base64.b64encode(f"{version}:{len(rest)}:{len(self.requests)}".encode()).decode()
             self._pages[token] = (rest, version)
             metadata |= {"continue": token, "remainingItemCount": len(rest)}
-        response = web.json_response(
-            {"kind": f"{kind}List", "apiVersion": API_VERSIONS[kind], "metadata": metadata, "items": page}
-        )
+        version_name = API_VERSIONS[kind]
+        if in_protobuf:
+            body = protobuf.listing(kind, version_name, metadata, page)
+            response = web.Response(body=body, content_type=protobuf.MEDIA_TYPE)
+        else:
+            response = web.json_response(
+                {"kind": f"{kind}List", "apiVersion": version_name, "metadata": metadata, "items": page}
+            )
         response.enable_compression()
         return response
 
@@ -309,7 +335,8 @@ class FakeApiServer:
             return _refusal(422, "sendInitialEvents: Forbidden: the WatchList feature gate is disabled")
         watcher.initial = initial
         self._fill(watcher, seen)
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        content_type = f"{protobuf.MEDIA_TYPE};stream=watch" if watcher.protobuf else _JSON
+        response = web.StreamResponse(headers={"Content-Type": content_type})
         response.enable_chunked_encoding()
         self._watchers.append(watcher)
         try:
@@ -332,20 +359,20 @@ class FakeApiServer:
         if watcher.initial or version in ("", "0"):
             for key in sorted(stored):
                 if watcher.selects(stored[key]):
-                    watcher.queue.put_nowait(_line({"type": "ADDED", "object": stored[key]}))
+                    watcher.send({"type": "ADDED", "object": stored[key]})
             if watcher.initial:
                 bookmark = self._bookmark(watcher.kind)
                 bookmark["metadata"]["annotations"] = {"k8s.io/initial-events-end": "true"}
-                watcher.queue.put_nowait(_line({"type": "BOOKMARK", "object": bookmark}))
+                watcher.send({"type": "BOOKMARK", "object": bookmark})
             return
         try:
             for change in self.store.since(watcher.kind, int(version)):
                 event = watch_event(change, watcher.selects)
                 if event is not None:
-                    watcher.queue.put_nowait(_line(event))
+                    watcher.send(event)
         except TooOld as error:
             event = {"type": "ERROR", "object": _status(410, str(error), "Expired")}
-            watcher.queue.put_nowait(_line(event))
+            watcher.send(event)
             watcher.queue.put_nowait(None)
 
     async def _deliver(self, response: web.StreamResponse, watcher: _Watcher) -> None:

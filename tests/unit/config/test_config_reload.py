@@ -105,6 +105,8 @@ def test_changes_are_shown_with_both_values() -> None:
 
 
 RESTARTING = {
+    "clientConnection.acceptContentTypes",
+    "clientConnection.contentType",
     "bindAddress",
     "clientConnection.burst",
     "clientConnection.kubeconfig",

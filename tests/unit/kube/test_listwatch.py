@@ -5,103 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
-from typing import Any
 
 import pytest
-from tests.fake.skipping_clock import SkippingClock
+from tests.unit.kube.following import eventually, following, text
 
-from pointsman.kube.access import Access
-from pointsman.kube.listwatch import ListWatch
-from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, Resource, own_node
-from pointsman.kube.status import WatchStatus
-from pointsman.kube.timing import Timing
-from pointsman.kube.transport import LARGEST_BODY, Transport
-from pointsman.model.findings import Finding
+from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, own_node
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
-from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
+from pointsman.model.source_events import Synced, Upsert
 from pointsman.testing.apiserver import FakeApiServer
 from pointsman.testing.kube_objects import endpoint_slice, node, service, service_cidr
-
-
-class Follower:
-    """A list-watch under test, with everything it reports."""
-
-    def __init__(
-        self,
-        server: FakeApiServer,
-        resource: Resource[Any],
-        *,
-        idle: float,
-        largest_body: int,
-        **options: Any,
-    ) -> None:
-        self.status = WatchStatus()
-        self.time = SkippingClock()
-        self.bad: list[Finding] = []
-        self.transport = Transport(
-            Access(server=server.url, origin="test"), qps=0, environ={}, largest_body=largest_body
-        )
-        self.watch: ListWatch[Any] = ListWatch(
-            self.transport,
-            resource,
-            status=self.status,
-            on_finding=self.bad.append,
-            timing=Timing(self.time.clock, self.time.sleep, _middle, idle=idle),
-            **options,
-        )
-        self.stream: AsyncGenerator[SourceEvent, None] = self.watch.events()
-
-    async def next(self) -> SourceEvent:
-        async with asyncio.timeout(20):
-            return await anext(self.stream)
-
-    async def until_synced(self) -> list[SourceEvent]:
-        seen: list[SourceEvent] = []
-        while not seen or not isinstance(seen[-1], Synced):
-            seen.append(await self.next())
-        return seen
-
-    async def next_text(self) -> str:
-        return text(await self.next())
-
-
-def _middle(low: float, high: float) -> float:
-    return (low + high) / 2
-
-
-def text(event: SourceEvent) -> str:
-    match event:
-        case Upsert(object=item):
-            return f"+{item.metadata.key}@{item.metadata.resource_version}"
-        case Delete(key=key):
-            return f"-{key}"
-        case Synced(kind=kind):
-            return f"synced {kind.__name__}"
-
-
-@asynccontextmanager
-async def following(
-    server: FakeApiServer,
-    resource: Resource[Any] = SERVICES,
-    *,
-    idle: float = 180.0,
-    largest_body: int = LARGEST_BODY,
-    **options: Any,
-) -> AsyncIterator[Follower]:
-    follower = Follower(server, resource, idle=idle, largest_body=largest_body, **options)
-    try:
-        async with aclosing(follower.stream):
-            yield follower
-    finally:
-        await follower.transport.close()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  the condition is about HTTP, which signals nothing
-            await asyncio.sleep(0.005)
 
 
 async def given_up(reading: asyncio.Future[str]) -> None:
@@ -249,7 +161,7 @@ async def test_server_that_forgets_at_once_again_and_again_is_given_time() -> No
 
 
 async def test_stream_broken_inside_an_object_is_resumed_without_loss_or_repetition() -> None:
-    async with FakeApiServer() as server:
+    async with FakeApiServer(speaks_protobuf=False) as server:
         server.add(service("a"))
         async with following(server) as follower:
             await follower.until_synced()
@@ -273,7 +185,7 @@ async def test_stream_broken_inside_an_object_is_resumed_without_loss_or_repetit
     "garbage", [b"<html>bad gateway</html>\n", b'{"type":5}\n', b"\xff\xfe\n", b'["ADDED"]\n']
 )
 async def test_garbage_in_a_watch_leads_to_a_relist(garbage: bytes) -> None:
-    async with FakeApiServer() as server:
+    async with FakeApiServer(speaks_protobuf=False) as server:
         server.add(service("a"))
         async with following(server) as follower:
             await follower.until_synced()
@@ -283,7 +195,7 @@ async def test_garbage_in_a_watch_leads_to_a_relist(garbage: bytes) -> None:
             await eventually(lambda: follower.status.lists == 2 and server.watch_count() == 1)
             server.add(service("b"))
             assert await reading == "+default/b@102"
-            assert "unreadable line" in follower.status.last_error
+            assert "unreadable event" in follower.status.last_error
 
 
 async def test_garbage_instead_of_a_list_is_retried() -> None:
@@ -430,6 +342,7 @@ async def test_lines_of_any_length_in_pieces_of_any_size() -> None:
 @both_ways
 async def test_undecodable_object_is_left_out_by_name_and_the_rest_kept(watch_list: bool) -> None:
     async with FakeApiServer(watch_list=watch_list) as server:
+        server.speaks_protobuf = False
         server.add(service("a"))
         server.add(service("bad", ports=[{"port": "eighty"}], namespace="shop"))
         server.add(service("c"))

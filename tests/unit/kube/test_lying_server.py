@@ -120,8 +120,8 @@ async def _asked(answer: bytes, *, stream: bool) -> None:
         transport = Transport(Access(server.url, "test"), qps=0, environ={})
         try:
             if stream:
-                async with transport.stream(PATH, idle_timeout=5, answer_timeout=5) as chunks:
-                    async for _ in chunks:
+                async with transport.stream(PATH, idle_timeout=5, answer_timeout=5) as opened:
+                    async for _ in opened.chunks:
                         pass
             else:
                 await transport.request("GET", PATH, timeout=5)

@@ -229,9 +229,9 @@ async def test_stream_hands_over_chunks_and_notices_silence() -> None:
         received: list[bytes] = []
 
         async def read() -> None:
-            async with transport.stream(PATH, params={"watch": "true"}, idle_timeout=0.3) as chunks:
+            async with transport.stream(PATH, params={"watch": "true"}, idle_timeout=0.3) as stream:
                 server.send_raw("Service", b"half a")
-                async for chunk in chunks:
+                async for chunk in stream.chunks:
                     received.append(chunk)  # noqa: PERF401  a comprehension would lose them to the timeout
 
         with pytest.raises(Idle, match="no data for 0 s"):
