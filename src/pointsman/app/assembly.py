@@ -133,6 +133,7 @@ async def assembled(
                 config=config,
                 node_name=node_name,
                 external_allow=options.external_ip_allow_cidrs,
+                balancing=options.balancing,
                 from_manifests=options.manifests is not None,
             ),
             source,

@@ -25,6 +25,7 @@ from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
 from pointsman.model.problem import Problem
 from pointsman.model.remarks import Remarks
+from pointsman.model.scheduling import EVENLY, Balancing
 from pointsman.model.tracker import Tracker
 from pointsman.node.node_context import node_context, pod_ranges
 from pointsman.source.manifest_files import load_objects
@@ -76,6 +77,7 @@ def plan_manifests(
     *,
     families: Sequence[Family] = BOTH_FAMILIES,
     external_allow: Sequence[str] = (),
+    balancing: Balancing = EVENLY,
     local_addresses: Mapping[Family, Sequence[bytes]] | None = None,
 ) -> Planned:
     """Plan everything below these paths for the node the configuration names; `config.mode` must be decided.
@@ -93,6 +95,7 @@ def plan_manifests(
         config,
         families=families,
         external_allow=external_allow,
+        balancing=balancing,
         local_addresses=local_addresses,
         findings=findings,
     )
@@ -104,6 +107,7 @@ def plan_objects(
     *,
     families: Sequence[Family] = BOTH_FAMILIES,
     external_allow: Sequence[str] = (),
+    balancing: Balancing = EVENLY,
     local_addresses: Mapping[Family, Sequence[bytes]] | None = None,
     findings: Sequence[Finding] = (),
 ) -> Planned:
@@ -124,6 +128,7 @@ def plan_objects(
             local_addresses=addresses[family],
             service_cidrs=service_cidrs,
             external_allow=external_allow,
+            balancing=balancing,
         )
         own = tuple({*addresses[family], *context.node_ips})
         requests[family], family_view = planner.plan(context, own)

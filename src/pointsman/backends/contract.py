@@ -20,6 +20,7 @@ from pointsman.backends.packet_quirks import PacketQuirks
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
+from pointsman.model.scheduling import Scheduler
 from pointsman.model.service import ServicePortName
 from pointsman.obs.metric_groups import MetricGroup
 
@@ -249,6 +250,10 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     """Its rules depend on every address of the node."""
     counts_services: bool = False
     """Its metrics count Services without local endpoints, not their ports; each as kube-proxy does in that mode."""
+    schedulers: frozenset[Scheduler] = frozenset((Scheduler.RANDOM,))
+    """The ways of choosing an endpoint that it has."""
+    adjusts_shares: bool = False
+    """It can change the shares of endpoints every few seconds without much work."""
     metrics: frozenset[MetricGroup] = frozenset()
     counters: tuple[KernelCounter, ...] = ()
     announcements: tuple[Announcement, ...] = ()

@@ -90,6 +90,7 @@ def _offline(given: argparse.Namespace, flags: Sequence[str]) -> Explanation:
         options.config,
         families=families_of(given),
         external_allow=options.external_ip_allow_cidrs,
+        balancing=options.balancing,
     )
     warn("explain", [*options.warnings, *planned.problems])
     return explain(planned.view, target_from_text(given.target, given.namespace), given.client)

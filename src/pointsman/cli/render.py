@@ -50,6 +50,7 @@ def _render(given: argparse.Namespace, flags: Sequence[str]) -> int:
         options.config,
         families=families_of(given),
         external_allow=options.external_ip_allow_cidrs,
+        balancing=options.balancing,
     )
     warn("render", planned.problems)
     mode, setup = mode_named(options.config.mode), setup_of(options, options.config.mode)
@@ -76,6 +77,7 @@ def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
         options.config,
         families=families,
         external_allow=options.external_ip_allow_cidrs,
+        balancing=options.balancing,
         local_addresses={family: machine.local_addresses(family) for family in families},
     )
     warn("render", planned.problems)

@@ -7,7 +7,7 @@ configuration, as in kube-proxy. Each given flag that the file makes ineffective
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,14 @@ from pointsman.config.validate import ROOT, validation_problems
 from pointsman.errors import ConfigError
 from pointsman.files import CONTROL_SOCKET, RUN_DIRECTORY
 from pointsman.model.addresses import cidr_from_text, split_host_port
+from pointsman.model.scheduling import (
+    DEFAULT_HASH_SLOTS,
+    HASH_SLOTS_RANGE,
+    LONGEST_SLOW_START,
+    OWN_WORDS,
+    Balancing,
+    Scheduler,
+)
 
 KUBE_PROXY = "kube-proxy"
 _MIN_SYNC_PERIOD_OF_FLAGS = timedelta(seconds=1)
@@ -65,6 +73,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     drain_period: timedelta = timedelta()
     """How long load balancers get to look away between SIGTERM and the end."""
     external_ip_allow_cidrs: tuple[str, ...] = ()
+    balancing: Balancing = Balancing()
     warnings: tuple[str, ...] = ()
     flags_set: Mapping[str, str] = {}
     """The given flags as text, for /flagz."""
@@ -135,9 +144,34 @@ def _options(
         wait_for_instance=flags.get("wait-for-instance", False),
         drain_period=flags.get("drain-period", timedelta()),
         external_ip_allow_cidrs=flags.get("external-ip-allow-cidrs", ()),
+        balancing=_balancing(flags),
         warnings=tuple(warnings),
         flags_set=dict(texts),
     )
+
+
+def _balancing(flags: Mapping[str, Any]) -> Balancing:
+    return Balancing(
+        scheduler=OWN_WORDS.get(flags.get("default-scheduler", ""), Scheduler.RANDOM),
+        slow_start=round(flags.get("default-slow-start", timedelta(0)).total_seconds()),
+        seed=flags.get("source-hash-seed", 1),
+        hash_slots=flags.get("source-hash-slots", DEFAULT_HASH_SLOTS),
+    )
+
+
+def _balancing_problems(flags: Mapping[str, Any]) -> Iterator[str]:
+    word = flags.get("default-scheduler", Scheduler.RANDOM.value)
+    if word not in OWN_WORDS:
+        yield invalid("--default-scheduler", word, f"must be one of {', '.join(OWN_WORDS)}")
+    slow_start = flags.get("default-slow-start", timedelta(0))
+    if not timedelta(0) <= slow_start <= timedelta(seconds=LONGEST_SLOW_START):
+        yield invalid("--default-slow-start", slow_start, f"must be from 0 to {LONGEST_SLOW_START}s")
+    if flags.get("source-hash-seed", 1) < 1:
+        yield invalid("--source-hash-seed", flags["source-hash-seed"], "must be greater than 0")
+    least, most = HASH_SLOTS_RANGE
+    if not least <= flags.get("source-hash-slots", DEFAULT_HASH_SLOTS) <= most:
+        problem = f"must be from {least} to {most}"
+        yield invalid("--source-hash-slots", flags["source-hash-slots"], problem)
 
 
 def _from_file(flags: Mapping[str, Any], problems: list[str], warnings: list[str]) -> KubeProxyConfiguration:
@@ -224,6 +258,7 @@ def _option_problems(flags: Mapping[str, Any]) -> list[str]:
         problems.append(invalid("--service-metrics-limit", limit, "must be greater than 0"))
     if flags.get("drain-period", timedelta()) < timedelta():
         problems.append(invalid("--drain-period", flags["drain-period"], "must be 0 or more"))
+    problems += _balancing_problems(flags)
     return problems
 
 

@@ -451,6 +451,30 @@ FLAGS: tuple[Flag, ...] = (
             Kind.LIST,
             help="If set, external and load-balancer IPs outside these ranges are not programmed.",
         ),
+        Flag(
+            "default-scheduler",
+            Kind.STRING,
+            default="random",
+            help="How Services without the annotation pointsman.dev/scheduler are balanced: random, weighted, source-hash, source-port-hash or least-connections. In ipvs mode --ipvs-scheduler decides.",
+        ),
+        Flag(
+            "default-slow-start",
+            Kind.DURATION,
+            default="0s",
+            help="How long a new endpoint takes to its full share where the annotation pointsman.dev/slow-start does not say.",
+        ),
+        Flag(
+            "source-hash-seed",
+            Kind.INT32,
+            default="1",
+            help="Goes into every source hash; must be the same on all nodes for them to choose the same endpoint for a client.",
+        ),
+        Flag(
+            "source-hash-slots",
+            Kind.INT32,
+            default="512",
+            help="Slots of a Service with a source hash, unless the annotation pointsman.dev/hash-slots says; more are finer and cost memory.",
+        ),
         works_with_file=True,
     ),
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pointsman.backends.contract import Difference, Mode
 from pointsman.explain import unserved
+from pointsman.explain.balancing import balancing_words
 from pointsman.explain.causes import listed, port_causes, skipped_causes
 from pointsman.explain.endpoint_users import other_ports, port_of_endpoint, service_ports_behind, use_of
 from pointsman.explain.findings import file_findings, rejected_services, service_findings
@@ -248,6 +249,7 @@ def _port_answer(
         number=plan.port.port,
         affinity_seconds=plan.port.affinity_seconds,
         topology=_topology(plan, family),
+        balancing=balancing_words(plan),
         frontends=frontends,
         endpoints=tuple(_endpoint_answer(plan, endpoint, family) for endpoint in plan.all_endpoints),
         kernel=kernel,

@@ -84,6 +84,8 @@ class PortAnswer(msgspec.Struct, frozen=True, rename="camel"):
     affinity_seconds: int
     topology: str
     """Which hints narrow the endpoints, or why hints are ignored; empty without hints."""
+    balancing: str
+    """How new connections are spread; empty for evenly at random."""
     frontends: tuple[FrontendAnswer, ...]
     endpoints: tuple[EndpointAnswer, ...]
     kernel: KernelAnswer

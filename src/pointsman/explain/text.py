@@ -46,6 +46,8 @@ def _port(port: PortAnswer) -> Iterator[str]:
     for frontend in port.frontends:
         yield from _frontend(frontend)
     yield from _endpoints(port.endpoints)
+    if port.balancing:
+        yield f"  Balancing: {port.balancing}"
     if port.affinity_seconds:
         yield f"  Session affinity: a client keeps its endpoint for {port.affinity_seconds} s after its last connection"
     if port.topology:

@@ -12,6 +12,7 @@ import msgspec
 from pointsman.model.addresses import Cidr
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.problem import Problem
+from pointsman.model.scheduling import Balance, Scheduler
 from pointsman.model.service import ServicePort, ServicePortName
 
 
@@ -72,12 +73,22 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     topology_note: str = ""
     """Why hints were ignored although some endpoint carries them; empty otherwise."""
     problems: tuple[Problem, ...] = ()
-    """Frontends that this service port asked for and did not get (contested or forbidden addresses), or got with a
-    warning."""
+    """What this service port asked for and did not get (contested or forbidden addresses, an impossible scheduler), or
+    got with a warning."""
+    balance: Balance | None = None
+    """How new connections are spread over the endpoints; None for evenly at random."""
 
     @property
     def name(self) -> ServicePortName:
         return self.port.name
+
+    @property
+    def scheduler(self) -> str:
+        """Its name as a Service asks for it; empty for evenly at random."""
+        if self.balance is None:
+            return ""
+        only_there = self.balance.scheduler is Scheduler.IPVS_ONLY
+        return self.port.scheduling.word if only_there else self.balance.scheduler.value
 
     @property
     def internal_endpoints(self) -> tuple[Endpoint, ...]:

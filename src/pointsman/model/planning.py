@@ -8,12 +8,21 @@ import msgspec
 
 from pointsman.model.addresses import address_text, host_port_text
 from pointsman.model.claims import Claim, Winner
-from pointsman.model.endpoint import Endpoint
+from pointsman.model.endpoint import FULL_SHARE, UNSAID_WEIGHT, Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan, outcome_of
 from pointsman.model.problem import Problem
+from pointsman.model.scheduling import (
+    UNSAID,
+    Balance,
+    Balancing,
+    Scheduler,
+    balance_of,
+    scheduler_for,
+    without_drained,
+)
 from pointsman.model.service import ServicePort
-from pointsman.model.topology import select_endpoints
+from pointsman.model.topology import Selection, select_endpoints
 
 _NOTHING_LOST: Mapping[Claim, Winner] = {}
 
@@ -32,6 +41,7 @@ def plan_service_port(
             return _contested("ContestedClusterIP", port.cluster_ip, port, winner)
         port = _granted_port(port, context, lost, problems)
     chosen = select_endpoints(port, endpoints, context.node_name, context.zone)
+    chosen, balance = _balanced(port, chosen, context.balancing, problems)
     internal = outcome_of(chosen.has_any, chosen.local if port.internal_local else chosen.cluster)
     external = outcome_of(chosen.has_any, chosen.local if port.external_local else chosen.cluster)
     return ServicePlan(
@@ -45,7 +55,30 @@ def plan_service_port(
         topology=chosen.topology,
         topology_note=chosen.note,
         problems=tuple(problems),
+        balance=balance,
     )
+
+
+def _balanced(
+    port: ServicePort, chosen: Selection, defaults: Balancing, problems: list[Problem]
+) -> tuple[Selection, Balance | None]:
+    """How connections are spread, and over which of the chosen endpoints."""
+    scheduling = port.scheduling
+    if (
+        scheduling is UNSAID
+        and defaults.scheduler is Scheduler.RANDOM
+        and not any(e.weight != UNSAID_WEIGHT or e.share != FULL_SHARE for e in chosen.reachable)
+    ):
+        return chosen, None
+    scheduler = scheduler_for(scheduling, chosen.reachable, defaults, problems)
+    if scheduler is not Scheduler.RANDOM:
+        cluster = without_drained(chosen.cluster, scheduling)
+        local = without_drained(chosen.local, scheduling)
+        if (cluster, local) != (chosen.cluster, chosen.local):
+            kept = {*cluster, *local}
+            reachable = tuple(endpoint for endpoint in chosen.reachable if endpoint in kept)
+            chosen = msgspec.structs.replace(chosen, cluster=cluster, local=local, reachable=reachable)
+    return chosen, balance_of(scheduler, scheduling, chosen.reachable, defaults)
 
 
 def _frontends(port: ServicePort, internal: Outcome, external: Outcome) -> Iterator[Frontend]:

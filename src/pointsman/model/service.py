@@ -17,6 +17,7 @@ from pointsman.model.addresses import (
 )
 from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Service, ServicePortSpec
 from pointsman.model.problem import Problem
+from pointsman.model.scheduling import UNSAID, Scheduling, scheduling_of
 
 DEFAULT_AFFINITY_SECONDS = 10800
 LONGEST_AFFINITY_SECONDS = 86400
@@ -78,6 +79,8 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
     created: str = ""
     """creationTimestamp: the older Service wins a contested address."""
     ipvs_scheduler: str = ""
+    """Asked for in ipvs mode only."""
+    scheduling: Scheduling = UNSAID
     external_ips_ignored: bool = False
     """externalIPs are given but switched off; upstream's iptables mode still makes the external chain."""
 
@@ -138,6 +141,7 @@ def service_ports_from_service(
     external_ips: tuple[bytes, ...] = ()
     if spec.external_ips and allow_external_ips:
         external_ips = _frontend_addresses(spec.external_ips, family, "externalIPs", problems)
+    scheduling = scheduling_of(service.metadata, problems)
     ports: dict[ServicePortName, ServicePort] = {}
     for entry in spec.ports or ():
         name = _port_name(service, entry, problems)
@@ -158,6 +162,7 @@ def service_ports_from_service(
             health_check_node_port=_health_check_node_port(service, problems),
             created=service.metadata.creation_timestamp or "",
             ipvs_scheduler=service.metadata.annotation(IPVS_SCHEDULER_ANNOTATION) or "",
+            scheduling=scheduling,
             external_ips_ignored=not allow_external_ips and _has_address_of(spec.external_ips, family),
         )
     return ports, list(dict.fromkeys(problems))

@@ -18,9 +18,10 @@ from pointsman.model.addresses import (
     host_port_text,
     unusable_reason,
 )
-from pointsman.model.endpoint import Endpoint
+from pointsman.model.endpoint import UNSAID_WEIGHT, Endpoint
 from pointsman.model.objects import EndpointSlice, Hint, SliceEndpoint, SlicePort
 from pointsman.model.problem import Problem
+from pointsman.model.scheduling import WeightRule, weight_by, weight_rules
 from pointsman.model.service import Protocol
 
 PortKey = tuple[str, Protocol]
@@ -38,12 +39,13 @@ def endpoints_from_slice(
         return {}, problems
     usable = sorted(_usable_endpoints(endpoint_slice, family, problems), key=itemgetter(0))
     unique = len({address for _, address, _ in usable}) == len(usable)
+    rules = weight_rules(endpoint_slice.metadata, problems) if endpoint_slice.metadata.annotations else ()
     found: SliceEndpoints = {}
     for port in endpoint_slice.ports or ():
         key = _port_key(port, problems)
         if key is None or port.port is None:
             continue
-        entries = tuple(_endpoint(address, port.port, item, node_name) for _, address, item in usable)
+        entries = tuple(_endpoint(address, port.port, item, node_name, rules) for _, address, item in usable)
         if key in found:
             found[key] = merged([found[key], entries])
         else:
@@ -65,7 +67,7 @@ def merged(lists: Iterable[tuple[Endpoint, ...]]) -> tuple[Endpoint, ...]:
 
 def _rank(
     endpoint: Endpoint,
-) -> tuple[bool, bool, bool, bool, tuple[str, ...], tuple[str, ...], str, str, str]:
+) -> tuple[bool, bool, bool, bool, tuple[str, ...], tuple[str, ...], str, str, str, int]:
     return (
         not endpoint.terminating,
         endpoint.ready,
@@ -76,6 +78,7 @@ def _rank(
         endpoint.node,
         endpoint.zone,
         endpoint.pod,
+        endpoint.weight,
     )
 
 
@@ -121,9 +124,12 @@ def _port_key(port: SlicePort, problems: list[Problem]) -> PortKey | None:
         return None
 
 
-def _endpoint(address: bytes, port: int, item: SliceEndpoint, node_name: str) -> Endpoint:
+def _endpoint(
+    address: bytes, port: int, item: SliceEndpoint, node_name: str, rules: tuple[WeightRule, ...]
+) -> Endpoint:
     conditions, hints, target = item.conditions, item.hints, item.target_ref
     node = sys.intern(item.node_name or "")
+    pod = target.name if target is not None and target.kind == "Pod" else ""
     return Endpoint(
         address=address,
         port=port,
@@ -135,7 +141,8 @@ def _endpoint(address: bytes, port: int, item: SliceEndpoint, node_name: str) ->
         zone=sys.intern(item.zone or ""),
         zone_hints=_names(hints.for_zones) if hints else (),
         node_hints=_names(hints.for_nodes) if hints else (),
-        pod=target.name if target is not None and target.kind == "Pod" else "",
+        pod=pod,
+        weight=weight_by(rules, pod, node, item.zone or "") if rules else UNSAID_WEIGHT,
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import ServicePlan, TopologyMode
+from pointsman.model.scheduling import weight_of
 from pointsman.model.service import ServicePort
 
 
@@ -99,6 +100,8 @@ def endpoint_reason(
         if endpoint.terminating and endpoint.serving:
             return False, "terminating; ready endpoints exist"
         return False, "terminating and no longer serving" if endpoint.terminating else "not ready"
+    if not weight_of(endpoint, plan.port.scheduling):
+        return False, "weight 0: it keeps its connections and gets no new ones"
     if plan.topology is TopologyMode.NODE:
         return False, f"hinted for node {', '.join(endpoint.node_hints)}, this node is {node_name}"
     if plan.topology is TopologyMode.ZONE:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from pointsman.backends import mode_named
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Cidr, Family, cidr_from_text
@@ -11,6 +13,7 @@ from pointsman.model.local_traffic import local_detector
 from pointsman.model.node import NodeFacts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.node_ports import node_port_addresses
+from pointsman.model.scheduling import EVENLY, Balancing
 
 
 def node_context(
@@ -21,6 +24,7 @@ def node_context(
     local_addresses: Sequence[bytes],
     service_cidrs: Iterable[str] = (),
     external_allow: Iterable[str] = (),
+    balancing: Balancing = EVENLY,
 ) -> NodeContext:
     """The context; `config.mode` must be decided, `local_addresses` are those of this family."""
     node_ips = node.ips_of(family)
@@ -49,6 +53,7 @@ def node_context(
         masquerade_bit=config.masquerade_bit,
         external_allow=_of_family(external_allow, family),
         addresses_in_rules=tuple(sorted(local_addresses)) if mode.uses_local_addresses else (),
+        balancing=msgspec.structs.replace(balancing, possible=mode.schedulers, adjusts=mode.adjusts_shares),
     )
 
 

@@ -11,6 +11,7 @@ from pointsman.model.addresses import Family, is_link_local, is_loopback
 from pointsman.model.node import NodeFacts, host_ips, node_facts
 from pointsman.model.node_context import NodeContext, Situation
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
+from pointsman.model.scheduling import Balancing
 from pointsman.node.node_context import node_context
 
 SERVICE_RANGE_WAIT = 5.0
@@ -32,6 +33,7 @@ class Settings(msgspec.Struct, frozen=True):
     config: KubeProxyConfiguration
     node_name: str
     external_allow: Sequence[str] = ()
+    balancing: Balancing = Balancing()
     from_manifests: bool = False
     node_wait: float = NODE_WAIT
     pod_range_wait: float = POD_RANGE_WAIT
@@ -105,6 +107,7 @@ class NodeState:
                 local_addresses=addresses,
                 service_cidrs=service_cidrs,
                 external_allow=self.settings.external_allow,
+                balancing=self.settings.balancing,
             )
             for family, addresses in self.addresses.items()
         }

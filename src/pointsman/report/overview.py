@@ -45,6 +45,8 @@ class ServiceRow(msgspec.Struct, frozen=True, rename="camel"):
     """`answers`, `partly` (some frontend does not) or `down`."""
     affinity_seconds: int = 0
     topology: str = ""
+    scheduler: str = ""
+    """How endpoints are chosen; empty for evenly at random."""
     problems: tuple[str, ...] = ()
 
 
@@ -91,6 +93,8 @@ def _words(plan: ServicePlan) -> Iterator[str]:
     yield plan.name.protocol.lower
     yield plan.port.family.value.casefold()
     yield state_of(plan)
+    if plan.balance is not None:
+        yield plan.scheduler
     if plan.port.internal_local or plan.port.external_local:
         yield "local"
     for frontend in plan.frontends:
@@ -132,5 +136,6 @@ def service_row(plan: ServicePlan) -> ServiceRow:
         state=state_of(plan),
         affinity_seconds=plan.port.affinity_seconds,
         topology=plan.topology.value,
+        scheduler=plan.scheduler,
         problems=tuple(problem.message for problem in plan.problems),
     )

@@ -218,6 +218,8 @@ class _Compiler:
             (f"-A {chain} {self._endpoint_comment(f' -> {target.text}')}", target.chain)
             for target in (self.targets[endpoint.address, endpoint.port] for endpoint in endpoints)
         ]
+        balance = self.plan.balance
+        weights = [balance.weight(endpoint) if balance else 1 for endpoint in endpoints]
         if self.port.affinity_seconds:
             mask = spelling.recent_mask(self.port.family)
             for start, target in named:
@@ -225,12 +227,13 @@ class _Compiler:
                     f"{start}-m recent --rcheck --seconds {self.port.affinity_seconds} --reap"
                     f" --name {target} --mask {mask} --rsource -j {target}"
                 )
-        left = len(named)
-        for start, target in named:
-            if left > 1:
-                start += f"-m statistic --mode random --probability {spelling.probability(left)} "
+        left = sum(weights)
+        for (start, target), weight in zip(named, weights, strict=True):
+            if left > weight:
+                chance = spelling.probability(left, weight)
+                start += f"-m statistic --mode random --probability {chance} "
             yield f"{start}-j {target}"
-            left -= 1
+            left -= weight
 
     def _endpoint_rules(self) -> Iterator[str]:
         why = self._endpoint_comment("")

@@ -15,6 +15,7 @@ from pointsman.config.mode_table import IPTABLES
 from pointsman.kernel.sysctl import Degraded, Sysctls
 from pointsman.model.addresses import Family
 from pointsman.model.node_ports import node_port_addresses
+from pointsman.model.scheduling import Scheduler
 from pointsman.obs.metric_groups import MetricGroup
 
 
@@ -56,6 +57,7 @@ MODE = Mode(
         refuses_denied_when_empty=True, own_packets_leave=True, loopback_denial=_loopback_denial
     ),
     localhost_node_ports=lambda config: config.iptables.localhost_node_ports,
+    schedulers=frozenset((Scheduler.RANDOM, Scheduler.WEIGHTED)),
     metrics=frozenset(
         (MetricGroup.FULL_AND_PARTIAL_SYNCS, MetricGroup.RESTORE_FAILURES, MetricGroup.IPTABLES_RULES)
     ),

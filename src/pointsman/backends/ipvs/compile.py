@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.fragment import Fragment, SetMember
-from pointsman.backends.ipvs.schedulers import Schedulers
+from pointsman.backends.ipvs.schedulers import MAGLEV, Choice, Schedulers
 from pointsman.backends.ipvs.sets import SetSpec
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey, VirtualServer
@@ -19,7 +19,6 @@ from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
 from pointsman.model.service import Protocol
 
-MAGLEV = "mh"
 _NODE_PORT_SETS = {
     Protocol.TCP: (sets.NODE_PORT_TCP, sets.NODE_PORT_LOCAL_TCP),
     Protocol.UDP: (sets.NODE_PORT_UDP, sets.NODE_PORT_LOCAL_UDP),
@@ -55,8 +54,8 @@ class Compiler:
         self._names = {spec: spec.name(context.family) for spec in sets.ALL}
 
     def fragment(self, plan: ServicePlan) -> Fragment:
-        scheduler = self._schedulers.choice(plan.port.ipvs_scheduler)
-        pieces = _Pieces(plan, scheduler.name)
+        scheduler = self._schedulers.choice_for(plan.port)
+        pieces = _Pieces(plan, scheduler)
         protocol = plan.port.protocol.value
         for endpoint in plan.all_endpoints:
             if endpoint.local:
@@ -131,14 +130,16 @@ def _address_sets(frontend: Frontend) -> tuple[SetSpec, ...]:
 class _Pieces:
     """A fragment while it is put together."""
 
-    def __init__(self, plan: ServicePlan, scheduler: str) -> None:
+    def __init__(self, plan: ServicePlan, scheduler: Choice) -> None:
         self.servers: list[tuple[VirtualServer, tuple[RealKey, ...]]] = []
         self.entries: list[SetMember] = []
         self.addresses: list[bytes] = []
         self.hidden: list[VirtualKey] = []
-        self._scheduler = scheduler
+        self._scheduler = scheduler.name
         self._timeout = plan.port.affinity_seconds
-        self._flags = (PERSISTENT if self._timeout else 0) | (SCHEDULER_2 if scheduler == MAGLEV else 0)
+        self._flags = (PERSISTENT if self._timeout else 0) | (
+            SCHEDULER_2 if scheduler.name == MAGLEV and scheduler.by_port else 0
+        )
         self._everywhere = _real_keys(plan.cluster_endpoints)
         self._here = _real_keys(plan.local_endpoints)
 

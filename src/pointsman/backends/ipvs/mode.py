@@ -14,6 +14,7 @@ from pointsman.config.mode_table import IPVS
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.plan import FrontendKind
+from pointsman.model.scheduling import Scheduler
 from pointsman.obs.metric_groups import MetricGroup
 
 
@@ -39,6 +40,7 @@ MODE = Mode(
     ),
     localhost_node_ports=lambda _config: False,
     uses_local_addresses=True,
+    schedulers=frozenset(Scheduler),
     counts_services=True,
     metrics=frozenset((MetricGroup.RESTORE_FAILURES,)),
     announcements=(

@@ -8,11 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pointsman.model.service import IPVS_SCHEDULER_ANNOTATION
+from pointsman.model.scheduling import IPVS_WORDS, SCHEDULER_ANNOTATION, Scheduler
+from pointsman.model.service import IPVS_SCHEDULER_ANNOTATION, ServicePort
 
-KNOWN = frozenset(
-    ("rr", "wrr", "lc", "wlc", "fo", "ovf", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "twos")
-)
+KNOWN = frozenset(IPVS_WORDS)
+MAGLEV = "mh"
+
+_OURS = {
+    Scheduler.RANDOM: "rr",
+    Scheduler.WEIGHTED: "wrr",
+    Scheduler.LEAST_CONNECTIONS: "lc",
+    Scheduler.SOURCE_HASH: MAGLEV,
+    Scheduler.SOURCE_PORT_HASH: MAGLEV,
+}
+"""What comes closest to our own words."""
 
 
 class Choice(NamedTuple):
@@ -20,6 +29,8 @@ class Choice(NamedTuple):
 
     name: str
     problem: str = ""
+    by_port: bool = True
+    """With `mh`: the client's port goes into the hash, too."""
 
 
 class Schedulers:
@@ -30,18 +41,29 @@ class Schedulers:
         self._available = available
         self._known = {default: True}
 
-    def choice(self, wish: str) -> Choice:
-        """The scheduler for a Service with this annotation; empty means it has none."""
+    def choice_for(self, port: ServicePort) -> Choice:
+        """The scheduler of a service port: the annotation for this mode decides, then the one for all modes."""
+        if port.ipvs_scheduler:
+            return self.choice(port.ipvs_scheduler, IPVS_SCHEDULER_ANNOTATION)
+        asked = port.scheduling.scheduler
+        word = port.scheduling.word
+        if asked is None or word in KNOWN:
+            return self.choice(word, SCHEDULER_ANNOTATION)
+        found = self.choice(_OURS[asked], SCHEDULER_ANNOTATION)
+        return found._replace(by_port=asked is not Scheduler.SOURCE_HASH)
+
+    def choice(self, wish: str, annotation: str) -> Choice:
+        """The scheduler for a Service whose annotation has this IPVS word; empty means it has none."""
         if not wish:
             return Choice(self.default)
         if wish not in KNOWN:
             known = ", ".join(sorted(KNOWN))
-            return self._refuse(f"{wish!r} is no IPVS scheduler (known are {known})")
+            return self._refuse(annotation, f"{wish!r} is no IPVS scheduler (known are {known})")
         if wish not in self._known:
             self._known[wish] = self._available(wish)
         if not self._known[wish]:
-            return self._refuse(f"this kernel lacks scheduler {wish} (module ip_vs_{wish})")
+            return self._refuse(annotation, f"this kernel lacks scheduler {wish} (module ip_vs_{wish})")
         return Choice(wish)
 
-    def _refuse(self, why: str) -> Choice:
-        return Choice(self.default, f"annotation {IPVS_SCHEDULER_ANNOTATION}: {why}; using {self.default}")
+    def _refuse(self, annotation: str, why: str) -> Choice:
+        return Choice(self.default, f"annotation {annotation}: {why}; using {self.default}")

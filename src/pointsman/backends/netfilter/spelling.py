@@ -36,9 +36,9 @@ def interface(name: str) -> str:
 
 
 @functools.cache
-def probability(choices: int) -> str:
-    """One in `choices`, after the kernel's 31-bit arithmetic on upstream's ten digits."""
-    written = float(f"{1.0 / choices:.10f}")
+def probability(choices: int, wanted: int = 1) -> str:
+    """`wanted` in `choices`, after the kernel's 31-bit arithmetic on upstream's ten digits."""
+    written = float(f"{wanted / choices:.10f}")
     return f"{round(written * 0x80000000) / 0x80000000:.11f}"
 
 

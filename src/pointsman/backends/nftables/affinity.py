@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 
 import msgspec
 
@@ -24,6 +25,7 @@ from pointsman.backends.nftables.schema import Chain, SetSpec
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
+from pointsman.model.slots import slots_of
 
 _SET_PREFIX = "affinity-"
 
@@ -66,8 +68,9 @@ def affinity_chains(plan: ServicePlan, context: NodeContext, label: str, *, coun
     views = {"service": cluster, "local": local}
     for kind, endpoints in views.items():
         if endpoints:
-            ordered = [names[(endpoint.address, endpoint.port)] for endpoint in endpoints]
-            chains.append(_view_chain(f"{kind}-{digest}", ordered, label, context))
+            counts = Counter((e.address, e.port) for e in slots_of(endpoints, plan.balance))
+            shares = [(names[where], count) for where, count in counts.items()]
+            chains.append(_view_chain(f"{kind}-{digest}", shares, label, context))
     external = ""
     if port.externally_accessible and (cluster or local):
         external = f"external-{digest}"
@@ -92,18 +95,19 @@ def _endpoint_chain(
     )
 
 
-def _view_chain(name: str, endpoints: list[str], label: str, context: NodeContext) -> Chain:
+def _view_chain(name: str, shares: list[tuple[str, int]], label: str, context: NodeContext) -> Chain:
+    """`shares` are the endpoints, each with the number of slots it has of all."""
     traits = traits_of(context.family)
     sticky = [
         rule(c.in_set((Field.SOURCE,), _SET_PREFIX + endpoint, traits), c.goto(f"endpoint-{endpoint}"))
-        for endpoint in endpoints
+        for endpoint, _ in shares
     ]
-    left = len(endpoints)
+    left = sum(count for _, count in shares)
     random = []
-    for endpoint in endpoints[:-1]:
-        random.append(rule(c.one_in(left), c.goto(f"endpoint-{endpoint}")))
-        left -= 1
-    random.append(rule(c.goto(f"endpoint-{endpoints[-1]}")))
+    for endpoint, count in shares[:-1]:
+        random.append(rule(c.one_in(left, count), c.goto(f"endpoint-{endpoint}")))
+        left -= count
+    random.append(rule(c.goto(f"endpoint-{shares[-1][0]}")))
     return Chain(name, (*sticky, *random), label)
 
 

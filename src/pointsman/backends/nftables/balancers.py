@@ -6,6 +6,7 @@
 | masq-lb-N                 | external and balancer IPs, policy Cluster            | mark for masquerading, goto lb-N      |
 | local-lb-N-of-M           | the same, policy Local, N of M endpoints on the node | pods and node to lb-M, others local   |
 | nodeport-(the three)      | node ports                                           | the same, looked up by protocol, port |
+| hash-(all of them)        | Services with a source hash                          | the slot is drawn by the client       |
 """
 
 from __future__ import annotations
@@ -33,6 +34,21 @@ class Flavour(enum.Enum):
     LOCAL = "local-lb"
 
 
+class Pick(enum.Enum):
+    """What a slot is drawn by; the value begins the names of such chains."""
+
+    RANDOM = ""
+    SOURCE = "hash-"
+    SOURCE_PORT = "hash-port-"
+
+
+_HASHED = {
+    Pick.RANDOM: (),
+    Pick.SOURCE: (Field.SOURCE,),
+    Pick.SOURCE_PORT: (Field.SOURCE, Field.SOURCE_PORT),
+}
+
+
 class Balancer(NamedTuple):
     """Identity of a balancer chain."""
 
@@ -42,6 +58,7 @@ class Balancer(NamedTuple):
     """Slots to pick from."""
     cluster_size: int = 0
     """LOCAL only: slots for pods and the node itself, who are not bound by the policy."""
+    pick: Pick = Pick.RANDOM
 
     @property
     def name(self) -> str:
@@ -52,7 +69,7 @@ class Balancer(NamedTuple):
         if self.flavour is Flavour.PLAIN:
             return None
         size = self.size if self.flavour is Flavour.MASQUERADE else self.cluster_size
-        return Balancer(Flavour.PLAIN, self.node_port, size)
+        return Balancer(Flavour.PLAIN, self.node_port, size, pick=self.pick)
 
 
 def with_spares(balancers: Iterable[Balancer]) -> set[Balancer]:
@@ -64,14 +81,14 @@ def with_spares(balancers: Iterable[Balancer]) -> set[Balancer]:
     wanted: set[Balancer] = set()
     for balancer in balancers:
         wanted.add(balancer)
-        if balancer.flavour is not Flavour.LOCAL:
+        if balancer.flavour is not Flavour.LOCAL and balancer.pick is Pick.RANDOM:
             wanted.add(balancer._replace(size=balancer.size + 1))
             if balancer.size > 1:
                 wanted.add(balancer._replace(size=balancer.size - 1))
     return wanted | {further for balancer in wanted if (further := balancer.needs()) is not None}
 
 
-_NAME = re.compile(r"(nodeport-)?((masq-)?lb-\d+|local-lb-\d+-of-\d+)")
+_NAME = re.compile(r"(hash-(port-)?)?(nodeport-)?((masq-)?lb-\d+|local-lb-\d+-of-\d+)")
 
 
 def is_balancer_name(chain: str) -> bool:
@@ -80,7 +97,7 @@ def is_balancer_name(chain: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _name(balancer: Balancer) -> str:
-    name = f"{'nodeport-' if balancer.node_port else ''}{balancer.flavour.value}-{balancer.size}"
+    name = f"{balancer.pick.value}{'nodeport-' if balancer.node_port else ''}{balancer.flavour.value}-{balancer.size}"
     return f"{name}-of-{balancer.cluster_size}" if balancer.flavour is Flavour.LOCAL else name
 
 
@@ -120,4 +137,5 @@ def _pick(balancer: Balancer, context: NodeContext, *, local: bool) -> Rule:
     else:
         key = schema.FRONTEND
         where = schema.LOCAL_ENDPOINTS if local else schema.ENDPOINTS
-    return rule(c.dnat_from((*key, Field.SLOT), balancer.size, where, traits_of(context.family)))
+    draw = c.Draw(balancer.size, _HASHED[balancer.pick], context.balancing.seed)
+    return rule(c.dnat_from((*key, Field.SLOT), draw, where, traits_of(context.family)))

@@ -6,13 +6,17 @@ from collections.abc import Iterable
 
 from pointsman.backends.nftables import schema, userdata
 from pointsman.backends.nftables.affinity import affinity_chains
-from pointsman.backends.nftables.balancers import Balancer, Flavour
+from pointsman.backends.nftables.balancers import Balancer, Flavour, Pick
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arranged
 from pointsman.backends.nftables.key_fields import packed_port, packed_protocol
 from pointsman.model.addresses import Cidr
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
+from pointsman.model.scheduling import Scheduler
+from pointsman.model.slots import slots_of
+
+_PICKS = {Scheduler.SOURCE_HASH: Pick.SOURCE, Scheduler.SOURCE_PORT_HASH: Pick.SOURCE_PORT}
 
 
 def fragment_from_plan(
@@ -36,11 +40,14 @@ class _Compilation:
         self._elements: dict[tuple[str, bytes], Element] = {}
         self._pools: list[Pool] = []
         self._balancers: dict[Balancer, None] = {}
-        self._cluster = _packed(plan.cluster_endpoints)
-        self._local = _packed(plan.local_endpoints) if plan.port.uses_local_endpoints else ()
+        self._pick = _PICKS.get(plan.balance.scheduler, Pick.RANDOM) if plan.balance else Pick.RANDOM
+        self._cluster = _packed(slots_of(plan.cluster_endpoints, plan.balance))
+        local = plan.local_endpoints if plan.port.uses_local_endpoints else ()
+        self._local = _packed(slots_of(local, plan.balance))
+        # A hash of the client's address is an affinity by itself.
         self._affinity = (
             affinity_chains(plan, context, self._label, counters=counters)
-            if plan.port.affinity_seconds and plan.has_any
+            if plan.port.affinity_seconds and plan.has_any and self._pick is Pick.RANDOM
             else None
         )
 
@@ -94,17 +101,18 @@ class _Compilation:
         self._pool(schema.NODEPORT_ENDPOINTS if on_node else schema.ENDPOINTS, key, self._cluster)
         local = schema.LOCAL_NODEPORT_ENDPOINTS if on_node else schema.LOCAL_ENDPOINTS
         self._pool(local, key, self._local)
-        return self._use(Balancer(Flavour.LOCAL, on_node, len(self._local), len(self._cluster)))
+        return self._use(Balancer(Flavour.LOCAL, on_node, len(self._local), len(self._cluster), self._pick))
 
     def _balance(self, flavour: Flavour, key: bytes, on_node: bool, endpoints: tuple[bytes, ...]) -> str:
         self._pool(schema.NODEPORT_ENDPOINTS if on_node else schema.ENDPOINTS, key, endpoints)
-        return self._use(Balancer(flavour, on_node, len(endpoints)))
+        return self._use(Balancer(flavour, on_node, len(endpoints), pick=self._pick))
 
     def _pool(self, where: str, prefix: bytes, endpoints: tuple[bytes, ...]) -> None:
-        if endpoints:
-            self._pools.append(
-                Pool(where, prefix, arranged(self._before.get((where, prefix), ()), endpoints))
-            )
+        if not endpoints:
+            return
+        if self._pick is Pick.RANDOM:
+            endpoints = arranged(self._before.get((where, prefix), ()), endpoints)
+        self._pools.append(Pool(where, prefix, endpoints))
 
     def _use(self, balancer: Balancer) -> str:
         self._balancers[balancer] = None

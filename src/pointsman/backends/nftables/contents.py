@@ -217,9 +217,16 @@ def _longest(fragments: Iterable[Fragment]) -> int:
     return max((len(pool.slots) for fragment in fragments for pool in fragment.pools), default=0)
 
 
-def balancer_order(balancer: Balancer) -> tuple[int, bool, str, int, int]:
+def balancer_order(balancer: Balancer) -> tuple[int, str, bool, str, int, int]:
     plain_first = 0 if balancer.needs() is None else 1
-    return plain_first, balancer.node_port, balancer.flavour.value, balancer.size, balancer.cluster_size
+    return (
+        plain_first,
+        balancer.pick.value,
+        balancer.node_port,
+        balancer.flavour.value,
+        balancer.size,
+        balancer.cluster_size,
+    )
 
 
 def _slot_order(entry: tuple[bytes, bytes]) -> tuple[bytes, int]:

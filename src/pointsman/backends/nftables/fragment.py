@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import msgspec
 
-from pointsman.backends.nftables.balancers import Balancer
+from pointsman.backends.nftables.balancers import Balancer, Pick
 from pointsman.backends.nftables.schema import Chain, SetSpec
 
 
@@ -49,6 +50,11 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     """Session affinity only: the chain that leads to each endpoint (`ip:port`)."""
 
     @property
+    def ordered(self) -> bool:
+        """Which slot an endpoint has matters: clients find it by a hash."""
+        return any(balancer.pick is not Pick.RANDOM for balancer in self.balancers)
+
+    @property
     def named_objects(self) -> list[str]:
         """Names of its chains and sets."""
         return [*(chain.name for chain in self.chains), *(spec.name for spec in self.sets)]
@@ -57,19 +63,19 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
 def arranged(previous: tuple[bytes, ...], wanted: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """`wanted` in an order that moves as few entries of `previous` as possible.
 
-    Survivors keep their slots; newcomers fill the holes first; what remains of the holes is closed from the end.
+    What stays keeps its slots; newcomers fill the holes first; what remains of the holes is closed from the end.
     """
     if not previous:
         return wanted
-    missing = set(wanted)
+    missing = Counter(wanted)
     slots: list[bytes | None] = []
     for entry in previous:
-        if entry in missing:
-            missing.discard(entry)
+        if missing[entry] > 0:
+            missing[entry] -= 1
             slots.append(entry)
         else:
             slots.append(None)
-    newcomers = [entry for entry in wanted if entry in missing]
+    newcomers = [entry for entry, count in missing.items() for _ in range(count)]
     newcomers.reverse()
     for index, slot in enumerate(slots):
         if slot is None and newcomers:

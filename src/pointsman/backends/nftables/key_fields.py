@@ -19,6 +19,7 @@ class Field(enum.Enum):
     DESTINATION = "destination address"
     PROTOCOL = "protocol"
     PORT = "destination port"
+    SOURCE_PORT = "source port"
     SLOT = "slot"
 
 
@@ -26,7 +27,7 @@ def field_length(field: Field, traits: FamilyTraits) -> int:
     """Significant bytes of a field."""
     if field in (Field.SOURCE, Field.DESTINATION):
         return traits.address_length
-    return {Field.PROTOCOL: 1, Field.PORT: 2, Field.SLOT: SLOT_LENGTH}[field]
+    return {Field.PROTOCOL: 1, Field.PORT: 2, Field.SOURCE_PORT: 2, Field.SLOT: SLOT_LENGTH}[field]
 
 
 def key_length(fields: tuple[Field, ...], traits: FamilyTraits) -> int:

@@ -22,6 +22,7 @@ import msgspec
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import Protocol, ServicePortName
+from pointsman.model.slots import slots_of
 
 _LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 _CONNECT_SECONDS = 10.0
@@ -40,11 +41,12 @@ class Served(msgspec.Struct, frozen=True):
 
 
 def loopback_port(plan: ServicePlan) -> Served | None:
-    """The node port and the endpoints that its policy allows; None when not served."""
+    """The node port and the endpoints that its policy allows, each as often as it has slots; None when not served."""
     port = plan.port
     if port.protocol is not Protocol.TCP or not port.node_port or not plan.external_endpoints:
         return None
-    targets = tuple((address_text(e.address), e.port) for e in plan.external_endpoints)
+    slots = slots_of(plan.external_endpoints, plan.balance)
+    targets = tuple((address_text(e.address), e.port) for e in slots)
     return Served(port.node_port, targets, port.affinity_seconds)
 
 

@@ -12,6 +12,7 @@ from pointsman.config.gates import effective_gates
 from pointsman.config.mode_table import NFTABLES
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.plan import FrontendKind
+from pointsman.model.scheduling import Scheduler
 from pointsman.model.service import Protocol
 from pointsman.obs.metric_groups import MetricGroup
 
@@ -49,5 +50,7 @@ MODE = Mode(
     ),
     localhost_node_ports=_localhost_node_ports,
     drift_seconds=1.0,
+    schedulers=frozenset(Scheduler) - {Scheduler.IPVS_ONLY, Scheduler.LEAST_CONNECTIONS},
+    adjusts_shares=True,
     metrics=frozenset((MetricGroup.FULL_AND_PARTIAL_SYNCS, MetricGroup.NFTABLES)),
 )

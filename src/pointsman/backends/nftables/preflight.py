@@ -107,7 +107,10 @@ def _probes(traits: FamilyTraits) -> list[tuple[str, list[Operation]]]:
         (
             "maps of concatenations for NAT (kernel 5.13)",
             probe(
-                "nat", prerouting, c.rule(c.dnat_from(fields, 2, schema.ENDPOINTS, traits)), schema.ENDPOINTS
+                "nat",
+                prerouting,
+                c.rule(c.dnat_from(fields, c.Draw(2), schema.ENDPOINTS, traits)),
+                schema.ENDPOINTS,
             ),
         ),
         (

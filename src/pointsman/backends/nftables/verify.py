@@ -16,6 +16,7 @@ from pointsman.backends.nftables.reader import KernelElement, KernelTable, Reade
 from pointsman.backends.nftables.schema import Data, SetSpec
 from pointsman.backends.nftables.set_shape import set_shape
 from pointsman.kernel import nf_tables as nf
+from pointsman.model.service import ServicePortName
 
 
 def differences(contents: Contents, reader: Reader) -> list[Difference]:
@@ -105,14 +106,16 @@ def _slots(
     have: Mapping[bytes, KernelElement],
     owners: _Owners,
 ) -> Iterator[Difference]:
-    """Slots of one frontend may be filled in any order: what counts is that each endpoint has one."""
+    """Slots drawn at random may be filled in any order: what counts is how many each endpoint has."""
     if {key: element.data for key, element in have.items()} == wanted:
         return
     want_by_frontend = _by_frontend(wanted)
     have_by_frontend = _by_frontend({key: element.data for key, element in have.items()})
     for prefix in want_by_frontend.keys() | have_by_frontend.keys():
         want, held = want_by_frontend.get(prefix, {}), have_by_frontend.get(prefix, {})
-        if want.keys() == held.keys() and sorted(want.values()) == sorted(held.values()):
+        if not owners.ordered(spec.name, prefix) and _as_good(want, held):
+            continue
+        if want == held:
             continue
         service = owners.of(spec.name, prefix)
         for slot in sorted(want.keys() | held.keys()):
@@ -124,6 +127,10 @@ def _slots(
                     text.endpoint_words(held[slot], contents.traits) if slot in held else "",
                     service,
                 )
+
+
+def _as_good(want: Mapping[bytes, bytes], held: Mapping[bytes, bytes]) -> bool:
+    return want.keys() == held.keys() and sorted(want.values()) == sorted(held.values())
 
 
 def _by_frontend(slots: Mapping[bytes, bytes]) -> dict[bytes, dict[bytes, bytes]]:
@@ -138,14 +145,22 @@ class _Owners:
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
-        self._index: dict[tuple[str, bytes], str] = {}
+        self._index: dict[tuple[str, bytes], ServicePortName] = {}
 
     def of(self, where: str, key: bytes) -> str:
+        found = self._find(where, key)
+        return "" if found is None else str(found)
+
+    def ordered(self, where: str, prefix: bytes) -> bool:
+        """Whether it matters which slot of a frontend an endpoint has."""
+        found = self._find(where, prefix)
+        return found is not None and self._contents.fragments[found].ordered
+
+    def _find(self, where: str, key: bytes) -> ServicePortName | None:
         if not self._index:
             for name, fragment in self._contents.fragments.items():
-                owner = str(name)
                 for element in (*fragment.shared, *fragment.elements):
-                    self._index[(element.where, element.key)] = owner
+                    self._index[(element.where, element.key)] = name
                 for pool in fragment.pools:
-                    self._index[(pool.where, pool.prefix)] = owner
-        return self._index.get((where, key), "")
+                    self._index[(pool.where, pool.prefix)] = name
+        return self._index.get((where, key))

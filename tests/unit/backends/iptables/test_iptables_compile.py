@@ -20,6 +20,7 @@ from pointsman.backends.netfilter import names, spelling
 from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
+from pointsman.model.scheduling import Scheduler, Scheduling
 from pointsman.model.service import Protocol, ServicePortName
 
 
@@ -138,3 +139,16 @@ def test_saved_spellings_of_variants_become_one() -> None:
         spelling.canonical(legacy)
         == "-A X -m conntrack --ctstate ESTABLISHED,RELATED -m nfacct --nfacct-name a -j DNAT"
     )
+
+
+def test_weights_become_probabilities_of_what_is_left() -> None:
+    port = service_port(scheduling=Scheduling(Scheduler.WEIGHTED))
+    heavy, light, drained = (
+        endpoint("10.244.1.1", weight=6),
+        endpoint("10.244.1.2", weight=2),
+        endpoint("10.244.1.3", weight=0),
+    )
+    made = compile_plan(plan(port, heavy, light, endpoint("10.244.1.4"), drained), _settings())
+    chances = [line.split("--probability ")[1].split()[0] for line in _all_lines(made) if "statistic" in line]
+    assert [round(float(chance), 6) for chance in chances] == [round(6 / 9, 6), round(2 / 3, 6)]
+    assert "10.244.1.3" not in "".join(_all_lines(made))

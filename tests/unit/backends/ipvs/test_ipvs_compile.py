@@ -15,6 +15,9 @@ from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, Virt
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext, NodePortAddresses
+from pointsman.model.objects import Meta
+from pointsman.model.problem import Problem
+from pointsman.model.scheduling import Scheduler, Scheduling, scheduling_of
 from pointsman.model.service import Protocol, ServicePort
 
 NODE = packed("172.30.0.10")
@@ -154,6 +157,32 @@ def test_a_scheduler_that_cannot_be_had_is_noted_and_the_default_serves() -> Non
     fragment = compiled(service_port(ipvs_scheduler="fastest"), REMOTE)
     assert fragment.servers[0][0].scheduler == "rr"
     assert fragment.note.startswith("default/web:http: annotation pointsman.dev/ipvs-scheduler: 'fastest'")
+
+
+@pytest.mark.parametrize(
+    ("word", "scheduler", "flags"),
+    [
+        ("random", "rr", 0),
+        ("weighted", "wrr", 0),
+        ("least-connections", "lc", 0),
+        ("source-hash", "mh", 0),
+        ("source-port-hash", "mh", SCHEDULER_2),
+        ("mh", "mh", SCHEDULER_2),
+        ("sed", "sed", 0),
+    ],
+)
+def test_the_annotation_for_all_modes_is_understood(word: str, scheduler: str, flags: int) -> None:
+    problems: list[Problem] = []
+    meta = Meta(annotations={"pointsman.dev/scheduler": word})
+    port = service_port(scheduling=scheduling_of(meta, problems))
+    (server, _), *_ = compiled(port, REMOTE).servers
+    assert (server.scheduler, server.flags, problems) == (scheduler, flags, [])
+
+
+def test_the_annotation_for_this_mode_wins_over_the_one_for_all() -> None:
+    port = service_port(ipvs_scheduler="lc", scheduling=Scheduling(Scheduler.SOURCE_HASH, "source-hash"))
+    (server, _), *_ = compiled(port, REMOTE).servers
+    assert server.scheduler == "lc"
 
 
 def test_ipv6_sets_have_their_own_names() -> None:

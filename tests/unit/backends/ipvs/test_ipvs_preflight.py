@@ -11,14 +11,14 @@ from pointsman.backends.ipvs.drain import Draining
 from pointsman.backends.ipvs.fragment import Fragment
 from pointsman.backends.ipvs.known import Known
 from pointsman.backends.ipvs.preflight import preflight, wanted_sysctls
-from pointsman.backends.ipvs.schedulers import Schedulers
+from pointsman.backends.ipvs.schedulers import Choice, Schedulers
 from pointsman.backends.ipvs.verify import address_differences, entry_differences, server_differences
 from pointsman.config.types import IPVirtualServer, KubeProxyConfiguration
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import RealKey, VirtualKey, VirtualServer
 from pointsman.kernel.release import kernel_version
 from pointsman.model.addresses import Family
-from pointsman.model.service import Protocol, ServicePortName
+from pointsman.model.service import IPVS_SCHEDULER_ANNOTATION, Protocol, ServicePortName
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,18 @@ def test_a_service_gets_the_scheduler_it_asks_for_or_the_default_and_a_reason() 
         return name != "sed"
 
     schedulers = Schedulers("rr", has)
-    assert schedulers.choice("") == ("rr", "")
-    assert schedulers.choice("rr") == ("rr", "")
-    assert schedulers.choice("lc") == ("lc", "")
-    assert schedulers.choice("lc") == ("lc", "")
+    assert schedulers.choice("", IPVS_SCHEDULER_ANNOTATION) == Choice("rr")
+    assert schedulers.choice("rr", IPVS_SCHEDULER_ANNOTATION) == Choice("rr")
+    assert schedulers.choice("lc", IPVS_SCHEDULER_ANNOTATION) == Choice("lc")
+    assert schedulers.choice("lc", IPVS_SCHEDULER_ANNOTATION) == Choice("lc")
     assert asked == ["lc"]
-    name, problem = schedulers.choice("sed")
+    name, problem, _ = schedulers.choice("sed", IPVS_SCHEDULER_ANNOTATION)
     assert name == "rr"
     assert (
         "pointsman.dev/ipvs-scheduler: this kernel lacks scheduler sed (module ip_vs_sed); using rr"
         in problem
     )
-    name, problem = schedulers.choice("rr; rm -rf /")
+    name, problem, _ = schedulers.choice("rr; rm -rf /", IPVS_SCHEDULER_ANNOTATION)
     assert name == "rr"
     assert "is no IPVS scheduler" in problem
     assert asked == ["lc", "sed"], (

@@ -9,6 +9,7 @@ from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext, NodePortAddresses
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
+from pointsman.model.scheduling import UNSAID, Balancing, Scheduler, Scheduling
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
 
 Plans = dict[ServicePortName, ServicePlan]
@@ -62,14 +63,30 @@ def contexts(draw: st.DrawFn, family: Family) -> NodeContext:
         service_cidrs=draw(st.sampled_from([(), (SERVICE_RANGES[family],)])),
         masquerade_all=draw(st.booleans()),
         masquerade_bit=draw(st.sampled_from([14, 0, 31])),
+        balancing=draw(st.sampled_from([Balancing(), Balancing(seed=0x7FFFFFFF, hash_slots=64)])),
     )
+
+
+SCHEDULINGS = [
+    Scheduling(Scheduler.WEIGHTED),
+    Scheduling(Scheduler.SOURCE_HASH, hash_slots=64),
+    Scheduling(Scheduler.SOURCE_PORT_HASH, hash_slots=80),
+    Scheduling(Scheduler.LEAST_CONNECTIONS),
+]
+"""Every way to choose an endpoint but the usual one."""
 
 
 @st.composite
 def endpoint_lists(draw: st.DrawFn, family: Family) -> tuple[Endpoint, ...]:
     numbers = draw(st.lists(st.integers(1, 30), unique=True, max_size=5))
     endpoints = [
-        Endpoint(address(family, 3, number), 8080 + number % 2, local=bool(number % 3 == 0))
+        Endpoint(
+            address(family, 3, number),
+            8080 + number % 2,
+            local=bool(number % 3 == 0),
+            weight=draw(st.sampled_from([-1, -1, -1, 0, 2, 7, 1000])),
+            share=draw(st.sampled_from([100, 100, 100, 10])),
+        )
         for number in numbers
     ]
     return tuple(sorted(endpoints, key=str))
@@ -107,6 +124,7 @@ def plans(draw: st.DrawFn, context: NodeContext, max_size: int = 5) -> Plans:
             internal_local=draw(st.booleans()),
             external_local=draw(st.booleans()),
             affinity_seconds=draw(st.sampled_from([0, 0, 0, 60, 10800])),
+            scheduling=draw(st.sampled_from([UNSAID, UNSAID, *SCHEDULINGS])),
         )
         plan = plan_service_port(port, draw(endpoint_lists(family)), context)
         assert isinstance(plan, ServicePlan)

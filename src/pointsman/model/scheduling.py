@@ -1,0 +1,267 @@
+"""How new connections are spread over endpoints: what a Service asks for, and what a node makes of it. Pure.
+
+A Service asks by annotations; what it leaves out comes from the configuration. Modes differ in what they can do, so the
+words are understood here and planning decides what becomes of them.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from pointsman.model.endpoint import FULL_SHARE, UNSAID_WEIGHT, Endpoint
+from pointsman.model.objects import Meta
+from pointsman.model.problem import Problem
+
+SCHEDULER_ANNOTATION = "pointsman.dev/scheduler"
+WEIGHTS_ANNOTATION = "pointsman.dev/weights"
+SLOW_START_ANNOTATION = "pointsman.dev/slow-start"
+HASH_SLOTS_ANNOTATION = "pointsman.dev/hash-slots"
+
+MAX_WEIGHT = 1000
+LONGEST_SLOW_START = 3600
+DEFAULT_HASH_SLOTS = 512
+HASH_SLOTS_RANGE = (64, 65536)
+
+
+class Scheduler(enum.Enum):
+    """Ways to choose the endpoint of a new connection."""
+
+    RANDOM = "random"
+    WEIGHTED = "weighted"
+    SOURCE_HASH = "source-hash"
+    """By the client's address: the same client meets the same endpoint, on every node."""
+    SOURCE_PORT_HASH = "source-port-hash"
+    """By the client's address and port."""
+    LEAST_CONNECTIONS = "least-connections"
+    IPVS_ONLY = "ipvs"
+    """One of those that only the kernel's IPVS has."""
+
+    @property
+    def hashes(self) -> bool:
+        return self in (Scheduler.SOURCE_HASH, Scheduler.SOURCE_PORT_HASH)
+
+
+IPVS_WORDS: Mapping[str, Scheduler] = {
+    "rr": Scheduler.RANDOM,
+    "wrr": Scheduler.WEIGHTED,
+    "lc": Scheduler.LEAST_CONNECTIONS,
+    "wlc": Scheduler.LEAST_CONNECTIONS,
+    "sh": Scheduler.SOURCE_HASH,
+    "mh": Scheduler.SOURCE_PORT_HASH,
+    **dict.fromkeys(("fo", "ovf", "lblc", "lblcr", "dh", "sed", "nq", "twos"), Scheduler.IPVS_ONLY),
+}
+"""The schedulers of IPVS, and what comes closest to each elsewhere."""
+
+OWN_WORDS: Mapping[str, Scheduler] = {
+    scheduler.value: scheduler for scheduler in Scheduler if scheduler is not Scheduler.IPVS_ONLY
+}
+_WORDS: Mapping[str, Scheduler] = {**OWN_WORDS, **IPVS_WORDS}
+
+
+class WeightRule(msgspec.Struct, frozen=True, gc=False):
+    """The weight of the endpoints of one pod, node or zone; of all where `by` is empty."""
+
+    by: str
+    name: str
+    weight: int
+
+
+_MOST_SPECIFIC_FIRST = ("pod", "node", "zone", "")
+
+
+class Scheduling(msgspec.Struct, frozen=True, gc=False):
+    """What one Service asks for; None and 0 where it leaves that to the configuration."""
+
+    scheduler: Scheduler | None = None
+    word: str = ""
+    """As it was written, in the words of IPVS or our own."""
+    weights: tuple[WeightRule, ...] = ()
+    slow_start: int | None = None
+    """Seconds until a new endpoint has its full share."""
+    hash_slots: int = 0
+
+
+UNSAID = Scheduling()
+
+
+class Balancing(msgspec.Struct, frozen=True, gc=False):
+    """What a node does for Services that leave it open, and what its mode can do at all."""
+
+    scheduler: Scheduler = Scheduler.RANDOM
+    slow_start: int = 0
+    seed: int = 1
+    """Of source hashes; the same on all nodes, or they choose differently."""
+    hash_slots: int = DEFAULT_HASH_SLOTS
+    possible: frozenset[Scheduler] = frozenset(Scheduler) - {Scheduler.IPVS_ONLY}
+    adjusts: bool = True
+    """Shares can be changed every few seconds: slow start, least-connections."""
+
+
+EVENLY = Balancing()
+"""Nothing configured."""
+
+Identity = tuple[bytes, int]
+"""Address and port of an endpoint."""
+
+
+class Balance(msgspec.Struct, frozen=True, gc=False):
+    """How one service port is balanced where that is not evenly at random."""
+
+    scheduler: Scheduler
+    weights: Mapping[Identity, int] = {}
+    """Of every endpoint, relative to each other; empty when all weigh the same."""
+    adjusted: bool = False
+    """Weights change by themselves, so that a table of constant size spares work."""
+    seed: int = 0
+    hash_slots: int = 0
+
+    def weight(self, endpoint: Endpoint) -> int:
+        return self.weights.get((endpoint.address, endpoint.port), 1)
+
+
+def scheduling_of(meta: Meta, problems: list[Problem]) -> Scheduling:
+    """What the annotations of a Service ask for; a bad value is reported and counts as not given."""
+    if not meta.annotations:
+        return UNSAID
+    word = meta.annotation(SCHEDULER_ANNOTATION) or ""
+    scheduler = _WORDS.get(word)
+    if word and scheduler is None:
+        known = ", ".join((*OWN_WORDS, *IPVS_WORDS))
+        problems.append(_bad(SCHEDULER_ANNOTATION, word, f"known are {known}"))
+        word = ""
+    slots = _number(meta, HASH_SLOTS_ANNOTATION, HASH_SLOTS_RANGE, problems)
+    found = Scheduling(scheduler, word, weight_rules(meta, problems), _slow_start(meta, problems), slots or 0)
+    if found.slow_start and scheduler is not None and scheduler.hashes:
+        message = f"annotation {SLOW_START_ANNOTATION}: has no effect with {word}, by which all nodes must choose alike"
+        problems.append(Problem("SlowStartIgnored", message))
+    return UNSAID if found == UNSAID else found
+
+
+def _bad(annotation: str, value: str, expected: str) -> Problem:
+    return Problem("BadAnnotation", f"annotation {annotation}: {value!r} is ignored; {expected}")
+
+
+def _number(meta: Meta, name: str, within: tuple[int, int], problems: list[Problem]) -> int | None:
+    text = meta.annotation(name)
+    if text is None:
+        return None
+    least, most = within
+    if re.fullmatch(r"[0-9]{1,9}", text) and least <= int(text) <= most:
+        return int(text)
+    problems.append(_bad(name, text, f"it must be a number from {least} to {most}"))
+    return None
+
+
+_DURATION = re.compile(r"([0-9]{1,5})(s|m)")
+
+
+def seconds_of(text: str) -> int | None:
+    """`30s` or `2m` as seconds; None for anything else and for more than an hour."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        return None
+    seconds = int(match[1]) * (60 if match[2] == "m" else 1)
+    return seconds if seconds <= LONGEST_SLOW_START else None
+
+
+def _slow_start(meta: Meta, problems: list[Problem]) -> int | None:
+    text = meta.annotation(SLOW_START_ANNOTATION)
+    if text is None:
+        return None
+    seconds = seconds_of(text)
+    if seconds is None:
+        problems.append(_bad(SLOW_START_ANNOTATION, text, "it must be a time up to 1 h such as 30s or 2m"))
+    return seconds
+
+
+_RULE = re.compile(r"(?:(pod|node|zone)/([^/=,\s]{1,253})=)?([0-9]{1,4})")
+
+
+def weight_rules(meta: Meta, problems: list[Problem]) -> tuple[WeightRule, ...]:
+    """The weights that a Service or an EndpointSlice gives, most specific first; bad entries are left out."""
+    text = meta.annotation(WEIGHTS_ANNOTATION)
+    if not text:
+        return ()
+    rules: dict[tuple[str, str], WeightRule] = {}
+    for entry in text.split(","):
+        match = _RULE.fullmatch(entry.strip())
+        if match is None or int(match[3]) > MAX_WEIGHT:
+            expected = f"entries are zone/NAME=N, node/NAME=N or pod/NAME=N with N from 0 to {MAX_WEIGHT}"
+            problems.append(_bad(WEIGHTS_ANNOTATION, entry.strip(), expected))
+            continue
+        by, name = match[1] or "", match[2] or ""
+        rules[by, name] = WeightRule(by, name, int(match[3]))
+    return tuple(sorted(rules.values(), key=lambda rule: _MOST_SPECIFIC_FIRST.index(rule.by)))
+
+
+def weight_by(rules: Iterable[WeightRule], pod: str, node: str, zone: str) -> int:
+    """What the rules say of an endpoint; UNSAID_WEIGHT for nothing."""
+    place = {"pod": pod, "node": node, "zone": zone, "": ""}
+    return next((rule.weight for rule in rules if place[rule.by] == rule.name), UNSAID_WEIGHT)
+
+
+def weight_of(endpoint: Endpoint, scheduling: Scheduling) -> int:
+    """The weight its slice gives an endpoint, else the one the Service gives it, else 1."""
+    if endpoint.weight != UNSAID_WEIGHT:
+        return endpoint.weight
+    found = weight_by(scheduling.weights, endpoint.pod, endpoint.node, endpoint.zone)
+    return 1 if found == UNSAID_WEIGHT else found
+
+
+def scheduler_for(
+    scheduling: Scheduling, endpoints: Iterable[Endpoint], defaults: Balancing, problems: list[Problem]
+) -> Scheduler:
+    """The scheduler a service port gets: the one asked for where the mode has it."""
+    wanted = scheduling.scheduler
+    if wanted is None:
+        weighed = bool(scheduling.weights) or any(e.weight != UNSAID_WEIGHT for e in endpoints)
+        default = defaults.scheduler if defaults.scheduler in defaults.possible else Scheduler.RANDOM
+        return Scheduler.WEIGHTED if weighed and default is Scheduler.RANDOM else default
+    if wanted in defaults.possible:
+        return wanted
+    used = Scheduler.WEIGHTED if scheduling.weights else Scheduler.RANDOM
+    message = f"annotation {SCHEDULER_ANNOTATION}: {scheduling.word} cannot be had in this proxy mode; {used.value} is used"
+    problems.append(Problem("SchedulerNotPossible", message))
+    return used
+
+
+def slow_start_of(scheduling: Scheduling, defaults: Balancing) -> int:
+    """Seconds a new endpoint of a service port takes to its full share; 0 for none."""
+    seconds = defaults.slow_start if scheduling.slow_start is None else scheduling.slow_start
+    scheduler = scheduling.scheduler or defaults.scheduler
+    return seconds if defaults.adjusts and not scheduler.hashes else 0
+
+
+def without_drained(endpoints: tuple[Endpoint, ...], scheduling: Scheduling) -> tuple[Endpoint, ...]:
+    """The endpoints that get new connections: those of weight 0 do not, unless there is no other."""
+    kept = tuple(endpoint for endpoint in endpoints if weight_of(endpoint, scheduling))
+    return kept if 0 < len(kept) < len(endpoints) else endpoints
+
+
+def balance_of(
+    scheduler: Scheduler, scheduling: Scheduling, endpoints: tuple[Endpoint, ...], defaults: Balancing
+) -> Balance | None:
+    """How connections to these endpoints are spread; None for evenly at random."""
+    adjusted = defaults.adjusts and not scheduler.hashes and any(e.share != FULL_SHARE for e in endpoints)
+    weights = dict(_weights(scheduler, scheduling, endpoints, adjusted))
+    if len(set(weights.values())) < 2:
+        weights, adjusted = {}, False
+    if scheduler.hashes:
+        slots = scheduling.hash_slots or defaults.hash_slots
+        return Balance(scheduler, weights, seed=defaults.seed, hash_slots=slots)
+    if not weights and scheduler in (Scheduler.RANDOM, Scheduler.WEIGHTED):
+        return None
+    return Balance(scheduler, weights, adjusted or scheduler is Scheduler.LEAST_CONNECTIONS)
+
+
+def _weights(
+    scheduler: Scheduler, scheduling: Scheduling, endpoints: tuple[Endpoint, ...], adjusted: bool
+) -> Iterator[tuple[Identity, int]]:
+    for endpoint in endpoints:
+        weight = 1 if scheduler is Scheduler.RANDOM else (weight_of(endpoint, scheduling) or 1)
+        share = endpoint.share if adjusted else 1
+        yield (endpoint.address, endpoint.port), weight * share

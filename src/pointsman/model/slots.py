@@ -1,0 +1,111 @@
+"""Which endpoint stands in which slot. Pure: the same endpoints, weights and seed give the same slots on every node.
+
+A connection draws a slot, at random or by a hash of its source. So the share of an endpoint is the number of its slots,
+and a client keeps its endpoint for as long as its slot does.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.scheduling import Balance
+
+EXACT_SLOTS = 256
+"""Weights are met exactly as long as so many slots suffice."""
+_SLOTS_PER_ENDPOINT = 16
+_LEAST_SLOTS, _MOST_SLOTS = 64, 1024
+
+_HASH_SLOTS_PER_ENDPOINT = 16
+_HASH_GROWTH = 4
+_SLACK = 0.125
+"""How much more than its share of the hash slots an endpoint may have: less would move more clients at a change."""
+
+
+def slots_of(endpoints: tuple[Endpoint, ...], balance: Balance | None) -> tuple[Endpoint, ...]:
+    """The endpoint of each slot."""
+    if balance is None or not endpoints:
+        return endpoints
+    if balance.scheduler.hashes:
+        weights = tuple(balance.weight(endpoint) for endpoint in endpoints)
+        names = tuple(e.address + e.port.to_bytes(2, "big") for e in endpoints)
+        size = hash_slots(balance.hash_slots, len(endpoints))
+        return tuple([endpoints[index] for index in hash_owners(names, weights, size, balance.seed)])
+    counts = slot_counts([balance.weight(endpoint) for endpoint in endpoints], constant=balance.adjusted)
+    return tuple([e for e, count in zip(endpoints, counts, strict=True) for _ in range(count)])
+
+
+def slot_counts(weights: Sequence[int], *, constant: bool = False) -> list[int]:
+    """How many slots each endpoint gets; weights are positive, and so are the numbers of slots.
+
+    `constant` asks for a table whose size depends on the number of endpoints alone.
+    """
+    divisor = math.gcd(*weights)
+    exact = [weight // divisor for weight in weights]
+    if not constant and sum(exact) <= max(EXACT_SLOTS, len(weights)):
+        return exact
+    return apportioned(weights, _bounded_size(len(weights)))
+
+
+def _bounded_size(endpoints: int) -> int:
+    wanted = min(max(_LEAST_SLOTS, endpoints * _SLOTS_PER_ENDPOINT), _MOST_SLOTS)
+    return 1 << (max(wanted, endpoints) - 1).bit_length()
+
+
+def apportioned(weights: Sequence[int], size: int) -> list[int]:
+    """`size` slots by weight: at least one for everybody, the rest as close to proportional as whole slots allow."""
+    total = sum(weights)
+    spare = size - len(weights)
+    shares = [max(0.0, weight * size / total - 1) for weight in weights]
+    scale = spare / sum(shares) if any(shares) else 0.0
+    quotas = [share * scale for share in shares]
+    counts = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(weights)), key=lambda index: (counts[index] - quotas[index], index))
+    for index in by_remainder[: spare - sum(counts)]:
+        counts[index] += 1
+    return [count + 1 for count in counts]
+
+
+def hash_slots(wanted: int, endpoints: int) -> int:
+    """The size of a hash table; it grows in large steps only, because another size moves most clients."""
+    size = wanted
+    while size < endpoints * _HASH_SLOTS_PER_ENDPOINT:
+        size *= _HASH_GROWTH
+    return 1 if endpoints == 1 else size
+
+
+@functools.lru_cache(maxsize=64)
+def hash_owners(names: tuple[bytes, ...], weights: tuple[int, ...], size: int, seed: int) -> tuple[int, ...]:
+    """For each slot the index of its endpoint.
+
+    Every endpoint has a score for every slot, and a slot goes to the highest scorer that has room left. An endpoint that goes
+    frees its own slots and few others; nodes need to know nothing of each other or of the past.
+    """
+    scores: list[Sequence[float]] = [_scores(name, size, seed) for name in names]
+    if len(set(weights)) > 1:
+        scores = [
+            [math.log((score + 1) / _RANGE) / weight for score in own]
+            for own, weight in zip(scores, weights, strict=True)
+        ]
+    per_weight = size * (1 + _SLACK) / sum(weights)
+    room = [max(1, math.ceil(weight * per_weight)) for weight in weights]
+    owners: list[int] = []
+    for column in zip(*scores, strict=True):
+        index = column.index(max(column))
+        if not room[index]:
+            index = max((score, other) for other, score in enumerate(column) if room[other])[1]
+        room[index] -= 1
+        owners.append(index)
+    return tuple(owners)
+
+
+_RANGE = (1 << 32) + 1
+
+
+def _scores(name: bytes, size: int, seed: int) -> tuple[int, ...]:
+    digest = hashlib.shake_128(seed.to_bytes(8, "big") + name).digest(4 * size)
+    return struct.unpack(f">{size}I", digest)

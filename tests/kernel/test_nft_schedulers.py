@@ -1,0 +1,242 @@
+"""Real connections for every scheduler: who gets how many, who stays where, and what a change moves.
+
+Clients are many addresses of one namespace, so that hashes of the source have something to tell apart. Shares are judged
+by a chi-squared test with a bound that a correct table exceeds once in 10^9 runs.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from tests.factory import context, endpoint, plan, service_port
+from tests.kernel.nft_kernel import everything, needs_nft, new_namespace, part
+
+from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.model.addresses import Family
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.plan import ServicePlan
+from pointsman.model.scheduling import Balancing, Scheduler, Scheduling
+from pointsman.model.service import Protocol
+
+pytestmark = needs_nft
+
+VIP = {Family.IPV4: "10.96.0.1", Family.IPV6: "fd96::1"}
+BITS = {Family.IPV4: "32", Family.IPV6: "128"}
+NETWORKS = {
+    Family.IPV4: ("10.70.0.0/16", "10.50.0.0/24"),
+    Family.IPV6: ("fd70::/64", "fd50::/64"),
+}
+CHI_SQUARED = {1: 37.4, 9: 62.0}
+"""By degrees of freedom: exceeded with probability 1e-9."""
+
+
+def server(family: Family, number: int) -> str:
+    return f"10.50.0.{number}" if family is Family.IPV4 else f"fd50::{number:x}"
+
+
+def client(family: Family, number: int) -> str:
+    return f"10.70.{number >> 8}.{number & 255}" if family is Family.IPV4 else f"fd70::{number:x}"
+
+
+class World:
+    """A namespace in which every address of two networks is local, ten servers and a backend."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self.namespace = new_namespace()
+        flag = ["-6"] if family is Family.IPV6 else []
+        self.namespace.run(["sysctl", "-qw", "net.ipv6.ip_nonlocal_bind=1"])
+        for network in NETWORKS[family]:
+            self.namespace.run(["ip", *flag, "route", "add", "local", network, "dev", "lo"])
+        vip = f"{VIP[family]}/{BITS[family]}"
+        self.namespace.run(["ip", *flag, "route", "add", vip, "dev", "lo"])
+        with self.namespace.entered():
+            self.backend = NftablesBackend(family)
+            domain = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
+            self._domain = domain
+            self.servers = {}
+            for number in range(1, 11):
+                made = socket.socket(domain, socket.SOCK_DGRAM)
+                made.bind((server(family, number), 8080))
+                made.setblocking(False)
+                self.servers[number] = made
+
+    def load(self, port: Any, *endpoints: Endpoint, seed: int = 1) -> ServicePlan:
+        """Program one service port with these endpoints."""
+        node = context(self.family, balancing=Balancing(seed=seed))
+        made = plan(port, *endpoints, node_context=node)
+        with self.namespace.entered():
+            self.backend.sync(everything(node, {made.name: made}))
+            assert self.backend.verify(everything(node, {made.name: made})) == []
+        return made
+
+    def change(self, port: Any, *endpoints: Endpoint) -> None:
+        """The same service port with other endpoints, as an incremental sync."""
+        node = context(self.family, balancing=Balancing())
+        made = plan(port, *endpoints, node_context=node)
+        with self.namespace.entered():
+            report = self.backend.sync(part(node, {made.name: made}, made.name))
+            assert not report.full
+            assert self.backend.verify(everything(node, {made.name: made})) == []
+
+    def send(self, clients: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """One datagram from each client (address and port); by client the number of the server that got it."""
+        found: dict[tuple[str, int], int] = {}
+        with self.namespace.entered():
+            for number, (address, port) in enumerate(clients):
+                with socket.socket(self._domain, socket.SOCK_DGRAM) as made:
+                    made.bind((address, port))
+                    made.sendto(struct.pack("!I", number), (VIP[self.family], 80))
+                if number % 100 == 99:
+                    found.update(self._received(clients))
+            found.update(self._received(clients))
+        assert len(found) == len(clients)
+        return {one: found[one] for one in clients}
+
+    def _received(self, clients: Sequence[tuple[str, int]]) -> Iterator[tuple[tuple[str, int], int]]:
+        for name, receiver in self.servers.items():
+            while True:
+                try:
+                    data, sender = receiver.recvfrom(16)
+                except BlockingIOError:
+                    break
+                sent_by = clients[struct.unpack("!I", data)[0]]
+                assert sender[0] == sent_by[0]
+                yield sent_by, name
+
+    def close(self) -> None:
+        self.backend.close()
+        for made in self.servers.values():
+            made.close()
+        self.namespace.close()
+
+
+@pytest.fixture(scope="module", params=list(Family), ids=lambda family: family.value)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    made = World(request.param)
+    yield made
+    made.close()
+
+
+_next_port = iter(range(10000, 60000))
+
+
+def clients(family: Family, count: int) -> list[tuple[str, int]]:
+    """That many addresses, all with a port that no earlier call used: no connection is met twice."""
+    port = next(_next_port)
+    return [(client(family, number), port) for number in range(1, count + 1)]
+
+
+def udp(family: Family, scheduler: Scheduler | None = None, **fields: Any) -> Any:
+    return service_port(
+        cluster_ip=VIP[family], protocol=Protocol.UDP, scheduling=Scheduling(scheduler), **fields
+    )
+
+
+def servers(family: Family, weights: Mapping[int, int]) -> list[Endpoint]:
+    return [endpoint(server(family, number), weight=weight) for number, weight in weights.items()]
+
+
+def chi_squared(counts: Counter[int], weights: Mapping[int, int]) -> float:
+    total, heavy = sum(counts.values()), sum(weights.values())
+    wanted = {name: total * weight / heavy for name, weight in weights.items() if weight}
+    return sum((counts[name] - share) ** 2 / share for name, share in wanted.items())
+
+
+def test_weights_three_to_one(world: World) -> None:
+    weights = {1: 3, 2: 1}
+    world.load(udp(world.family), *servers(world.family, weights))
+    counts = Counter(world.send(clients(world.family, 2000)).values())
+    assert set(counts) == {1, 2}
+    assert chi_squared(counts, weights) < CHI_SQUARED[1]
+
+
+def test_many_odd_weights_in_a_bounded_table(world: World) -> None:
+    weights = {number: 37 * number + 100 for number in range(1, 11)}
+    made = world.load(udp(world.family), *servers(world.family, weights))
+    assert made.balance is not None
+    counts = Counter(world.send(clients(world.family, 2000)).values())
+    assert chi_squared(counts, weights) < CHI_SQUARED[9]
+
+
+def test_weight_0_keeps_its_connections_and_gets_no_new_ones(world: World) -> None:
+    port = udp(world.family, Scheduler.WEIGHTED)
+    world.load(port, *servers(world.family, {1: 1, 2: 1}))
+    known = clients(world.family, 200)
+    before = world.send(known)
+    world.change(port, *servers(world.family, {1: 0, 2: 1}))
+    assert world.send(known) == before
+    assert 1 in before.values()
+    assert set(world.send(clients(world.family, 200)).values()) == {2}
+
+
+def test_affinity_draws_by_weight_and_then_stays(world: World) -> None:
+    weights = {1: 3, 2: 1}
+    port = udp(world.family, affinity_seconds=300)
+    world.load(port, *servers(world.family, weights))
+    first = world.send(clients(world.family, 1500))
+    assert chi_squared(Counter(first.values()), weights) < CHI_SQUARED[1]
+    again = world.send(clients(world.family, 1500))
+    assert {address: name for (address, _), name in again.items()} == {
+        address: name for (address, _), name in first.items()
+    }
+
+
+@pytest.mark.parametrize("affinity", [0, 300])
+def test_a_source_hash_gives_a_client_the_same_endpoint_and_a_fair_share_to_each(
+    world: World, affinity: int
+) -> None:
+    """With session affinity asked for as well, the hash alone decides."""
+    port = udp(world.family, Scheduler.SOURCE_HASH, affinity_seconds=affinity)
+    made = world.load(port, *servers(world.family, dict.fromkeys(range(1, 11), 1)))
+    assert made.balance is not None
+    first, again = (world.send(clients(world.family, 1000)) for _ in range(2))
+    assert [*first.values()] == [*again.values()]
+    assert min(Counter(first.values()).values()) > 1000 / 10 / 2
+
+
+def test_one_of_ten_endpoints_goes_and_comes_and_moves_few_clients(world: World) -> None:
+    port = udp(world.family, Scheduler.SOURCE_HASH)
+    ten = servers(world.family, dict.fromkeys(range(1, 11), 1))
+    world.load(port, *ten)
+    before = [*world.send(clients(world.family, 2000)).values()]
+    world.change(port, *ten[:4], *ten[5:])
+    without = [*world.send(clients(world.family, 2000)).values()]
+    world.change(port, *ten)
+    assert [*world.send(clients(world.family, 2000)).values()] == before
+    moved = sum(old != new for old, new in zip(before, without, strict=True))
+    assert before.count(5) <= moved <= 2000 * 1.3 / 10
+    assert 5 not in without
+
+
+def test_with_the_port_in_the_hash_one_client_reaches_every_endpoint(world: World) -> None:
+    port = udp(world.family, Scheduler.SOURCE_PORT_HASH)
+    world.load(port, *servers(world.family, dict.fromkeys(range(1, 11), 1)))
+    address = client(world.family, 1)
+    found = world.send([(address, number) for number in range(20000, 20300)])
+    assert set(found.values()) == set(range(1, 11))
+
+
+@pytest.mark.parametrize("family", list(Family), ids=lambda family: family.value)
+def test_two_nodes_choose_alike_for_every_client_and_another_seed_chooses_differently(
+    family: Family,
+) -> None:
+    port = udp(family, Scheduler.SOURCE_HASH)
+    ten = servers(family, dict.fromkeys(range(1, 11), 1))
+    one, other = World(family), World(family)
+    try:
+        one.load(port, *ten)
+        other.load(port, *reversed(ten))
+        asked = clients(family, 1000)
+        chosen = one.send(asked)
+        assert other.send(asked) == chosen
+        other.load(port, *ten, seed=2)
+        assert other.send(clients(family, 1000)) != chosen
+    finally:
+        one.close()
+        other.close()

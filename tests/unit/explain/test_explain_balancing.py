@@ -1,0 +1,65 @@
+"""explain and the list of services name the scheduler and what became of the wish for one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests import factory
+from tests.unit.explain.explaining import asked, codes, only_port, view_of
+
+from pointsman.explain.report import Explanation
+from pointsman.explain.text import explanation_text
+from pointsman.report.overview import service_page
+
+
+def explained(mode: str = "nftables", annotations: dict[str, str] | None = None, **spec: Any) -> Explanation:
+    named = {f"pointsman.dev/{name}": value for name, value in (annotations or {}).items()}
+    return asked(
+        view_of(
+            factory.service(metadata={"annotations": named}, **spec),
+            factory.endpoint_slice(
+                {"addresses": ["10.244.1.1"], "zone": "a"}, {"addresses": ["10.244.1.2"], "zone": "b"}
+            ),
+            mode=mode,
+        ),
+        "web",
+    )
+
+
+def test_even_random_balancing_goes_without_saying() -> None:
+    found = explained()
+    assert only_port(found).balancing == ""
+    assert "Balancing" not in explanation_text(found)
+
+
+def test_weights_are_shown_as_shares() -> None:
+    found = explained(annotations={"weights": "zone/a=3"})
+    assert (
+        "  Balancing: weighted, at random; shares 10.244.1.1:8080 75.0%, 10.244.1.2:8080 25.0%\n"
+        in explanation_text(found)
+    )
+
+
+def test_a_hash_says_what_it_does_to_session_affinity() -> None:
+    found = explained(annotations={"scheduler": "source-hash"}, sessionAffinity="ClientIP")
+    assert only_port(found).balancing == (
+        "source-hash, by a hash of the client's address; session affinity comes from the hash and has no timeout"
+    )
+
+
+def test_a_scheduler_the_mode_lacks_and_a_word_nobody_knows_are_causes() -> None:
+    assert "SchedulerNotPossible" in codes(explained("iptables", {"scheduler": "source-hash"}))
+    found = explained(annotations={"scheduler": "fastest"})
+    assert "BadAnnotation" in codes(found)
+    assert found.answers
+
+
+def test_the_list_of_services_names_schedulers_and_finds_by_them() -> None:
+    view = view_of(
+        factory.service(metadata={"annotations": {"pointsman.dev/scheduler": "source-hash"}}),
+        factory.service("plain", clusterIP="10.96.0.11"),
+    )
+    plans = {family.family: family.plans for family in view.families}
+    rows = service_page(plans, "hash").rows
+    assert [(row.service, row.scheduler) for row in rows] == [("default/web", "source-hash")]
+    assert [row.scheduler for row in service_page(plans, "plain").rows] == [""]

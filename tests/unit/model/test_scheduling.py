@@ -1,0 +1,185 @@
+"""What Services ask for by annotations, and what planning makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.factory import context, endpoint, endpoint_slice, plan, service, service_port
+
+from pointsman.model.addresses import Family
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.problem import Problem
+from pointsman.model.scheduling import (
+    UNSAID,
+    Balance,
+    Balancing,
+    Scheduler,
+    Scheduling,
+    WeightRule,
+    slow_start_of,
+)
+from pointsman.model.service import ServicePort, service_ports_from_service
+from pointsman.model.slices import endpoints_from_slice
+from pointsman.model.topology import endpoint_reason
+
+
+def asked(annotations: dict[str, str], **spec: Any) -> tuple[ServicePort, list[Problem]]:
+    named = {f"pointsman.dev/{name}": value for name, value in annotations.items()}
+    ports, problems = service_ports_from_service(
+        service(metadata={"annotations": named}, **spec), Family.IPV4
+    )
+    (port,) = ports.values()
+    return port, problems
+
+
+def shares(*endpoints: Endpoint, port: ServicePort, **balancing: Any) -> Balance | None:
+    return plan(port, *endpoints, node_context=context(balancing=Balancing(**balancing))).balance
+
+
+A = endpoint("10.244.1.1", zone="a", node="n1", pod="web-0")
+B = endpoint("10.244.1.2", zone="b", node="n2", pod="web-1")
+
+
+def test_a_service_without_annotations_asks_for_nothing_and_is_balanced_evenly() -> None:
+    port, problems = asked({})
+    assert (port.scheduling, problems) == (UNSAID, [])
+    assert plan(port, A, B).balance is None
+
+
+@pytest.mark.parametrize(
+    ("word", "scheduler"),
+    [
+        ("random", Scheduler.RANDOM),
+        ("weighted", Scheduler.WEIGHTED),
+        ("source-hash", Scheduler.SOURCE_HASH),
+        ("source-port-hash", Scheduler.SOURCE_PORT_HASH),
+        ("least-connections", Scheduler.LEAST_CONNECTIONS),
+        ("rr", Scheduler.RANDOM),
+        ("wrr", Scheduler.WEIGHTED),
+        ("lc", Scheduler.LEAST_CONNECTIONS),
+        ("sh", Scheduler.SOURCE_HASH),
+        ("mh", Scheduler.SOURCE_PORT_HASH),
+        ("sed", Scheduler.IPVS_ONLY),
+    ],
+)
+def test_our_words_and_those_of_ipvs_are_understood(word: str, scheduler: Scheduler) -> None:
+    port, problems = asked({"scheduler": word})
+    assert (port.scheduling.scheduler, port.scheduling.word, problems) == (scheduler, word, [])
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "words"),
+    [
+        ("scheduler", "fastest", "pointsman.dev/scheduler: 'fastest' is ignored; known are random, weighted"),
+        ("slow-start", "soon", "pointsman.dev/slow-start: 'soon' is ignored; it must be a time up to 1 h"),
+        ("slow-start", "61m", "a time up to 1 h"),
+        (
+            "weights",
+            "zone/a=3,rack/7=1",
+            "pointsman.dev/weights: 'rack/7=1' is ignored; entries are zone/NAME",
+        ),
+        ("weights", "zone/a=1001", "N from 0 to 1000"),
+        (
+            "hash-slots",
+            "63",
+            "pointsman.dev/hash-slots: '63' is ignored; it must be a number from 64 to 65536",
+        ),
+    ],
+)
+def test_a_bad_value_is_reported_with_what_would_be_good_and_counts_as_not_given(
+    annotation: str, value: str, words: str
+) -> None:
+    port, problems = asked({annotation: value})
+    assert [problem.reason for problem in problems] == ["BadAnnotation"]
+    assert words in problems[0].message
+    assert port.scheduling in (UNSAID, Scheduling(weights=(WeightRule("zone", "a", 3),)))
+
+
+def test_weights_by_pod_beat_those_by_node_and_those_beat_zones() -> None:
+    port, problems = asked({"weights": "zone/a=3, zone/b=5, node/n2=7, pod/web-0=2"})
+    assert problems == []
+    balance = shares(A, B, port=port)
+    assert balance is not None
+    assert (balance.scheduler, balance.weight(A), balance.weight(B)) == (Scheduler.WEIGHTED, 2, 7)
+
+
+def test_equal_weights_are_no_weights() -> None:
+    port, _ = asked({"weights": "zone/a=3,zone/b=3"})
+    assert shares(A, B, port=port) is None
+
+
+def test_random_asked_for_by_name_ignores_weights() -> None:
+    port, _ = asked({"scheduler": "random", "weights": "zone/a=3,zone/b=0"})
+    made = plan(port, A, B)
+    assert (made.balance, made.cluster_endpoints) == (None, (A, B))
+
+
+def test_a_slice_may_weigh_its_endpoints_itself_and_wins_over_the_service() -> None:
+    made = endpoint_slice(
+        {"addresses": ["10.244.1.1"], "zone": "a", "targetRef": {"kind": "Pod", "name": "web-0"}},
+        {"addresses": ["10.244.1.2"], "zone": "b"},
+        metadata={"annotations": {"pointsman.dev/weights": "pod/web-0=9,4"}},
+    )
+    found, problems = endpoints_from_slice(made, Family.IPV4, "n1")
+    (endpoints,) = found.values()
+    assert problems == []
+    assert [(e.pod, e.weight) for e in endpoints] == [("web-0", 9), ("", 4)]
+    port, _ = asked({"weights": "zone/a=1,zone/b=100"})
+    balance = shares(*endpoints, port=port)
+    assert balance is not None
+    assert [balance.weight(e) for e in endpoints] == [9, 4]
+
+
+def test_a_bad_weight_of_a_slice_is_reported() -> None:
+    made = endpoint_slice("10.244.1.1", metadata={"annotations": {"pointsman.dev/weights": "many"}})
+    found, problems = endpoints_from_slice(made, Family.IPV4, "n1")
+    assert [problem.reason for problem in problems] == ["BadAnnotation"]
+    assert [e.weight for endpoints in found.values() for e in endpoints] == [-1]
+
+
+def test_an_endpoint_of_weight_0_gets_no_new_connections_and_explain_says_so() -> None:
+    port, _ = asked({"weights": "zone/b=0"})
+    made = plan(port, A, B)
+    assert (made.cluster_endpoints, made.reachable_endpoints, made.all_endpoints) == ((A,), (A,), (A, B))
+    assert endpoint_reason(made, B, local_policy=False, node_name="n1", zone="a") == (
+        False,
+        "weight 0: it keeps its connections and gets no new ones",
+    )
+
+
+def test_a_service_whose_endpoints_all_weigh_0_is_not_taken_down_by_it() -> None:
+    port, _ = asked({"weights": "0"})
+    assert plan(port, A, B).cluster_endpoints == (A, B)
+
+
+def test_a_mode_that_lacks_a_scheduler_says_so_and_uses_weights_where_it_can() -> None:
+    can = frozenset((Scheduler.RANDOM, Scheduler.WEIGHTED))
+    port, _ = asked({"scheduler": "source-hash", "weights": "zone/a=3"})
+    made = plan(port, A, B, node_context=context(balancing=Balancing(possible=can, adjusts=False)))
+    assert [problem.reason for problem in made.problems] == ["SchedulerNotPossible"]
+    assert "source-hash cannot be had in this proxy mode; weighted is used" in made.problems[0].message
+    assert made.balance is not None
+    assert made.scheduler == "weighted"
+
+
+def test_a_scheduler_that_only_ipvs_has_is_refused_elsewhere() -> None:
+    port, _ = asked({"scheduler": "sed"})
+    assert "sed cannot be had in this proxy mode; random is used" in plan(port, A).problems[0].message
+
+
+def test_the_configuration_decides_for_services_that_say_nothing() -> None:
+    balance = shares(A, B, port=service_port(), scheduler=Scheduler.SOURCE_HASH, seed=7, hash_slots=128)
+    assert balance == Balance(Scheduler.SOURCE_HASH, {}, seed=7, hash_slots=128)
+    port, _ = asked({"scheduler": "random"})
+    assert shares(A, B, port=port, scheduler=Scheduler.SOURCE_HASH) is None
+
+
+def test_slow_start_comes_from_the_service_then_the_configuration_and_never_with_a_hash() -> None:
+    port, _ = asked({"slow-start": "2m"})
+    assert slow_start_of(port.scheduling, Balancing(slow_start=30)) == 120
+    assert slow_start_of(UNSAID, Balancing(slow_start=30)) == 30
+    assert slow_start_of(port.scheduling, Balancing(adjusts=False)) == 0
+    hashed, problems = asked({"slow-start": "30s", "scheduler": "source-hash"})
+    assert slow_start_of(hashed.scheduling, Balancing()) == 0
+    assert [problem.reason for problem in problems] == ["SlowStartIgnored"]
