@@ -48,6 +48,7 @@ from pointsman.model.objects import (
     SliceEndpoint,
     SlicePort,
     Taint,
+    TargetRef,
 )
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -139,6 +140,7 @@ _ENDPOINT = message(
     SliceEndpoint,
     addresses=texts(1),
     conditions=one(2, Remembered(_CONDITIONS).__getitem__),
+    target_ref=one(4, message(TargetRef, kind=name(1), name=text(3))),
     node_name=name(6),
     zone=name(7),
     hints=one(8, Remembered(_HINTS).__getitem__),

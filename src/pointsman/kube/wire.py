@@ -109,7 +109,7 @@ def many(number: int, read: Reader[Any]) -> Field:
     return Field(number, _BYTES, read, _append)
 
 
-def message(kind: Callable[..., T], **fields: Field) -> Reader[T]:
+def message(kind: Callable[..., T], /, **fields: Field) -> Reader[T]:
     """A reader of messages into the struct `kind`, whose fields are named by the keywords.
 
     Fields that are not named are skipped, those that do not occur keep the struct's default. A field of the wrong wire
