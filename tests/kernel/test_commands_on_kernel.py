@@ -91,8 +91,10 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningNode
         "link set wire up",
         "address add 192.168.10.11/24 dev eth0",
         "address add 203.0.113.11/24 dev eth0",
+        "route add default via 192.168.10.1",
     ):
         namespace.run(["ip", *command.split()])
+    namespace.write_sysctls({"net/ipv4/ip_forward": "1"})
     running = RunningNode(namespace, tmp_path, request.param)
     try:
         running.start()

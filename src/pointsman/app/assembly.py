@@ -23,6 +23,7 @@ from pointsman.config.gates import effective_gates
 from pointsman.config.log_settings import log_settings
 from pointsman.config.reload import Live
 from pointsman.config.types import KubeProxyConfiguration
+from pointsman.kernel.command import SystemCommands
 from pointsman.kube.client_metrics import ClientMetrics
 from pointsman.kube.event_recorder import EventRecorder
 from pointsman.kube.formats import accept_header
@@ -31,6 +32,7 @@ from pointsman.kube.transport import Transport
 from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
 from pointsman.node.degraded import DegradedChecks
 from pointsman.node.footprint import settle
+from pointsman.node.host_look import LinuxHost
 from pointsman.node.own_addresses import LinuxMachine
 from pointsman.node.proxy import Proxy
 from pointsman.node.service_metrics import ServiceMetrics
@@ -145,7 +147,7 @@ async def assembled(
             listeners=(flows, TidyUp(backends, background, tidying, flows.check_everything)),
         )
         expose_watches(source, metrics, ages=options.manifests is None)
-        inspector = Inspector(proxy, reload=reloads.report)
+        inspector = Inspector(proxy, reload=reloads.report, host=LinuxHost(host.sysctls, SystemCommands()))
         servers = Servers(proxy, recorder, dict(flagz(options.flags_set)), inspector, options.control_socket)
         closing.push_async_callback(servers.stop)
         closing.push_async_callback(proxy.close)

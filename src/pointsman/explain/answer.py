@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pointsman.backends.contract import Difference, Mode
@@ -10,6 +11,8 @@ from pointsman.explain.balancing import balancing_words
 from pointsman.explain.causes import listed, port_causes, skipped_causes
 from pointsman.explain.endpoint_users import other_ports, port_of_endpoint, service_ports_behind, use_of
 from pointsman.explain.findings import file_findings, rejected_services, service_findings
+from pointsman.explain.host import host_causes
+from pointsman.explain.journey import journeys
 from pointsman.explain.packets import Client, check_client, clients_of, node_port_denial, path
 from pointsman.explain.report import (
     Cause,
@@ -17,6 +20,7 @@ from pointsman.explain.report import (
     Explanation,
     FamilyTrouble,
     FrontendAnswer,
+    HostAnswer,
     KernelAnswer,
     Path,
     PolicyUse,
@@ -30,6 +34,9 @@ from pointsman.model.plan import Frontend, FrontendKind, ServicePlan, TopologyMo
 from pointsman.model.service import ServicePortName
 from pointsman.model.topology import endpoint_reason
 from pointsman.suggestions import similar
+
+ADDRESSES_CONCERNED = 500
+"""More are not looked at on the host, however many endpoints there are."""
 
 
 def explain(view: View, target: Target, client: str = "") -> Explanation:
@@ -81,6 +88,19 @@ def concerned_services(plans: Mapping[ServicePortName, ServicePlan], target: Tar
             )
         }
     return frozenset(found or {name.key for name in service_ports_behind(plans, target)})
+
+
+def addresses_concerned(family: FamilyView, target: Target, client: str) -> tuple[bytes, ...]:
+    """Where packets of the question go to and come from: usable endpoints, and the client if it is named."""
+    services = concerned_services(family.plans, target)
+    found = {
+        endpoint.address: None
+        for name, plan in family.plans.items()
+        if name.key in services
+        for endpoint in plan.reachable_endpoints
+    }
+    clients = (one.address for one in clients_of(client, family) if one.address)
+    return tuple(itertools.islice(found, ADDRESSES_CONCERNED)) + tuple(clients)
 
 
 def service_keys(view: View, target: Target) -> list[str]:
@@ -237,9 +257,11 @@ def _port_answer(
     failing = any(not entry.answered and not entry.restricted for entry in paths)
     kernel = _kernel(family, plan.name)
     in_kernel = list(_kernel_causes(family, plan.name, kernel))
+    on_host = _on_host(view, family, plan, asked, clients)
     causes = [
         *in_kernel,
         *port_causes(family.states[plan.name].port, plan, family, view, failing, clients),
+        *on_host,
     ]
     return PortAnswer(
         service=plan.name.key,
@@ -254,8 +276,28 @@ def _port_answer(
         endpoints=tuple(_endpoint_answer(plan, endpoint, family) for endpoint in plan.all_endpoints),
         kernel=kernel,
         causes=tuple(causes),
-        answers=_answers(paths, client) and not any(cause.fatal for cause in in_kernel),
+        answers=_answers(paths, client) and not any(cause.fatal for cause in (*in_kernel, *on_host)),
+        host=_host_answer(family, on_host),
     )
+
+
+def _on_host(
+    view: View,
+    family: FamilyView,
+    plan: ServicePlan,
+    asked: Sequence[Frontend],
+    clients: tuple[Client, ...],
+) -> list[Cause]:
+    if family.host is None:
+        return []
+    ways = tuple(journeys(view, family, family.host, plan, tuple(asked), clients))
+    return list(host_causes(family, family.host, ways))
+
+
+def _host_answer(family: FamilyView, causes: Sequence[Cause]) -> HostAnswer:
+    if family.host is None:
+        return HostAnswer("not asked")
+    return HostAnswer("hindered" if causes else "clear", family.host.not_read)
 
 
 def _answers(paths: Iterable[Path], client: str) -> bool:

@@ -120,7 +120,7 @@ def path(plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView
         return Path(
             client.words, answered=False, result="not answered: nodePortAddresses selects no address here"
         )
-    endpoints = _endpoints(plan, frontend, client, view, mode.quirks)
+    endpoints = endpoints_for(plan, frontend, client, view, mode.quirks)
     if not endpoints:
         return Path(client.words, answered=False, result=_nothing(plan, frontend, client, mode))
     count = "1 endpoint" if len(endpoints) == 1 else f"one of {len(endpoints)} endpoints"
@@ -151,9 +151,10 @@ def denied_by_ranges(frontend: Frontend, client: Client, view: FamilyView) -> st
     return ""
 
 
-def _endpoints(
+def endpoints_for(
     plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView, quirks: PacketQuirks
 ) -> tuple[Endpoint, ...]:
+    """Where connections of this client to this frontend may lead."""
     if not frontend.local_policy:
         return plan.cluster_endpoints
     inside = client.kind is not ClientKind.OUTSIDE
@@ -191,7 +192,7 @@ def _source(
     external = frontend.kind in (FrontendKind.LOAD_BALANCER_IP, FrontendKind.EXTERNAL_IP)
     if mode.quirks.holds_addresses and client.kind is ClientKind.NODE and external and frontend.local_policy:
         return f"the endpoint sees {address_text(frontend.address)}, which the node itself holds in {mode.name} mode"
-    if _masqueraded(frontend, client, view):
+    if masqueraded(frontend, client, view):
         itself = [endpoint.address in view.node_addresses for endpoint in endpoints]
         if all(itself):
             return "kept (the endpoint is this node itself)"
@@ -203,7 +204,8 @@ def _source(
     return f"kept{' (a pod reaching itself: masqueraded)' if hairpin else ''}"
 
 
-def _masqueraded(frontend: Frontend, client: Client, view: FamilyView) -> bool:
+def masqueraded(frontend: Frontend, client: Client, view: FamilyView) -> bool:
+    """Whether the proxy's own rules replace the client's address."""
     context = view.context
     detects = context.local.mode is not LocalMode.NONE
     if frontend.kind is FrontendKind.CLUSTER_IP:

@@ -73,6 +73,15 @@ class KernelAnswer(msgspec.Struct, frozen=True, rename="camel"):
     differences: tuple[Difference, ...] = ()
 
 
+class HostAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    """What was found on the host beside the proxy's own rules."""
+
+    state: str
+    """`not asked`, `clear` or `hindered`; the causes tell what was found."""
+    not_read: tuple[str, ...] = ()
+    """What could not be looked at."""
+
+
 class PortAnswer(msgspec.Struct, frozen=True, rename="camel"):
     """Everything about one service port in one IP family."""
 
@@ -92,6 +101,7 @@ class PortAnswer(msgspec.Struct, frozen=True, rename="camel"):
     causes: tuple[Cause, ...]
     answers: bool
     """Every client asked about gets an answer at every frontend asked about."""
+    host: HostAnswer = HostAnswer("not asked")
 
 
 class FamilyTrouble(msgspec.Struct, frozen=True, rename="camel"):

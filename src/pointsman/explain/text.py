@@ -55,8 +55,16 @@ def _port(port: PortAnswer) -> Iterator[str]:
     yield f"  Kernel: {_KERNEL[port.kernel.state]}"
     for difference in port.kernel.differences:
         yield f"    {difference.what}: want {difference.want or 'nothing'}, have {difference.have or 'nothing'}"
+    yield f"  Host: {_HOST[port.host.state]}"
+    for obstacle in port.host.not_read:
+        yield f"    not looked at: {obstacle}"
 
 
+_HOST = {
+    "not asked": "not looked at",
+    "clear": "forwarding, routes, rules of others and conntrack do not stop these packets",
+    "hindered": "see above",
+}
 _KERNEL = {
     "not asked": "not looked at",
     "present": "holds what it should",

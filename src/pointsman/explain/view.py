@@ -9,6 +9,7 @@ import msgspec
 from pointsman.backends.contract import Difference, Mode
 from pointsman.model.addresses import Cidr, Family
 from pointsman.model.findings import Finding
+from pointsman.model.host import HostFacts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.problem import Problem
@@ -38,6 +39,8 @@ class FamilyView(msgspec.Struct, frozen=True):
     last_error: str = ""
     differences: tuple[Difference, ...] | None = None
     """Kernel against plans; None when nobody looked."""
+    host: HostFacts | None = None
+    """What the host does beside the proxy's rules; None when nobody looked."""
 
     @property
     def family(self) -> Family:

@@ -1,4 +1,4 @@
-"""Links and addresses over rtnetlink: what this node's own addresses are, and the dummy device of ipvs mode.
+"""Links, addresses and routes over rtnetlink: what this node's own addresses are, and the dummy device of ipvs mode.
 
 Reading works on every kernel and needs no privileges; `AddressMonitor` tells when to read again.
 """
@@ -6,27 +6,40 @@ Reading works on every kernel and needs no privileges; `AddressMonitor` tells wh
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
-from collections.abc import Collection, Iterable
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pointsman.errors import KernelError
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink
 from pointsman.kernel.netlink import Message, NetlinkSocket, Reply
-from pointsman.model.addresses import Family
+from pointsman.model.addresses import Family, family_of
+from pointsman.model.host import Route
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
+RTM_GETROUTE = 26
 RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR = 0x10, 0x100
-IFLA_IFNAME, IFLA_LINKINFO, IFLA_INFO_KIND = 3, 18, 1
+IFLA_IFNAME, IFLA_MASTER, IFLA_LINKINFO, IFLA_INFO_KIND = 3, 10, 18, 1
 IFA_ADDRESS, IFA_LOCAL = 1, 2
+RTA_DST, RTA_OIF, RTA_PREFSRC = 1, 4, 7
+RTN_LOCAL = 2
+_NO_ROUTE = {
+    errno.ENETUNREACH: "no route leads there",
+    errno.EHOSTUNREACH: "the route says unreachable",
+    errno.EACCES: "the route says prohibit",
+    errno.EINVAL: "the route is a blackhole",
+}
 
 _NEWS_BYTES = 1 << 16
 """Kept for a monitor; what does not fit tells as much as what does: addresses have changed."""
 _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
+_ROUTE = struct.Struct("=BBBBBBBBI")
 _AF = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _FAMILY = {socket.AF_INET: Family.IPV4, socket.AF_INET6: Family.IPV6}
 
@@ -74,6 +87,21 @@ class RouteSocket:
                 found.append(InterfaceAddress(address, index, prefix))
         return found
 
+    def bridge_ports(self) -> frozenset[str]:
+        """Interfaces that belong to another one: a bridge, a bond."""
+        request = Message(RTM_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0))
+        parts = (
+            nla.attributes(answer.payload, _LINK.size)
+            for answer in self._netlink.dump(request, "list network interfaces")
+        )
+        return frozenset(nla.text_of(part[IFLA_IFNAME]) for part in parts if IFLA_MASTER in part)
+
+    def routes(self, addresses: Sequence[bytes]) -> dict[bytes, Route]:
+        """How packets of this node's own reach each address."""
+        names = {index: name for name, index in self.links().items()}
+        replies = self._netlink.request([Message(RTM_GETROUTE, 0, _route_to(one)) for one in addresses])
+        return {address: _route(reply, names) for address, reply in zip(addresses, replies, strict=True)}
+
     def ensure_dummy(self, name: str) -> int:
         """The index of the dummy device, which is created (down, as it only carries addresses) when missing."""
         index = self.links().get(name)
@@ -113,6 +141,21 @@ class RouteSocket:
     def delete_addresses(self, interface: int, addresses: Iterable[bytes]) -> list[Reply]:
         """Unbind host addresses; EADDRNOTAVAIL in a reply means it was gone already."""
         return self._netlink.request([Message(RTM_DELADDR, 0, _host(interface, a)) for a in addresses])
+
+
+def _route_to(address: bytes) -> bytes:
+    family = _AF[family_of(address)]
+    return _ROUTE.pack(family, len(address) * 8, 0, 0, 0, 0, 0, 0, 0) + nla.attribute(RTA_DST, address)
+
+
+def _route(reply: Reply, names: Mapping[int, str]) -> Route:
+    if reply.errno or not reply.answers:
+        return Route(error=_NO_ROUTE.get(reply.errno, os.strerror(reply.errno)))
+    payload = reply.answers[0].payload
+    found = nla.attributes(payload, _ROUTE.size)
+    index = int.from_bytes(found.get(RTA_OIF, b""), sys.byteorder)
+    kind = _ROUTE.unpack_from(payload)[7]
+    return Route("", names.get(index, ""), found.get(RTA_PREFSRC, b""), local=kind == RTN_LOCAL)
 
 
 def _host(interface: int, address: bytes) -> bytes:

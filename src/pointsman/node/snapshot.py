@@ -11,16 +11,19 @@ import itertools
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from pointsman import __version__
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Difference
 from pointsman.errors import KernelError
-from pointsman.explain.answer import concerned_services, explain
+from pointsman.explain.answer import addresses_concerned, concerned_services, explain
 from pointsman.explain.report import Explanation
 from pointsman.explain.target import Target
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import address_text
 from pointsman.node.family import FamilyProxy
+from pointsman.node.host_look import HostReader
 from pointsman.node.node_context import pod_ranges
 from pointsman.node.proxy import Proxy
 from pointsman.report.overview import Plans, ServicePage, service_page
@@ -35,12 +38,27 @@ from pointsman.report.status import (
 )
 
 
+def _explained(view: View, target: Target, client: str, host: HostReader | None) -> Explanation:
+    if host is not None:
+        looked = [
+            msgspec.structs.replace(
+                family, host=host.look(family.family, addresses_concerned(family, target, client))
+            )
+            for family in view.families
+        ]
+        view = msgspec.structs.replace(view, families=tuple(looked))
+    return explain(view, target, client)
+
+
 class Inspector:
     """Reads one Proxy; never changes it."""
 
-    def __init__(self, proxy: Proxy, reload: Callable[[], ReloadReport]) -> None:
+    def __init__(
+        self, proxy: Proxy, reload: Callable[[], ReloadReport], host: HostReader | None = None
+    ) -> None:
         self._proxy = proxy
         self._reload = reload
+        self._host = host
 
     def status(self) -> StatusReport:
         """Cheap: counters and the recent past."""
@@ -115,7 +133,8 @@ class Inspector:
             ),
             waiting_for=self._proxy.gate.waiting_for,
         )
-        return await asyncio.to_thread(explain, view, target, client)
+        host = self._host if kernel else None
+        return await asyncio.to_thread(_explained, view, target, client, host)
 
     async def _view(self, family: FamilyProxy, target: Target, *, kernel: bool) -> FamilyView:
         node = self._proxy.node

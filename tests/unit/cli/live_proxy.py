@@ -15,6 +15,7 @@ from pointsman.app.control_handlers import control_routes, page_data_routes
 from pointsman.kernel.sysctl import Degraded
 from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
+from pointsman.model.host import HostFacts, Route
 from pointsman.model.node import host_ips
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.node.snapshot import Inspector
@@ -32,6 +33,13 @@ def _addresses(objects: Sequence[KubeObject]) -> list[bytes]:
 
 def _watch(objects: int) -> WatchStatus:
     return WatchStatus(connected=True, synced=True, last_event=time.monotonic(), lists=1, objects=objects)
+
+
+class ClearHost:
+    """A host that is in nobody's way."""
+
+    def look(self, family: Family, addresses: Sequence[bytes]) -> HostFacts:
+        return HostFacts(family, forwarding=True, routes={one: Route(interface="eth0") for one in addresses})
 
 
 class LiveProxy:
@@ -86,7 +94,7 @@ class LiveProxy:
         }
         assembly.machine.changes.put_nowait(None)
         running = asyncio.create_task(assembly.proxy.run())
-        inspector = Inspector(assembly.proxy, lambda: self.reload)
+        inspector = Inspector(assembly.proxy, lambda: self.reload, ClearHost())
         control = ControlServer(self.socket, control_routes(inspector))
         listener = Listener("page", routed(page_routes(page_data_routes(inspector))))
         try:

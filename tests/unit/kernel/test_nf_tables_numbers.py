@@ -9,7 +9,10 @@ import pytest
 
 from pointsman.kernel import nf_tables
 
-HEADERS = (Path("/usr/include/linux/netfilter/nf_tables.h"), Path("/usr/include/linux/netfilter.h"))
+HEADERS = tuple(
+    Path("/usr/include/linux") / name
+    for name in ("netfilter/nf_tables.h", "netfilter/nf_tables_compat.h", "netfilter.h")
+)
 NEWER_THAN_MANY_HEADERS = {"NFTA_SET_COUNT"}
 
 

@@ -1,4 +1,4 @@
-"""Chain names. Other tools and people know them, so they are upstream's to the letter."""
+"""Names of chains and of the table. Other tools and people know them, so they are upstream's to the letter."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 
 FILTER, NAT = "filter", "nat"
 """The tables in which services have rules."""
+
+PROXY_TABLE = "kube-proxy"
+"""Of nftables mode: kube-proxy's own, so that each takes over from the other and either can clean up."""
 
 SERVICES = "KUBE-SERVICES"
 POSTROUTING = "KUBE-POSTROUTING"
@@ -37,6 +40,19 @@ KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
 
 _SERVICE_CHAIN = re.compile(r"KUBE-(?:SVC|SVL|EXT|FW|SEP|XLB)-\S+")
 """Every per-service chain of this and earlier versions of upstream."""
+
+_PROXY_CHAINS = frozenset(
+    (
+        *(SERVICES, POSTROUTING, MARK_MASQUERADE, FORWARD, PROXY_FIREWALL, EXTERNAL_SERVICES, NODE_PORTS),
+        *(IPVS_NODE_PORT, IPVS_LOAD_BALANCER, IPVS_SOURCE_RANGES, IPVS_FILTER, IPVS_OUT_FILTER),
+        KUBELET_FIREWALL,
+    )
+)
+
+
+def is_proxy_chain(chain: str) -> bool:
+    """A chain of a service proxy, or the kubelet's: not one of a firewall of the host."""
+    return chain in _PROXY_CHAINS or is_service_chain(chain)
 
 
 def is_service_chain(chain: str) -> bool:

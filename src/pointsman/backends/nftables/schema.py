@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from pointsman.backends.netfilter.names import PROXY_TABLE
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables.clauses import Rule, rule
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
@@ -19,8 +20,7 @@ from pointsman.kernel import nf_tables as nf
 from pointsman.model.addresses import cidr_from_text, is_loopback
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 
-TABLE = "kube-proxy"
-"""kube-proxy's own table name: each takes over from the other and either can clean up."""
+TABLE = PROXY_TABLE
 
 LAYOUT = 2
 """Raise when sets or base chains change shape: a table of another layout is replaced, not updated."""

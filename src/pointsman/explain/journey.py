@@ -1,0 +1,149 @@
+"""Where packets to a service port pass netfilter on this host, and what is known of them there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from pointsman.explain.packets import Client, ClientKind, endpoints_for
+from pointsman.explain.rule_walk import Packet
+from pointsman.explain.view import FamilyView, View
+from pointsman.model import packet_filter as pf
+from pointsman.model.addresses import Family
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.host import HostFacts
+from pointsman.model.node_context import LocalMode
+from pointsman.model.packet_filter import PacketField
+from pointsman.model.plan import Frontend, ServicePlan
+
+TRANSLATION = -100
+"""The priority at which service proxies translate destinations."""
+_ENDPOINTS_FOLLOWED = 20
+_NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
+_NAME_LENGTH = 16
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """A packet at one hook, before and after the proxy gave it its endpoint."""
+
+    hook: str
+    before: Packet
+    after: Packet
+
+    def at(self, priority: int) -> Packet:
+        return self.before if priority < TRANSLATION else self.after
+
+
+class Journey(msgspec.Struct, frozen=True):
+    """The first packet of a connection, from one client to one endpoint by one frontend."""
+
+    client: Client
+    frontend: Frontend
+    endpoint: Endpoint
+    stages: tuple[Stage, ...]
+    local: bool
+    """The endpoint is at an address of this node: nothing is forwarded."""
+
+
+def journeys(
+    view: View,
+    family: FamilyView,
+    host: HostFacts,
+    plan: ServicePlan,
+    asked: tuple[Frontend, ...],
+    clients: tuple[Client, ...],
+) -> Iterator[Journey]:
+    """Every way that a connection asked about may take, up to a sensible number of endpoints."""
+    for frontend in asked:
+        for client in clients:
+            endpoints = endpoints_for(plan, frontend, client, family, view.mode.quirks)
+            for endpoint in endpoints[:_ENDPOINTS_FOLLOWED]:
+                local = endpoint.address in family.node_addresses
+                maker = _Stages(family, host, plan, frontend, client, endpoint)
+                stages = tuple(maker.stages(local=local, by_input=view.mode.quirks.holds_addresses))
+                yield Journey(client, frontend, endpoint, stages, local)
+
+
+class _Stages:
+    def __init__(
+        self,
+        family: FamilyView,
+        host: HostFacts,
+        plan: ServicePlan,
+        frontend: Frontend,
+        client: Client,
+        endpoint: Endpoint,
+    ) -> None:
+        self._family, self._host = family, host
+        self._plan, self._frontend = plan, frontend
+        self._client, self._endpoint = client, endpoint
+
+    def stages(self, *, local: bool, by_input: bool) -> Iterator[Stage]:
+        before, after = self._before(), self._after()
+        if self._client.kind is ClientKind.NODE:
+            yield Stage("output", before, after)
+        else:
+            yield Stage("prerouting", before, after)
+        if by_input:
+            yield Stage("input", before, before)
+            yield Stage("output", after, after)
+        elif local:
+            yield Stage("input", after, after)
+            return
+        elif self._client.kind is not ClientKind.NODE:
+            yield Stage("forward", after, after)
+        yield Stage("postrouting", after, after)
+
+    def _common(self) -> dict[PacketField, tuple[bytes, bytes]]:
+        protocol = bytes((self._plan.port.protocol.value,))
+        family = bytes((_NFPROTO[self._family.family],))
+        known = {PacketField.FAMILY: (family, family), PacketField.PROTOCOL: (protocol, protocol)}
+        source = self._source()
+        if source is not None:
+            known[PacketField.SOURCE] = source
+        arriving = self._host.routes.get(self._client.address)
+        if arriving is not None and arriving.interface and self._client.kind is not ClientKind.NODE:
+            known[PacketField.IN_INTERFACE] = _name(arriving.interface)
+        return known
+
+    def _source(self) -> tuple[bytes, bytes] | None:
+        address, local = self._client.address, self._family.context.local
+        if address:
+            return address, address
+        if self._client.kind is ClientKind.NODE:
+            route = self._host.routes.get(self._endpoint.address)
+            return (route.source, route.source) if route is not None and route.source else None
+        if self._client.kind is ClientKind.POD and local.mode is LocalMode.CIDR and local.cidr is not None:
+            cidr = local.cidr
+            return cidr.network, cidr.last.to_bytes(len(cidr.network), "big")
+        return None
+
+    def _before(self) -> Packet:
+        known = self._common()
+        known[PacketField.DESTINATION_PORT] = _port(self._frontend.port)
+        if self._frontend.address:
+            known[PacketField.DESTINATION] = (self._frontend.address, self._frontend.address)
+        return Packet(known, {PacketField.CT_STATE: pf.NEW, PacketField.CT_STATUS: 0})
+
+    def _after(self) -> Packet:
+        known = self._common()
+        known[PacketField.DESTINATION_PORT] = _port(self._endpoint.port)
+        known[PacketField.DESTINATION] = (self._endpoint.address, self._endpoint.address)
+        route = self._host.routes.get(self._endpoint.address)
+        if route is not None and route.interface:
+            known[PacketField.OUT_INTERFACE] = _name(route.interface)
+        return Packet(
+            known,
+            {PacketField.CT_STATE: pf.NEW | pf.STATE_DNAT, PacketField.CT_STATUS: pf.STATUS_DNAT},
+        )
+
+
+def _port(number: int) -> tuple[bytes, bytes]:
+    packed = number.to_bytes(2, "big")
+    return packed, packed
+
+
+def _name(interface: str) -> tuple[bytes, bytes]:
+    padded = interface.encode().ljust(_NAME_LENGTH, b"\0")
+    return padded, padded

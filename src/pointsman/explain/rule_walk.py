@@ -1,0 +1,125 @@
+"""Follows rules of others for one packet, as far as what is known of the packet goes. Pure.
+
+A match that looks at something unknown is met perhaps; what follows from it is possible, not certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, Match, PacketField
+
+_DEEPEST = 16
+
+
+class Packet(msgspec.Struct, frozen=True):
+    """What is known of a packet at one place; a field that is not here may have any value."""
+
+    values: Mapping[PacketField, tuple[bytes, bytes]]
+    """First and last possible value."""
+    bits: Mapping[PacketField, int] = {}
+
+
+class Fate(NamedTuple):
+    """What may become of the packet in a base chain."""
+
+    deed: Deed
+    rule: FilterRule | None
+    """None for the policy of the chain."""
+    certain: bool
+
+
+def met(match: Match, packet: Packet) -> bool | None:
+    """Whether the packet meets the condition; None when that cannot be told."""
+    if match.field is None:
+        return None
+    if match.field in packet.bits:
+        found = bool(packet.bits[match.field] & match.bits)
+        return found != match.negated
+    known = packet.values.get(match.field)
+    if known is None or not match.ranges:
+        return None
+    low, high = known
+    if any(first <= low and high <= last for first, last in match.ranges):
+        return not match.negated
+    if all(last < low or high < first for first, last in match.ranges):
+        return match.negated
+    return None
+
+
+def fates(chain: FilterChain, chains: Mapping[tuple[str, str], FilterChain], packet: Packet) -> list[Fate]:
+    """Everything that may become of the packet in this base chain, in the order of its rules."""
+    walk = _Walk(chains, packet)
+    falls, sure = walk.through(chain.table, chain.rules, sure=True, depth=0)
+    if falls:
+        walk.found.append(Fate(chain.policy, None, sure))
+    return walk.found
+
+
+def judged(found: Sequence[Fate], wanted: frozenset[Deed]) -> Fate | None:
+    """The first fate of the wanted kinds; certain when it is sure to be reached, or when there is no other."""
+    hits = [fate for fate in found if fate.deed in wanted]
+    if not hits:
+        return None
+    certain = next((fate for fate in hits if fate.certain), None)
+    if certain is None and len(hits) == len(found):
+        return hits[0]._replace(certain=True)
+    return certain or hits[0]
+
+
+class _Walk:
+    def __init__(self, chains: Mapping[tuple[str, str], FilterChain], packet: Packet) -> None:
+        self._chains = chains
+        self._packet = packet
+        self.found: list[Fate] = []
+
+    def through(
+        self, table: str, rules: Sequence[FilterRule], *, sure: bool, depth: int
+    ) -> tuple[bool, bool]:
+        """Whether the packet may come out at the end of these rules, and whether it is sure to."""
+        escapes = False
+        for rule, outcome in self._concerning(rules):
+            certain = sure and outcome
+            if rule.deed is Deed.RETURN:
+                if outcome:
+                    return True, sure
+                escapes, sure = True, False
+            elif rule.deed in (Deed.JUMP, Deed.GOTO):
+                falls, still = self._into(table, rule, sure=certain, depth=depth)
+                sure = sure and (still if outcome else not self._ends_somewhere(table, rule))
+                if outcome and (not falls or rule.deed is Deed.GOTO):
+                    return escapes or falls, sure
+            else:
+                self.found.append(Fate(rule.deed, rule, certain))
+                if rule.deed is Deed.UNTRACK:
+                    continue
+                if outcome:
+                    return escapes, False
+                sure = False
+        return True, sure
+
+    def _concerning(self, rules: Sequence[FilterRule]) -> Iterator[tuple[FilterRule, bool]]:
+        """Rules that decide something and are met: True for certainly, False for perhaps."""
+        for rule in rules:
+            if rule.deed is Deed.PASS:
+                continue
+            outcomes = [met(match, self._packet) for match in rule.matches]
+            if False not in outcomes:
+                yield rule, None not in outcomes
+
+    def _into(self, table: str, rule: FilterRule, *, sure: bool, depth: int) -> tuple[bool, bool]:
+        target = self._chains.get((table, rule.target))
+        if target is None or depth >= _DEEPEST:
+            # A chain of a service proxy, or too deep to follow: it may let the packet through for good.
+            self.found.append(Fate(Deed.ACCEPT, rule, certain=False))
+            return True, False
+        before = len(self.found)
+        falls, still = self.through(table, target.rules, sure=sure, depth=depth + 1)
+        return falls, still and len(self.found) == before
+
+    def _ends_somewhere(self, table: str, rule: FilterRule) -> bool:
+        target = self._chains.get((table, rule.target))
+        return target is None or any(inner.deed is not Deed.PASS for inner in target.rules)

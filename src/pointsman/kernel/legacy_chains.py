@@ -1,0 +1,133 @@
+"""The chains of legacy iptables, which nf_tables does not show, from the text of its save program. Does no I/O."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from pointsman.kernel.nft_rules import NAME_LENGTH, TARGETS
+from pointsman.model import packet_filter as pf
+from pointsman.model.addresses import cidr_from_text, port_from_text
+from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, Match, PacketField
+from pointsman.model.service import Protocol
+
+_PRIORITIES = {
+    "raw": {"prerouting": -300, "output": -300},
+    "mangle": dict.fromkeys(("prerouting", "input", "forward", "output", "postrouting"), -150),
+    "nat": {"prerouting": -100, "output": -100, "input": 100, "postrouting": 100},
+    "filter": dict.fromkeys(("input", "forward", "output"), 0),
+    "security": dict.fromkeys(("input", "forward", "output"), 50),
+}
+_VERDICTS = {"ACCEPT": Deed.ACCEPT, "DROP": Deed.DROP, "RETURN": Deed.RETURN}
+_STATES = {
+    "INVALID": pf.INVALID,
+    "ESTABLISHED": pf.ESTABLISHED,
+    "RELATED": pf.RELATED,
+    "NEW": pf.NEW,
+    "UNTRACKED": pf.UNTRACKED,
+    "DNAT": pf.STATE_DNAT,
+    "SNAT": pf.STATE_SNAT,
+}
+
+
+def chains_of(text: str) -> dict[tuple[str, str], FilterChain]:
+    """Every chain that iptables-save printed, by table and name; tables are called `legacy nat` and so on."""
+    found: dict[tuple[str, str], FilterChain] = {}
+    table = ""
+    policies: dict[str, Deed] = {}
+    rules: dict[str, list[FilterRule]] = {}
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table, policies, rules = line[1:].strip(), {}, {}
+        elif line.startswith(":"):
+            name, word = line[1:].split()[:2]
+            policies[name] = Deed.DROP if word == "DROP" else Deed.ACCEPT
+        elif line.startswith("-A "):
+            words = shlex.split(line)
+            rules.setdefault(words[1], []).append(_rule(words[2:], policies))
+        elif line == "COMMIT":
+            for name, policy in policies.items():
+                priority = _PRIORITIES.get(table, {}).get(name.lower())
+                built_in = priority is not None and name.isupper()
+                found[f"legacy {table}", name] = FilterChain(
+                    f"legacy {table}",
+                    name,
+                    tuple(rules.get(name, ())),
+                    kind="nat" if table == "nat" else "filter",
+                    hook=name.lower() if built_in else "",
+                    priority=priority or 0,
+                    policy=policy,
+                )
+    return found
+
+
+def _rule(words: Sequence[str], chains: dict[str, Deed]) -> FilterRule:
+    matches: list[Match] = []
+    deed, target = Deed.PASS, ""
+    for option, negated, values in _options(words):
+        if option in ("-j", "-g"):
+            if values[0] in chains and values[0] not in _VERDICTS:
+                deed, target = Deed.JUMP if option == "-j" else Deed.GOTO, values[0]
+            elif values[0] == "CT":
+                deed = Deed.UNTRACK if "--notrack" in words else Deed.PASS
+            else:
+                deed = _VERDICTS.get(values[0]) or TARGETS.get(values[0], Deed.PASS)
+            break
+        matches += _matches(option, values, negated=negated)
+    return FilterRule(tuple(matches), deed, target)
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, bool, list[str]]]:
+    """Each option with its values, and whether it is negated."""
+    position, negated = 0, False
+    while position < len(words):
+        if words[position] == "!":
+            negated, position = True, position + 1
+            continue
+        end = position + 1
+        while end < len(words) and not words[end].startswith("-") and words[end] != "!":
+            end += 1
+        yield words[position], negated, list(words[position + 1 : end]) or [""]
+        position, negated = end, False
+
+
+def _matches(option: str, values: Sequence[str], *, negated: bool) -> Iterator[Match]:
+    value = values[0]
+    text = f"{'! ' if negated else ''}{option} {' '.join(values)}".strip()
+    if option in ("-m", "--comment"):
+        return
+    if option in ("-s", "-d"):
+        cidr = cidr_from_text(value if "/" in value else f"{value}/{128 if ':' in value else 32}")
+        field = PacketField.SOURCE if option == "-s" else PacketField.DESTINATION
+        if cidr is not None:
+            length = len(cidr.network)
+            yield _ranged(text, field, cidr.network, cidr.last.to_bytes(length, "big"), negated=negated)
+            return
+    elif option in ("-i", "-o"):
+        field = PacketField.IN_INTERFACE if option == "-i" else PacketField.OUT_INTERFACE
+        name = value.removesuffix("+").encode()
+        fill = b"\xff" if value.endswith("+") else b"\0"
+        low, high = name.ljust(NAME_LENGTH, b"\0"), name.ljust(NAME_LENGTH, fill)
+        yield _ranged(text, field, low, high, negated=negated)
+        return
+    elif option == "-p" and value.upper() in Protocol.__members__:
+        number = bytes((Protocol[value.upper()].value,))
+        yield _ranged(text, PacketField.PROTOCOL, number, number, negated=negated)
+        return
+    elif option in ("--sport", "--dport"):
+        first, _, last = value.partition(":")
+        lowest, highest = port_from_text(first), port_from_text(last or first)
+        field = PacketField.SOURCE_PORT if option == "--sport" else PacketField.DESTINATION_PORT
+        if lowest is not None and highest is not None:
+            low, high = lowest.to_bytes(2, "big"), highest.to_bytes(2, "big")
+            yield _ranged(text, field, low, high, negated=negated)
+            return
+    elif option in ("--ctstate", "--state") and all(word in _STATES for word in value.split(",")):
+        bits = sum(_STATES[word] for word in value.split(","))
+        yield Match(text, PacketField.CT_STATE, bits=bits, negated=negated)
+        return
+    yield Match(text)
+
+
+def _ranged(text: str, field: PacketField, low: bytes, high: bytes, *, negated: bool) -> Match:
+    return Match(text, field, ((low, high),), negated=negated)

@@ -1,0 +1,137 @@
+"""The base chains that others attached to netfilter, with their rules and those they lead to, read over netlink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from pointsman.kernel import attributes as nla
+from pointsman.kernel import nf_tables as nf
+from pointsman.kernel.nfnl import NftablesSocket, attributes_of
+from pointsman.kernel.nft_rules import SetElement, rules_of, verdict_of
+from pointsman.model.addresses import Family
+from pointsman.model.packet_filter import Deed, FilterChain, FilterRule
+
+HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
+NFPROTO = {Family.IPV4: nf.NFPROTO_IPV4, Family.IPV6: nf.NFPROTO_IPV6}
+FAMILY_WORDS = {nf.NFPROTO_INET: "inet", nf.NFPROTO_IPV4: "ip", nf.NFPROTO_IPV6: "ip6"}
+
+_MOST_CHAINS = 1000
+_LARGEST_SET = 256
+
+
+class ChainReader:
+    """Chains of one IP family and of inet, whoever made them."""
+
+    def __init__(self, socket: NftablesSocket, family: Family) -> None:
+        self._socket = socket
+        self._family = family
+
+    def base_chains(self, ignored_table: str) -> list[FilterChain]:
+        """Without their rules, in the order in which packets meet those of one hook."""
+        found = [chain for proto in self._protos for chain in self._base_chains(proto)]
+        theirs = [chain for chain in found if chain.table.partition(" ")[2] != ignored_table]
+        return sorted(theirs, key=lambda chain: (chain.hook, chain.priority))
+
+    def with_rules(
+        self, chains: Sequence[FilterChain], follow: Callable[[str], bool]
+    ) -> dict[tuple[str, str], FilterChain]:
+        """These chains with their rules, and every chain that jumps lead to unless `follow` says no, by table and name."""
+        found: dict[tuple[str, str], FilterChain] = {}
+        pending = list(chains)
+        while pending and len(found) < _MOST_CHAINS:
+            chain = pending.pop()
+            filled = msgspec.structs.replace(chain, rules=tuple(self.rules(chain.table, chain.name)))
+            found[chain.table, chain.name] = filled
+            targets = dict.fromkeys(rule.target for rule in filled.rules if rule.target)
+            pending += (
+                FilterChain(chain.table, target)
+                for target in targets
+                if follow(target) and (chain.table, target) not in found
+            )
+        return found
+
+    def rules(self, table: str, chain: str) -> Iterator[FilterRule]:
+        """The rules of one chain; `table` comes with its family, as in FilterChain."""
+        words, _, name = table.partition(" ")
+        proto = next(number for number, word in FAMILY_WORDS.items() if word == words)
+        body = nla.text(nf.NFTA_RULE_TABLE, name) + nla.text(nf.NFTA_RULE_CHAIN, chain)
+        for answer in self._socket.dump(nf.NFT_MSG_GETRULE, proto, body, f"list rules of {table} {chain}"):
+            found = attributes_of(answer)
+            if nla.text_of(found.get(nf.NFTA_RULE_CHAIN, b"")) == chain:
+                yield from rules_of(
+                    found.get(nf.NFTA_RULE_EXPRESSIONS, b""),
+                    self._family,
+                    lambda wanted: self._elements(proto, name, wanted),
+                    int.from_bytes(found.get(nf.NFTA_RULE_HANDLE, b""), "big"),
+                )
+
+    @property
+    def _protos(self) -> tuple[int, ...]:
+        return (nf.NFPROTO_INET, NFPROTO[self._family])
+
+    def _base_chains(self, proto: int) -> Iterator[FilterChain]:
+        for answer in self._socket.dump(nf.NFT_MSG_GETCHAIN, proto, b"", "list chains"):
+            found = attributes_of(answer)
+            hook = nla.attributes(found.get(nf.NFTA_CHAIN_HOOK, b""))
+            number = int.from_bytes(hook.get(nf.NFTA_HOOK_HOOKNUM, b"\xff"), "big")
+            if number >= len(HOOKS):
+                continue
+            policy = int.from_bytes(found.get(nf.NFTA_CHAIN_POLICY, b"\1"), "big")
+            yield FilterChain(
+                table=f"{FAMILY_WORDS[proto]} {nla.text_of(found.get(nf.NFTA_CHAIN_TABLE, b''))}",
+                name=nla.text_of(found[nf.NFTA_CHAIN_NAME]),
+                kind=nla.text_of(found.get(nf.NFTA_CHAIN_TYPE, b"")),
+                hook=HOOKS[number],
+                priority=int.from_bytes(hook.get(nf.NFTA_HOOK_PRIORITY, b""), "big", signed=True),
+                policy=Deed.DROP if policy == nf.NF_DROP else Deed.ACCEPT,
+            )
+
+    def _elements(self, proto: int, table: str, name: str) -> list[SetElement] | None:
+        """The elements of a small set whose keys are single values or ranges."""
+        body = nla.text(nf.NFTA_SET_TABLE, table) + nla.text(nf.NFTA_SET_NAME, name)
+        answer = self._socket.get(nf.NFT_MSG_GETSET, proto, body, f"read set {name}")
+        if answer is None:
+            return None
+        flags = int.from_bytes(attributes_of(answer).get(nf.NFTA_SET_FLAGS, b""), "big")
+        if flags & (nf.NFT_SET_CONCAT | nf.NFT_SET_TIMEOUT | nf.NFT_SET_EVAL):
+            return None
+        items = [
+            nla.attributes(item)
+            for part in self._socket.dump(nf.NFT_MSG_GETSETELEM, proto, body, f"list elements of {name}")
+            for _, item in nla.iter_attributes(attributes_of(part).get(nf.NFTA_SET_ELEM_LIST_ELEMENTS, b""))
+        ]
+        if len(items) > _LARGEST_SET:
+            return None
+        return _ranges(items) if flags & nf.NFT_SET_INTERVAL else [_element(item) for item in items]
+
+
+def _element(item: dict[int, bytes]) -> SetElement:
+    key = _value(item)
+    deed, target = verdict_of(nla.attributes(item.get(nf.NFTA_SET_ELEM_DATA, b"")))
+    return SetElement(key, key, deed, target)
+
+
+def _ranges(items: Sequence[dict[int, bytes]]) -> list[SetElement]:
+    """An interval set lists where ranges begin and, marked, the first value behind each."""
+    found: list[SetElement] = []
+    ordered = sorted(items, key=lambda item: (_value(item), not _is_end(item)))
+    for number, item in enumerate(ordered):
+        if _is_end(item):
+            continue
+        start = _element(item)
+        end = b"\xff" * len(start.low)
+        if number + 1 < len(ordered):
+            behind = int.from_bytes(_value(ordered[number + 1]), "big")
+            end = (behind - 1).to_bytes(len(start.low), "big")
+        found.append(start._replace(high=end))
+    return found
+
+
+def _is_end(item: dict[int, bytes]) -> bool:
+    return bool(int.from_bytes(item.get(nf.NFTA_SET_ELEM_FLAGS, b""), "big") & nf.NFT_SET_ELEM_INTERVAL_END)
+
+
+def _value(item: dict[int, bytes]) -> bytes:
+    return nla.attributes(item.get(nf.NFTA_SET_ELEM_KEY, b"")).get(nf.NFTA_DATA_VALUE, b"")

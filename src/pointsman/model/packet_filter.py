@@ -1,0 +1,105 @@
+"""Chains of netfilter rules that others wrote, as far as we read them: matches with what they ask, and deeds.
+
+What cannot be read stays in a match without a field, so that whoever follows the rules knows that he does not know.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class PacketField(enum.Enum):
+    """What a match may look at."""
+
+    FAMILY = "family"
+    SOURCE = "saddr"
+    DESTINATION = "daddr"
+    PROTOCOL = "protocol"
+    SOURCE_PORT = "sport"
+    DESTINATION_PORT = "dport"
+    IN_INTERFACE = "iifname"
+    OUT_INTERFACE = "oifname"
+    CT_STATE = "ct state"
+    CT_STATUS = "ct status"
+
+
+INVALID, ESTABLISHED, RELATED, NEW, UNTRACKED = 1, 2, 4, 8, 64
+STATE_DNAT, STATE_SNAT = 1 << 16, 1 << 17
+"""Bits of CT_STATE; for iptables a translated connection is a state, too."""
+STATUS_SNAT, STATUS_DNAT = 1 << 4, 1 << 5
+"""Bits of CT_STATUS."""
+BIT_WORDS = {
+    PacketField.CT_STATE: {
+        INVALID: "invalid",
+        ESTABLISHED: "established",
+        RELATED: "related",
+        NEW: "new",
+        UNTRACKED: "untracked",
+        STATE_DNAT: "dnat",
+        STATE_SNAT: "snat",
+    },
+    PacketField.CT_STATUS: {STATUS_SNAT: "snat", STATUS_DNAT: "dnat"},
+}
+
+
+class Match(msgspec.Struct, frozen=True):
+    """One condition of a rule."""
+
+    text: str
+    field: PacketField | None = None
+    """None: we cannot tell which packets it takes."""
+    ranges: tuple[tuple[bytes, bytes], ...] = ()
+    """First and last value of every accepted range, in network order."""
+    bits: int = 0
+    """For fields made of bits: one of them must be set."""
+    negated: bool = False
+
+
+class Deed(enum.Enum):
+    """What a rule does with a packet that meets its conditions."""
+
+    ACCEPT = "accept"
+    DROP = "drop"
+    REJECT = "reject"
+    RETURN = "return"
+    JUMP = "jump"
+    GOTO = "goto"
+    DESTINATION_NAT = "dnat"
+    SOURCE_NAT = "masquerade"
+    UNTRACK = "notrack"
+    PASS = ""
+    """Nothing that decides its way: the next rule follows."""
+    UNKNOWN = "something unknown"
+
+
+class FilterRule(msgspec.Struct, frozen=True):
+    """One rule."""
+
+    matches: tuple[Match, ...]
+    deed: Deed
+    target: str = ""
+    """The chain of a jump or goto."""
+    handle: int = 0
+    """The kernel's number, where it has one."""
+
+    @property
+    def text(self) -> str:
+        words = [match.text for match in self.matches if match.text]
+        return " ".join([*words, *filter(None, (self.deed.value, self.target))])
+
+
+class FilterChain(msgspec.Struct, frozen=True):
+    """A chain; a base chain when it has a hook."""
+
+    table: str
+    """With its family: `inet firewall`, `legacy filter`."""
+    name: str
+    rules: tuple[FilterRule, ...] = ()
+    kind: str = ""
+    """`filter`, `nat` or `route`."""
+    hook: str = ""
+    """`prerouting`, `input`, `forward`, `output` or `postrouting`; empty for others."""
+    priority: int = 0
+    policy: Deed = Deed.ACCEPT

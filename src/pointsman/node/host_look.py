@@ -1,0 +1,119 @@
+"""Reads what the host does with packets beside our own rules: settings, routes, and the rules of others.
+
+On sockets of its own, so that it can run on any thread and never waits for, or holds up, a sync.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from pointsman.backends.netfilter.names import PROXY_TABLE, is_proxy_chain
+from pointsman.errors import PointsmanError
+from pointsman.kernel.command import Commands
+from pointsman.kernel.iptables_programs import LEGACY, programs, variants_in_use
+from pointsman.kernel.legacy_chains import chains_of
+from pointsman.kernel.nfnl import NftablesSocket
+from pointsman.kernel.nft_chains import ChainReader
+from pointsman.kernel.rtnl import RouteSocket
+from pointsman.kernel.sysctl import Sysctls
+from pointsman.model.addresses import Family
+from pointsman.model.host import HostFacts, Route
+from pointsman.model.packet_filter import FilterChain
+
+Chains = dict[tuple[str, str], FilterChain]
+
+_FORWARDING: Final = {Family.IPV4: "net/ipv4/ip_forward", Family.IPV6: "net/ipv6/conf/all/forwarding"}
+_CONNTRACK: Final = "net/netfilter/nf_conntrack_"
+_STRICT: Final = 1
+
+
+class HostReader(Protocol):
+    """Somebody who can look at the host."""
+
+    def look(self, family: Family, addresses: Sequence[bytes]) -> HostFacts:
+        """The facts of one family, with the routes to these addresses. Never raises: what cannot be read is named."""
+
+
+class LinuxHost:
+    """The host in whose network namespace the calling thread is."""
+
+    def __init__(self, sysctls: Sysctls, commands: Commands) -> None:
+        self._sysctls = sysctls
+        self._commands = commands
+
+    def look(self, family: Family, addresses: Sequence[bytes]) -> HostFacts:
+        not_read: list[str] = []
+        routes: dict[bytes, Route] = {}
+        held: dict[bytes, str] = {}
+        ports: frozenset[str] = frozenset()
+        try:
+            routes, held, ports = _routing(family, addresses)
+        except PointsmanError as error:
+            not_read.append(f"routes: {error}")
+        chains: Chains = {}
+        for read in (self._nft_chains, self._legacy_chains):
+            try:
+                chains |= read(family)
+            except PointsmanError as error:
+                not_read.append(f"rules of others: {error}")
+        forwarding = self._sysctls.read_int(_FORWARDING[family])
+        interfaces = sorted(set(held.values()) - {"lo"} - ports)
+        return HostFacts(
+            family=family,
+            forwarding=None if forwarding is None else forwarding != 0,
+            not_forwarding=tuple(name for name in interfaces if self._ignores(family, name)),
+            strict_reverse_path=frozenset(name for name in interfaces if self._is_strict(family, name)),
+            interface_addresses=held,
+            routes=routes,
+            chains=chains,
+            conntrack_count=self._sysctls.read_int(f"{_CONNTRACK}count"),
+            conntrack_max=self._sysctls.read_int(f"{_CONNTRACK}max"),
+            not_read=tuple(not_read),
+        )
+
+    def _ignores(self, family: Family, interface: str) -> bool:
+        """IPv6 knows one setting for all interfaces that decides about forwarding, IPv4 one for each."""
+        return family is Family.IPV4 and self._sysctls.read_int(f"net/ipv4/conf/{interface}/forwarding") == 0
+
+    def _is_strict(self, family: Family, interface: str) -> bool:
+        if family is not Family.IPV4:
+            return False
+        values = [
+            self._sysctls.read_int(f"net/ipv4/conf/{name}/rp_filter") or 0 for name in ("all", interface)
+        ]
+        return max(values) == _STRICT
+
+    def _nft_chains(self, family: Family) -> Chains:
+        socket = NftablesSocket()
+        try:
+            reader = ChainReader(socket, family)
+            return reader.with_rules(reader.base_chains(PROXY_TABLE), lambda name: not is_proxy_chain(name))
+        finally:
+            socket.close()
+
+    def _legacy_chains(self, family: Family) -> Chains:
+        if LEGACY not in variants_in_use(family):
+            return {}
+        found = self._commands.run((programs(family, LEGACY).save,))
+        return {
+            key: chain
+            for key, chain in chains_of(found.stdout.decode(errors="replace")).items()
+            if not is_proxy_chain(chain.name)
+        }
+
+
+def _routing(
+    family: Family, addresses: Sequence[bytes]
+) -> tuple[dict[bytes, Route], dict[bytes, str], frozenset[str]]:
+    route = RouteSocket()
+    try:
+        names = {index: name for name, index in route.links().items()}
+        held = {item.address: names.get(item.interface, "") for item in route.addresses(family)}
+        return (
+            route.routes([a for a in addresses if len(a) == family.address_length]),
+            held,
+            route.bridge_ports(),
+        )
+    finally:
+        route.close()

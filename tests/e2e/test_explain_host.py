@@ -1,0 +1,190 @@
+"""explain sees what stands in the packets' way on the host, and only that: each trouble is made, felt by packets, and undone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TypedDict
+
+import msgspec
+import pytest
+from tests.e2e import harness
+from tests.e2e.world import World, running
+
+from pointsman.cli.control_client import ask
+from pointsman.explain.report import Cause, Explanation
+from pointsman.lab.objects import LabService, backends
+from pointsman.lab.probe import Kind, run_probes
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(bool(harness.missing_privilege()), reason=harness.missing_privilege()),
+]
+
+FAR = LabService("far", 1, backends("pod4"))
+FAR_POD, FAR_IP = "10.244.2.14", FAR.address("cluster", 4)
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """Something done to node n1, and what explain has to say."""
+
+    code: str
+    words: str
+    begin: tuple[str, ...]
+    end: tuple[str, ...]
+    client: str = "pod"
+    prober: str = "pod1"
+    fatal: bool = True
+    """Packets stop, and explain says so."""
+
+
+class Doing(TypedDict):
+    begin: tuple[str, ...]
+    end: tuple[str, ...]
+
+
+def chain(
+    hook: str, rule: str = "", *, priority: int = 0, kind: str = "filter", policy: str = "accept"
+) -> Doing:
+    """A table of somebody else with one base chain."""
+    shape = f"{{ type {kind} hook {hook} priority {priority} ; policy {policy} ; }}"
+    rules = (f"nft add rule inet fw c {rule}",) if rule else ()
+    return {
+        "begin": ("nft add table inet fw", f"nft add chain inet fw c {shape}", *rules),
+        "end": ("nft delete table inet fw",),
+    }
+
+
+TROUBLES = {
+    "forwarding": Trouble(
+        "ForwardingOff",
+        "net.ipv4.ip_forward is 0",
+        ("sysctl -qw net.ipv4.ip_forward=0",),
+        ("sysctl -qw net.ipv4.ip_forward=1",),
+    ),
+    "interface": Trouble(
+        "InterfaceNotForwarding",
+        "come in by cni0",
+        ("sysctl -qw net.ipv4.conf.cni0.forwarding=0",),
+        ("sysctl -qw net.ipv4.conf.cni0.forwarding=1",),
+        prober="",
+        fatal=False,
+    ),
+    "policy": Trouble("ForeignDrop", "its policy is drop", **chain("forward", policy="drop")),
+    "rule": Trouble(
+        "ForeignDrop",
+        f"`daddr {FAR_POD} protocol tcp dport 8080 drop`",
+        **chain("forward", f"ip daddr {FAR_POD} tcp dport 8080 drop", priority=10),
+    ),
+    "output": Trouble(
+        "ForeignDrop",
+        "output, priority 0",
+        client="node",
+        prober="n1",
+        **chain("output", "ip daddr 10.244.0.0/16 reject"),
+    ),
+    "maybe": Trouble(
+        "ForeignMayDrop",
+        "may drop packets from a pod",
+        prober="",
+        fatal=False,
+        **chain("forward", "meta mark 0x77 accept", policy="drop"),
+    ),
+    "untracked": Trouble(
+        "NotTracked",
+        "takes packets",
+        **chain("prerouting", f"ip daddr {FAR_IP} notrack", priority=-300),
+    ),
+    "earlier": Trouble(
+        "EarlierNat",
+        "before the proxy sees them",
+        **chain("prerouting", f"ip daddr {FAR_IP} dnat ip to 10.244.1.77", priority=-150, kind="nat"),
+    ),
+    "masquerade": Trouble(
+        "ForeignMasquerade",
+        "replaces the source address",
+        prober="",
+        fatal=False,
+        **chain("postrouting", "ip saddr 10.244.0.0/16 masquerade", priority=100, kind="nat"),
+    ),
+    "route": Trouble(
+        "NoRoute",
+        f"no way to {FAR_POD}:8080",
+        ("ip route replace unreachable 10.244.2.0/24",),
+        ("ip route del unreachable 10.244.2.0/24", "ip route add 10.244.2.0/24 via 172.30.0.20"),
+    ),
+    "iptables": Trouble(
+        "ForeignDrop",
+        "chain FORWARD of table ip filter",
+        (
+            "iptables-nft -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+            f"iptables-nft -A FORWARD -d {FAR_POD} -p tcp --dport 8080 -j DROP",
+        ),
+        ("iptables-nft -F FORWARD",),
+    ),
+    "legacy": Trouble(
+        "ForeignDrop",
+        "chain FORWARD of table legacy filter",
+        (
+            "iptables-legacy -N guard",
+            "iptables-legacy -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+            "iptables-legacy -A FORWARD -i cni0 -j guard",
+            "iptables-legacy -A guard -d 10.244.2.0/24 -j REJECT",
+        ),
+        ("iptables-legacy -F FORWARD", "iptables-legacy -F guard", "iptables-legacy -X guard"),
+        client="10.244.1.11",
+    ),
+    "harmless": Trouble("", "", prober="", fatal=False, **chain("forward", "ct state invalid drop")),
+    "let through": Trouble(
+        "", "", prober="", fatal=False, **chain("forward", "ct status dnat accept", policy="drop")
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with running(tmp_path_factory.mktemp("host"), "nftables", [FAR]) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def made(world: World, trouble: Trouble) -> Iterator[None]:
+    node = world.cluster["n1"]
+    try:
+        for command in trouble.begin:
+            node.run(command.split())
+        yield
+    finally:
+        for command in trouble.end:
+            node.run(command.split())
+
+
+def explained(world: World, client: str) -> tuple[Explanation, list[Cause]]:
+    socket = world.proxy.manifests.parent / "state" / "control.sock"
+    query = {"target": f"{FAR_IP}:80", "from": client}
+    explanation = ask(socket, "/explain", Explanation, query)
+    return explanation, [cause for port in explanation.ports for cause in port.causes]
+
+
+def reached(world: World, host: str) -> bool:
+    (outcome,) = run_probes(world.cluster, [world.probe(host, FAR, "cluster", 4)], deadline=0.5)
+    return outcome.kind is Kind.ANSWERED
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_explain_sees_what_the_packets_feel(world: World, name: str) -> None:
+    trouble = TROUBLES[name]
+    before, causes = explained(world, trouble.client)
+    assert before.answers, causes
+    assert causes == []
+    assert before.ports[0].host.not_read == ()
+    with made(world, trouble):
+        explanation, causes = explained(world, trouble.client)
+        if trouble.prober:
+            assert not reached(world, trouble.prober)
+    assert [cause.code for cause in causes] == ([trouble.code] if trouble.code else []), causes
+    assert explanation.answers is not trouble.fatal
+    for cause in causes:
+        assert trouble.words in cause.message
+        assert cause.advice
+    assert reached(world, trouble.prober or "pod1")

@@ -1,0 +1,164 @@
+"""Facts about the host into findings: those that no lab can make safely, and how far rules are followed."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests import factory
+from tests.unit.explain.explaining import asked, codes, view_of
+
+from pointsman.explain.report import Explanation
+from pointsman.explain.rule_walk import Fate, Packet, fates, judged
+from pointsman.explain.text import explanation_text
+from pointsman.kernel.legacy_chains import chains_of
+from pointsman.model.addresses import Family
+from pointsman.model.host import HostFacts, Route
+from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, Match, PacketField
+
+POD = factory.packed("10.244.1.5")
+CLEAR = HostFacts(Family.IPV4, forwarding=True, routes={POD: Route(interface="eth0")})
+
+
+def explained(host: HostFacts, client: str = "pod", question: str = "web") -> Explanation:
+    view = view_of(
+        factory.service(type="NodePort", ports=[{"name": "http", "port": 80, "nodePort": 30080}]),
+        factory.endpoint_slice("10.244.1.5"),
+    )
+    (first, *rest) = view.families
+    looked = (msgspec.structs.replace(first, host=host), *rest)
+    return asked(msgspec.structs.replace(view, families=looked), question, client)
+
+
+def test_a_host_in_nobodys_way_is_said_to_be_so() -> None:
+    explanation = explained(CLEAR)
+    assert explanation.answers
+    assert codes(explanation) == set()
+    assert "Host: forwarding, routes, rules of others and conntrack do not stop" in explanation_text(
+        explanation
+    )
+    partly = explained(msgspec.structs.replace(CLEAR, not_read=("routes: no",)))
+    assert "    not looked at: routes: no\n" in explanation_text(partly)
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "code", "answers"),
+    [
+        (262144, 262144, "ConntrackFull", False),
+        (250000, 262144, "ConntrackNearlyFull", True),
+        (200000, 262144, "", True),
+        (262144, 0, "", True),
+        (None, None, "", True),
+    ],
+)
+def test_a_full_conntrack_table(count: int | None, most: int | None, code: str, answers: bool) -> None:
+    explanation = explained(msgspec.structs.replace(CLEAR, conntrack_count=count, conntrack_max=most))
+    assert codes(explanation) == ({code} if code else set())
+    assert explanation.answers is answers
+
+
+def test_forwarding_does_not_matter_to_the_nodes_own_packets() -> None:
+    off = msgspec.structs.replace(CLEAR, forwarding=False)
+    assert codes(explained(off, "node")) == set()
+    assert codes(explained(off)) == {"ForwardingOff"}
+    assert codes(explained(msgspec.structs.replace(CLEAR, forwarding=None))) == set()
+
+
+def test_strict_reverse_path_matters_to_a_named_client_of_a_node_port() -> None:
+    client = factory.packed("198.51.100.7")
+    host = msgspec.structs.replace(
+        CLEAR,
+        strict_reverse_path=frozenset(("eth0", "eth1")),
+        interface_addresses={factory.packed("192.168.1.10"): "eth0", factory.packed("203.0.113.1"): "eth1"},
+        routes={**CLEAR.routes, client: Route(interface="eth0")},
+    )
+    explanation = explained(host, "198.51.100.7", "192.168.1.10:30080")
+    (cause,) = [cause for port in explanation.ports for cause in port.causes]
+    assert cause.message.startswith("packets of 198.51.100.7 that come in by eth1 (203.0.113.1) are dropped")
+    assert explanation.answers
+    assert codes(explained(host, "198.51.100.7", "10.96.0.10:80")) == set()
+
+
+# --- following rules -----------------------------------------------------------------------------------------
+
+PORT = (b"\x1f\x90", b"\x1f\x90")
+TO_PORT = Packet({PacketField.DESTINATION_PORT: PORT})
+YES = Match("dport 8080", PacketField.DESTINATION_PORT, (PORT,))
+NO = Match("dport 1", PacketField.DESTINATION_PORT, ((b"\0\1", b"\0\1"),))
+PERHAPS = Match("mark 1")
+
+
+def rule(deed: Deed, *matches: Match, to: str = "") -> FilterRule:
+    return FilterRule(matches, deed, to)
+
+
+def dropped(*rules: FilterRule, policy: Deed = Deed.ACCEPT, sub: tuple[FilterRule, ...] = ()) -> Fate | None:
+    chain = FilterChain("inet fw", "c", rules, "filter", "forward", policy=policy)
+    chains = {("inet fw", "c"): chain, ("inet fw", "sub"): FilterChain("inet fw", "sub", sub)}
+    return judged(fates(chain, chains, TO_PORT), frozenset((Deed.DROP,)))
+
+
+D, A, R, J, G = Deed.DROP, Deed.ACCEPT, Deed.RETURN, Deed.JUMP, Deed.GOTO
+
+
+@pytest.mark.parametrize(
+    ("rules", "policy", "sub", "certain"),
+    [
+        ([], A, [], None),
+        ([], D, [], True),
+        ([rule(D, NO)], A, [], None),
+        ([rule(D, YES)], A, [], True),
+        ([rule(D, YES, NO)], A, [], None),
+        ([rule(D, PERHAPS)], A, [], False),
+        ([rule(A, YES)], D, [], None),
+        ([rule(A, PERHAPS)], D, [], False),
+        ([rule(A, NO)], D, [], True),
+        ([rule(D, PERHAPS)], D, [], True),
+        ([rule(R, YES), rule(D)], A, [], None),
+        ([rule(R, PERHAPS), rule(D)], A, [], False),
+        ([rule(J, to="sub")], A, [rule(D, YES)], True),
+        ([rule(J, PERHAPS, to="sub")], A, [rule(D)], False),
+        ([rule(J, NO, to="sub")], A, [rule(D)], None),
+        ([rule(J, to="sub"), rule(D)], A, [rule(A, YES)], None),
+        ([rule(J, to="sub"), rule(D)], A, [rule(A, PERHAPS)], False),
+        ([rule(J, to="sub"), rule(D)], A, [rule(A, NO)], True),
+        ([rule(J, to="sub"), rule(D)], A, [rule(R, YES)], True),
+        ([rule(J, PERHAPS, to="sub"), rule(D)], A, [], True),
+        ([rule(J, to="elsewhere"), rule(D)], A, [], False),
+        ([rule(G, to="sub"), rule(D)], A, [], None),
+        ([rule(G, to="sub")], D, [rule(A, NO)], True),
+        ([rule(Deed.UNTRACK, YES)], D, [], True),
+    ],
+)
+def test_rules_are_followed_as_far_as_they_can_be_foreseen(
+    rules: list[FilterRule], policy: Deed, sub: list[FilterRule], certain: bool | None
+) -> None:
+    fate = dropped(*rules, policy=policy, sub=tuple(sub))
+    assert (fate.certain if fate else None) is certain
+
+
+def test_legacy_rules_as_its_save_program_prints_them() -> None:
+    text = """*filter
+:INPUT ACCEPT [0:0]
+:FORWARD DROP [1:2]
+:guard - [0:0]
+-A FORWARD -m comment --comment "a b" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A FORWARD ! -s 10.0.0.0/8 -i eth+ -p tcp -m tcp --dport 80:90 -g guard
+-A guard -m addrtype --dst-type LOCAL -j REJECT --reject-with icmp-port-unreachable
+-A guard -j LOG
+COMMIT
+*raw
+:PREROUTING ACCEPT [0:0]
+-A PREROUTING -d 10.1.1.1/32 -j CT --notrack
+COMMIT
+"""
+    chains = chains_of(text)
+    forward, guard = chains["legacy filter", "FORWARD"], chains["legacy filter", "guard"]
+    assert (forward.hook, forward.policy, guard.hook) == ("forward", Deed.DROP, "")
+    assert [entry.text for entry in forward.rules] == [
+        "--ctstate RELATED,ESTABLISHED accept",
+        "! -s 10.0.0.0/8 -i eth+ -p tcp --dport 80:90 goto guard",
+    ]
+    assert [match.field is None for match in guard.rules[0].matches] == [True]
+    assert [entry.deed for entry in guard.rules] == [Deed.REJECT, Deed.PASS]
+    raw = chains["legacy raw", "PREROUTING"]
+    assert (raw.priority, raw.rules[0].deed) == (-300, Deed.UNTRACK)
