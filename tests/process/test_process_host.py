@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import http.server
 import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 from tests.process.node_space import (
     HEALTH_PORT,
+    METRICS_PORT,
     NodeProcess,
     NodeSpace,
     eventually,
@@ -100,3 +105,52 @@ def test_a_second_instance_names_the_first_and_may_wait_to_take_over(
         assert node.get("/healthz", HEALTH_PORT).status == 200
     finally:
         second.stop()
+
+
+class KubeProxyPorts(http.server.BaseHTTPRequestHandler):
+    """What kube-proxy answers at its metrics port."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"iptables")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_running_kube_proxy_is_named_in_one_sentence_and_what_it_left_goes_with_it(
+    node: NodeSpace, process: NodeProcess, tmp_path: Path
+) -> None:
+    process.objects(web_service(), *web_slices(), node_object())
+    control = tmp_path / "control.sock"
+    with node.namespace.entered():
+        health = socket.create_server(("0.0.0.0", HEALTH_PORT))
+        metrics = http.server.ThreadingHTTPServer(("127.0.0.1", METRICS_PORT), KubeProxyPorts)
+    serving = threading.Thread(target=metrics.serve_forever)
+    serving.start()
+    sentence = (
+        "a proxy in iptables mode already serves this node and holds "
+        f"0.0.0.0:{HEALTH_PORT} and 127.0.0.1:{METRICS_PORT}: run one proxy per node"
+    )
+    try:
+        process.start(f"--control-socket={control}")
+        eventually(lambda: sentence in process.log_text)
+        eventually(lambda: process.log_text.count("Synced") >= 2)
+        told = _status(control)
+        assert next(line for line in told.splitlines() if "another proxy" in line).startswith("! degraded")
+        assert sentence in told
+        node.run("iptables", "-t", "nat", "-N", "KUBE-SERVICES")
+    finally:
+        health.close()
+        metrics.shutdown()
+        metrics.server_close()
+        serving.join()
+    eventually(lambda: "KUBE-SERVICES" not in node.run("iptables-save"))
+    assert process.log_text.count("Cannot listen") == 2
+    assert "another proxy" not in _status(control)
+
+
+def _status(control: Path) -> str:
+    asked = [sys.executable, "-m", "pointsman", "status", f"--control-socket={control}"]
+    return subprocess.run(asked, capture_output=True, text=True).stdout

@@ -130,6 +130,7 @@ async def assembled(
             "remove leftovers of other modes": lambda: host.remove_leftovers(mode),
             "give memory back": _settled,
         }
+        tidy_up = TidyUp(backends, background, tidying, flows.check_everything)
         proxy = Proxy(
             Settings(
                 config=config,
@@ -144,11 +145,18 @@ async def assembled(
             metrics,
             recorder,
             degraded,
-            listeners=(flows, TidyUp(backends, background, tidying, flows.check_everything)),
+            listeners=(flows, tidy_up),
         )
         expose_watches(source, metrics, ages=options.manifests is None)
         inspector = Inspector(proxy, reload=reloads.report, host=LinuxHost(host.sysctls, SystemCommands()))
-        servers = Servers(proxy, recorder, dict(flagz(options.flags_set)), inspector, options.control_socket)
+        servers = Servers(
+            proxy,
+            recorder,
+            dict(flagz(options.flags_set)),
+            inspector,
+            options.control_socket,
+            on_ports_freed=tidy_up.again,
+        )
         closing.push_async_callback(servers.stop)
         closing.push_async_callback(proxy.close)
         announce(options, mode, recorder)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from pointsman import KUBERNETES_MINOR, __version__
 from pointsman.app.control_handlers import control_routes, page_data_routes
+from pointsman.app.taken_ports import TakenPorts
 from pointsman.config.gates import effective_gates, gate_states
 from pointsman.config.load import config_to_json
 from pointsman.config.types import KubeProxyConfiguration
@@ -16,7 +18,7 @@ from pointsman.node.snapshot import Inspector
 from pointsman.node.surroundings import Recorder
 from pointsman.obs.log import set_verbosity
 from pointsman.serve.control import ControlServer
-from pointsman.serve.http import Listener, routed
+from pointsman.serve.http import BindFailed, Listener, routed
 from pointsman.serve.metrics import Pages, health_routes, metrics_routes
 from pointsman.serve.page import page_routes
 
@@ -34,7 +36,9 @@ class Servers:
         flags: Mapping[str, str],
         inspector: Inspector,
         control_socket: Path | None,
+        on_ports_freed: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_ports_freed` is called when another process let go of ports that were wanted here."""
         config = proxy.config
         self._describe_build(proxy)
         pages = Pages(
@@ -47,21 +51,30 @@ class Servers:
             extra=page_routes(page_data_routes(inspector)),
         )
 
-        def failed(reason: str) -> Callable[[str], None]:
-            return lambda message: recorder.node_event(reason, message)
+        taken = TakenPorts(proxy.degraded, on_ports_freed)
+
+        def failed(server: str, reason: str) -> Callable[[BindFailed], Awaitable[None]]:
+            async def tell(failure: BindFailed) -> None:
+                recorder.node_event(reason, str(failure))
+                elsewhere = "" if self._metrics.addresses else proxy.config.metrics_bind_address
+                await taken.failed(server, failure, elsewhere)
+
+            return tell
 
         self._health = Listener(
             "health server",
             routed(health_routes(proxy.health, proxy.metrics)),
             hard_fail=config.bind_address_hard_fail,
-            on_bind_failure=failed("FailedToStartProxierHealthcheck"),
+            on_bind_failure=failed("health server", "FailedToStartProxierHealthcheck"),
+            on_settled=partial(taken.settled, "health server"),
             connections=proxy.connections,
         )
         self._metrics = Listener(
             "metrics server",
             routed(metrics_routes(proxy.metrics, pages)),
             hard_fail=config.bind_address_hard_fail,
-            on_bind_failure=failed("FailedToStartMetricServer"),
+            on_bind_failure=failed("metrics server", "FailedToStartMetricServer"),
+            on_settled=partial(taken.settled, "metrics server"),
             connections=proxy.connections,
         )
 

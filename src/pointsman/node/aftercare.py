@@ -100,7 +100,7 @@ class Tidied(enum.Enum):
 
 
 class TidyUp(SyncListener):
-    """Does each job once, when every family has synced for the first time; one that fails is tried again."""
+    """Does each job when every family has synced for the first time; one that fails is tried again."""
 
     def __init__(
         self,
@@ -118,9 +118,13 @@ class TidyUp(SyncListener):
     def synced(self, outcome: SyncOutcome) -> None:
         if self._unsynced:
             self._unsynced.discard(outcome.family)
-            if not self._unsynced:
-                for name in self._jobs:
-                    self._begin(name)
+            self.again()
+
+    def again(self) -> None:
+        """Another proxy has gone, which may have written its rules anew since; before the first sync it is all to come."""
+        if not self._unsynced:
+            for name in self._jobs:
+                self._begin(name)
 
     def _begin(self, name: str) -> None:
         self._background.run(lambda: self._done(name), lambda tidied: self._ended(name, tidied))

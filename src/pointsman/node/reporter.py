@@ -35,7 +35,7 @@ def _contest(family: Family) -> str:
 def _contested(family: Family, rival: Rival) -> Degraded:
     return Degraded(
         f"{family.value} rules contested",
-        f"{rival.value} rewrites our rules again and again; run one proxy per node",
+        f"{rival.value} rewrites our rules again and again: run one proxy per node (docs/install.md)",
     )
 
 

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from aiohttp import web
@@ -32,6 +32,14 @@ _log = get_log(__name__)
 
 class BindFailed(PointsmanError):
     """An address cannot be listened on; the message names it and what to do."""
+
+    def __init__(self, message: str, address: str = "") -> None:
+        super().__init__(message)
+        self.address = address
+
+
+async def _nobody_listens(_failure: BindFailed) -> None:
+    """For a listener whose owner does not ask."""
 
 
 def bind_parts(address: str) -> tuple[str, int]:
@@ -135,12 +143,16 @@ class Listener:
         handler: Handler,
         *,
         hard_fail: bool = False,
-        on_bind_failure: Callable[[str], None] = lambda _message: None,
+        on_bind_failure: Callable[[BindFailed], Awaitable[None]] = _nobody_listens,
+        on_settled: Callable[[bool], None] = lambda _listens: None,
         connections: Connections | None = None,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
+        """`on_bind_failure` hears of every failed attempt, `on_settled` of their end: whether it listens, or need not."""
         self._name, self._handler = name, handler
-        self.hard_fail, self._on_bind_failure = hard_fail, on_bind_failure
+        self.hard_fail = hard_fail
+        self._on_bind_failure, self._on_settled = on_bind_failure, on_settled
+        self._last_failure = ""
         self._connections = Connections() if connections is None else connections
         self._retry_seconds = retry_seconds
         self._address = ""
@@ -168,7 +180,7 @@ class Listener:
         try:
             await self._listen()
         except BindFailed as failure:
-            self._report(failure)
+            await self._report(failure)
             if self.hard_fail:
                 raise
             self._retry = asyncio.create_task(self._keep_trying(), name=f"bind {self._name}")
@@ -186,6 +198,7 @@ class Listener:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._retry
             self._retry = None
+            self._settled(listens=False)
         if self._server is not None:
             await self._server.close()
             self._server = None
@@ -197,7 +210,8 @@ class Listener:
         except OSError as error:
             raise BindFailed(
                 f"failed to start {self._name} on {self._address}: {error.strerror}; "
-                "is another proxy still running, or the address not on this node?"
+                "is another proxy still running, or the address not on this node?",
+                self._address,
             ) from error
         self._server = HttpServer(limited(self._handler), self._connections)
         self._server.serve([sock])
@@ -208,11 +222,19 @@ class Listener:
             try:
                 await self._listen()
             except BindFailed as failure:
-                self._report(failure)
+                await self._report(failure)
             else:
                 _log.info("Listening after all", server=self._name, address=self._address)
+                self._retry = None
+                self._settled(listens=True)
                 return
 
-    def _report(self, failure: BindFailed) -> None:
-        _log.error("Cannot listen", server=self._name, address=self._address, err=failure)
-        self._on_bind_failure(str(failure))
+    async def _report(self, failure: BindFailed) -> None:
+        if str(failure) != self._last_failure:
+            self._last_failure = str(failure)
+            _log.error("Cannot listen", server=self._name, address=self._address, err=failure)
+        await self._on_bind_failure(failure)
+
+    def _settled(self, *, listens: bool) -> None:
+        self._last_failure = ""
+        self._on_settled(listens)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -32,6 +32,13 @@ async def hello(_request: web.BaseRequest) -> web.Response:
 
 
 HANDLER = routed({"/hello": hello})
+
+
+def noted_in(failures: list[str]) -> Callable[[BindFailed], Awaitable[None]]:
+    async def note(failure: BindFailed) -> None:
+        failures.append(str(failure))
+
+    return note
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -82,9 +89,16 @@ def test_one_family_only_leaves_the_other_family_free() -> None:
             assert v6.getsockname()[1] == port
 
 
-async def test_a_taken_port_is_reported_and_served_once_it_is_free() -> None:
+async def test_a_taken_port_is_reported_and_served_once_it_is_free(caplog: pytest.LogCaptureFixture) -> None:
     failures: list[str] = []
-    listener = Listener("metrics server", HANDLER, on_bind_failure=failures.append, retry_seconds=0.01)
+    settled: list[bool] = []
+    listener = Listener(
+        "metrics server",
+        HANDLER,
+        on_bind_failure=noted_in(failures),
+        on_settled=settled.append,
+        retry_seconds=0.01,
+    )
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -92,15 +106,18 @@ async def test_a_taken_port_is_reported_and_served_once_it_is_free() -> None:
         await listener.start(f"127.0.0.1:{port}")
         await until(lambda: len(failures) >= 2)
         assert listener.addresses == ()
+        assert settled == []
         assert f"failed to start metrics server on 127.0.0.1:{port}" in failures[0]
     await until(lambda: bool(listener.addresses))
     assert await get("127.0.0.1", port) == (200, "hello")
+    assert settled == [True]
+    assert [record.getMessage().count("Cannot listen") for record in caplog.records].count(1) == 1
     await listener.stop()
 
 
 async def test_with_hard_fail_a_taken_port_raises() -> None:
     failures: list[str] = []
-    listener = Listener("healthz", HANDLER, hard_fail=True, on_bind_failure=failures.append)
+    listener = Listener("healthz", HANDLER, hard_fail=True, on_bind_failure=noted_in(failures))
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -125,7 +142,8 @@ async def test_rebinding_moves_and_the_same_address_is_left_alone() -> None:
 
 
 async def test_stopping_ends_a_retry() -> None:
-    listener = Listener("test", HANDLER, retry_seconds=0.001)
+    settled: list[bool] = []
+    listener = Listener("test", HANDLER, on_settled=settled.append, retry_seconds=0.001)
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -133,6 +151,7 @@ async def test_stopping_ends_a_retry() -> None:
         await listener.stop()
     await asyncio.sleep(0.02)
     assert listener.addresses == ()
+    assert settled == [False]
 
 
 async def test_a_handler_past_its_deadline_is_answered_503() -> None:
