@@ -1,62 +1,59 @@
 """The deployment files agree with the program: flags exist, configuration validates, permissions suffice."""
 
+from __future__ import annotations
+
+import copy
 import re
+import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from tests.process.node_space import shipped_environment
+from tests.project.deploy.rendering import DEPLOY, Rendering, chart, kustomized, needs_helm
 
-from pointsman.config.command_line import parse_run
 from pointsman.config.load import load
 from pointsman.config.validate import validation_problems
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, own_node
 
-DEPLOY = Path(__file__).parents[3] / "deploy"
+KUSTOMIZATIONS = ["kustomize", *sorted(f"overlays/{path.name}" for path in (DEPLOY / "overlays").iterdir())]
+
+every_way = pytest.mark.parametrize(
+    "rendered",
+    [
+        pytest.param(chart, id="helm", marks=needs_helm),
+        *(pytest.param(lambda name=name: kustomized(name), id=name) for name in KUSTOMIZATIONS),
+    ],
+)
+Rendered = Callable[[], Rendering]
 
 
-def documents(path: Path) -> list[dict[str, Any]]:
-    text = re.sub(r"^\s*{{-?.*}}\s*$", "", path.read_text(), flags=re.MULTILINE)
-    text = re.sub(r"{{[^}]*}}", "x", text)
-    return [document for document in yaml.safe_load_all(text) if document]
+@every_way
+def test_every_argument_is_accepted(rendered: Rendered, tmp_path: Path) -> None:
+    made = rendered()
+    for container in (made.init, made.proxy):
+        options = made.options(container, tmp_path)
+        assert options.warnings == ()
+        assert options.config.mode == "nftables"
+    assert made.options(made.init, tmp_path).init_only
 
 
-DAEMONSETS = ["kustomize/daemonset.yaml", "helm/pointsman/templates/daemonset.yaml"]
-
-
-def pod(path: str) -> dict[str, Any]:
-    (found,) = documents(DEPLOY / path)
-    spec: dict[str, Any] = found["spec"]["template"]["spec"]
-    return spec
-
-
-@pytest.mark.parametrize("which", ["initContainers", "containers"])
-def test_every_argument_is_accepted(which: str, tmp_path: Path) -> None:
-    (container,) = pod(DAEMONSETS[0])[which]
-    config = tmp_path / "config.yaml"
-    config.write_bytes((DEPLOY / "kustomize/config.yaml").read_bytes())
-    command, *flags = [argument.replace("$(NODE_NAME)", "n1") for argument in container["args"]]
-    assert command == "run"
-    options = parse_run(
-        [flag.replace("/etc/pointsman/config.yaml", str(config)) for flag in flags], program="pointsman"
-    )
-    assert options.warnings == ()
-    assert options.config.mode == "nftables"
-
-
-def test_the_shipped_configuration_is_valid() -> None:
-    loaded = load((DEPLOY / "kustomize/config.yaml").read_bytes())
+@every_way
+def test_the_shipped_configuration_is_valid(rendered: Rendered) -> None:
+    loaded = load(rendered().config)
     assert loaded.problems == ()
+    assert loaded.warnings == ()
     assert validation_problems(loaded.config) == []
 
 
-@pytest.mark.parametrize("path", ["kustomize/rbac.yaml", "helm/pointsman/templates/rbac.yaml"])
-def test_the_role_allows_exactly_what_is_listed_and_watched(path: str) -> None:
-    (role,) = [d for d in documents(DEPLOY / path) if d["kind"] == "ClusterRole"]
+@every_way
+def test_the_role_allows_exactly_what_is_listed_and_watched(rendered: Rendered) -> None:
+    made = rendered()
     granted = {
         (group, resource): set(rule["verbs"])
-        for rule in role["rules"]
+        for rule in made.of_kind("ClusterRole")["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
@@ -67,11 +64,22 @@ def test_the_role_allows_exactly_what_is_listed_and_watched(path: str) -> None:
     assert granted == needed
 
 
-@pytest.mark.parametrize("path", DAEMONSETS)
-def test_no_container_is_privileged_and_each_has_the_capabilities_it_needs(path: str) -> None:
-    spec = pod(path)
-    (before,), (main,) = spec["initContainers"], spec["containers"]
-    for container, needed in ((before, ["NET_ADMIN"]), (main, ["NET_ADMIN", "NET_RAW"])):
+@every_way
+def test_the_role_is_given_to_the_pods(rendered: Rendered) -> None:
+    made = rendered()
+    account, binding = made.of_kind("ServiceAccount")["metadata"], made.of_kind("ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == made.of_kind("ClusterRole")["metadata"]["name"]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+    ]
+    assert made.pod["serviceAccountName"] == account["name"]
+    assert made.of_kind("DaemonSet")["metadata"]["namespace"] == account["namespace"] == "kube-system"
+
+
+@every_way
+def test_no_container_is_privileged_and_each_has_the_capabilities_it_needs(rendered: Rendered) -> None:
+    made = rendered()
+    for container, needed in ((made.init, ["NET_ADMIN"]), (made.proxy, ["NET_ADMIN", "NET_RAW"])):
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -79,29 +87,83 @@ def test_no_container_is_privileged_and_each_has_the_capabilities_it_needs(path:
         }
 
 
-@pytest.mark.parametrize("path", DAEMONSETS)
-def test_pods_run_under_the_runtimes_seccomp_profile(path: str) -> None:
-    assert pod(path)["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+@every_way
+def test_pods_run_under_the_runtimes_seccomp_profile(rendered: Rendered) -> None:
+    assert rendered().pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
 
 
-@pytest.mark.parametrize("path", DAEMONSETS)
-def test_only_the_init_container_sees_the_hosts_settings(path: str) -> None:
-    spec = pod(path)
-    host = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in spec["volumes"]}
-    (before,), (main,) = spec["initContainers"], spec["containers"]
-    mounted = {host[mount["name"]]: mount["mountPath"] for mount in before["volumeMounts"]}
+@every_way
+def test_the_kubelet_spares_the_pods_when_memory_runs_out(rendered: Rendered) -> None:
+    """Without CAP_SYS_RESOURCE nobody else can: see apply_oom_score."""
+    assert rendered().pod["priorityClassName"] == "system-node-critical"
+
+
+@every_way
+def test_only_the_init_container_sees_the_hosts_settings(rendered: Rendered) -> None:
+    made = rendered()
+    host = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in made.pod["volumes"]}
+    mounted = {host[mount["name"]]: mount["mountPath"] for mount in made.init["volumeMounts"]}
     assert mounted["/proc/sys"] == "/host/proc/sys"
     assert mounted["/sys/module"] == "/host/sys/module"
-    assert not {"/proc/sys", "/sys/module"} & {host[mount["name"]] for mount in main["volumeMounts"]}
-    assert "--host-root=/host" in before["args"]
+    assert not {"/proc/sys", "/sys/module"} & {host[mount["name"]] for mount in made.proxy["volumeMounts"]}
+    assert "--host-root=/host" in made.init["args"]
 
 
-def test_memory_is_limited() -> None:
-    for resources in (
-        *(container["resources"] for container in pod(DAEMONSETS[0])["containers"]),
-        yaml.safe_load((DEPLOY / "helm/pointsman/values.yaml").read_text())["resources"],
-    ):
-        assert resources["limits"]["memory"] == "512Mi"
+@every_way
+def test_memory_is_limited(rendered: Rendered) -> None:
+    for container in (rendered().init, rendered().proxy):
+        assert container["resources"]["limits"]["memory"] == "512Mi"
+
+
+@every_way
+def test_the_kubelet_asks_the_health_server(rendered: Rendered) -> None:
+    made = rendered()
+    address = load(made.config).config.healthz_bind_address
+    asked = {name: made.proxy[f"{name}Probe"]["httpGet"] for name in ("liveness", "readiness")}
+    assert [probe["path"] for probe in asked.values()] == ["/livez", "/healthz"]
+    for probe in asked.values():
+        assert (probe["host"], address) == ("127.0.0.1", f"0.0.0.0:{probe['port']}")
+
+
+@needs_helm
+def test_kustomize_and_helm_install_the_same_pod() -> None:
+    """Two spellings of one thing: what helm adds are labels and a policy for pulling."""
+
+    def compared(made: Rendering) -> dict[str, object]:
+        pod = copy.deepcopy(made.pod)
+        for container in (*pod["initContainers"], *pod["containers"]):
+            container.pop("imagePullPolicy", None)
+        return pod
+
+    assert compared(chart()) == compared(kustomized("kustomize"))
+    assert load(chart().config) == load(kustomized("kustomize").config)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("directory", KUSTOMIZATIONS)
+def test_kubectl_builds_what_these_tests_look_at(directory: str) -> None:
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(DEPLOY / directory)], capture_output=True, text=True, check=True
+    )
+
+    def by_name(documents: list[dict[str, object]]) -> dict[str, dict[str, object]]:
+        return {str(document["kind"]): document for document in documents}
+
+    assert by_name(list(yaml.safe_load_all(done.stdout))) == by_name(kustomized(directory).documents)
+
+
+def test_the_overlay_for_a_cluster_without_a_proxy_names_the_api_server(tmp_path: Path) -> None:
+    made = kustomized("overlays/first-proxy")
+    assert made.options(made.proxy, tmp_path).master == "https://192.0.2.10:6443"
+
+
+def test_on_a_labelled_node_runs_one_of_the_two_and_elsewhere_the_other() -> None:
+    selector = kustomized("overlays/node-by-node").pod["nodeSelector"]
+    (label,) = selector.items() - kustomized("kustomize").pod["nodeSelector"].items()
+    patch = yaml.safe_load((DEPLOY / "overlays/node-by-node/kube-proxy.yaml").read_text())
+    affinity = patch["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {"matchExpressions": [{"key": label[0], "operator": "NotIn", "values": [label[1]]}]}
 
 
 def test_the_image_starts_from_pinned_bytes() -> None:
@@ -119,9 +181,9 @@ def test_the_image_starts_from_pinned_bytes() -> None:
 def test_the_chart_and_the_package_have_one_version() -> None:
     from pointsman import __version__
 
-    chart = yaml.safe_load((DEPLOY / "helm/pointsman/Chart.yaml").read_text())
-    assert chart["appVersion"] == chart["version"] == __version__
-    assert f"pointsman:{__version__}" in (DEPLOY / "kustomize/daemonset.yaml").read_text()
+    declared = yaml.safe_load((DEPLOY / "helm/pointsman/Chart.yaml").read_text())
+    assert declared["appVersion"] == declared["version"] == __version__
+    assert kustomized("kustomize").proxy["image"] == f"pointsman:{__version__}"
 
 
 def test_image_and_unit_run_the_program_alike() -> None:
