@@ -74,13 +74,15 @@ PLAIN = Screen(colour=False)
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Rows of cells; the first row is the heading."""
+    """Rows of cells."""
 
     rows: Sequence[Sequence[str]]
     tones: Mapping[str, Tone] = {}
     """Cells with exactly this text are coloured."""
     numbers: frozenset[int] = frozenset()
     """Columns that are aligned to the right."""
+    heading: bool = True
+    """The first row is one."""
 
 
 def ascii_look(text: str) -> str:
@@ -141,7 +143,7 @@ def _table_lines(table: Table, screen: Screen) -> Iterator[str]:
     rows = [[printable(cell) for cell in row] for row in table.rows]
     widths, gap = _widths(rows, screen.width)
     for number, row in enumerate(rows):
-        tones = [Tone.BOLD if number == 0 else table.tones.get(cell) for cell in row]
+        tones = [Tone.BOLD if table.heading and number == 0 else table.tones.get(cell) for cell in row]
         cells = [_cell_lines(cell, width) for cell, width in zip(row, widths, strict=True)]
         for line in range(max(map(len, cells), default=0)):
             shown = []

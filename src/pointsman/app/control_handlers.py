@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from aiohttp import web
 
 from pointsman.explain.target import BadQuestion, target_from_text
+from pointsman.model.labels import BadSelector
 from pointsman.node.snapshot import Inspector
 from pointsman.report.overview import MAX_ROWS
+from pointsman.report.service_list import ListQuery
 from pointsman.serve.http import reply, text_response
 from pointsman.serve.server import Handler
 
@@ -26,6 +30,7 @@ def control_routes(inspector: Inspector) -> dict[str, Handler]:
         "/verify": verify,
         "/explain": explain_handler(inspector, kernel=True),
         "/plans": services_handler(inspector),
+        "/list": list_handler(inspector),
     }
 
 
@@ -61,6 +66,19 @@ def services_handler(inspector: Inspector) -> Handler:
         query = request.query
         offset, limit = _number(query.get("offset"), 0), _number(query.get("limit"), MAX_ROWS)
         return _json(await inspector.services(query.get("search", "")[:200], offset, limit))
+
+    return answer
+
+
+def list_handler(inspector: Inspector) -> Handler:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        asked = request.query
+        try:
+            query = ListQuery.from_words(asked)
+        except BadSelector as error:
+            return text_response(f"{error}\n", 400)
+        listed = await inspector.list(query, asked.get("since", ""))
+        return await asyncio.to_thread(_json, listed)
 
     return answer
 

@@ -20,6 +20,7 @@ from pointsman.errors import ConfigError
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import LOCALHOST, Family, address_from_text
 from pointsman.model.findings import Finding
+from pointsman.model.labels import ServiceLabels
 from pointsman.model.node import NodeFacts, node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
@@ -67,6 +68,7 @@ class Planned(msgspec.Struct, frozen=True):
     config: KubeProxyConfiguration
     requests: Mapping[Family, SyncRequest]
     view: View
+    labels: ServiceLabels
     problems: tuple[str, ...]
     """Everything in the manifests that is not used, and assumptions made about the node."""
 
@@ -141,7 +143,8 @@ def plan_objects(
         remarks=planner.remarks.all(),
         findings=tuple(findings),
     )
-    return Planned(node_name, config, requests, view, tuple(dict.fromkeys(notes)))
+    labels = ServiceLabels(item for item in objects if isinstance(item, Service))
+    return Planned(node_name, config, requests, view, labels, tuple(dict.fromkeys(notes)))
 
 
 def _node(objects: Sequence[KubeObject], wanted: str, notes: list[str]) -> tuple[str, Node | None]:

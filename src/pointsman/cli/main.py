@@ -18,6 +18,7 @@ SUBCOMMANDS: Mapping[str, str] = {
     "render": "print the rules for a set of manifests, without a cluster",
     "explain": "say why a Service does or does not answer here",
     "status": "show what the running proxy is doing",
+    "list": "list Services with their ports, endpoints and whether they answer",
     "verify": "compare the kernel with what it should hold",
     "cleanup": "remove everything a proxy put into the kernel",
     "demo": "try it in a network namespace of its own",

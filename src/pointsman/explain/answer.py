@@ -27,6 +27,7 @@ from pointsman.explain.report import (
     PortAnswer,
 )
 from pointsman.explain.target import Target
+from pointsman.explain.verdict import Verdict, verdict_of
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import address_text, family_of, host_port_text
 from pointsman.model.endpoint import Endpoint
@@ -302,8 +303,8 @@ def _host_answer(family: FamilyView, causes: Sequence[Cause]) -> HostAnswer:
 
 def _answers(paths: Iterable[Path], client: str) -> bool:
     """Everybody is answered; a restriction asked for by source ranges counts only against a client that was named."""
-    counted = [entry for entry in paths if client or not entry.restricted]
-    return bool(counted) and all(entry.answered for entry in counted)
+    met = (entry.answered for entry in paths if client or not entry.restricted)
+    return verdict_of(met) is Verdict.ANSWERS
 
 
 def _frontend_answer(

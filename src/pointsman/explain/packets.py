@@ -136,6 +136,17 @@ def path(plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView
     )
 
 
+def reached(
+    plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView, mode: Mode
+) -> tuple[Endpoint, ...]:
+    """The endpoints among which a connection of this client to this frontend ends up; none: it is not answered."""
+    if denied_by_ranges(frontend, client, view):
+        return ()
+    if frontend.kind is FrontendKind.NODE_PORT and serves_node_ports_nowhere(view):
+        return ()
+    return endpoints_for(plan, frontend, client, view, mode.quirks)
+
+
 def denied_by_ranges(frontend: Frontend, client: Client, view: FamilyView) -> str:
     """Why the load balancer's source ranges keep this client out; empty when they do not, or may not."""
     ranges = frontend.source_ranges

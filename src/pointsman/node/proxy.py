@@ -18,6 +18,7 @@ from pointsman.config.gates import effective_gates
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import KernelError, NotSupported, PointsmanError
 from pointsman.model.addresses import Family, address_text
+from pointsman.model.labels import ServiceLabels
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
 from pointsman.model.problem import Problem
 from pointsman.model.remarks import Remarks
@@ -65,6 +66,7 @@ class Proxy:
         self.gate = StartGate(settings.node_name, needs_node=not settings.from_manifests)
         self.health = ProxyHealth(_nanoseconds(settings.config), waiting_for=lambda: self.gate.waiting_for)
         self.remarks = Remarks()
+        self.labels = ServiceLabels()
         self.degraded = degraded
         self.reporter = Reporter(backends, metrics, self.health, recorder, degraded)
         self._machine = machine
@@ -165,6 +167,7 @@ class Proxy:
             case Upsert(object=Service() as service):
                 self.metrics.service_changes.inc(len(self.families))
                 self.remarks.service_upserted(service)
+                self.labels.upserted(service)
                 self._track(lambda tracker: tracker.service_upserted(service))
             case Upsert(object=EndpointSlice() as endpoint_slice):
                 self.metrics.endpoint_changes.inc()
@@ -182,6 +185,7 @@ class Proxy:
         if kind is Service:
             self.metrics.service_changes.inc(len(self.families))
             self.remarks.service_deleted(key)
+            self.labels.deleted(key)
             self._track(lambda tracker: tracker.service_deleted(key))
         elif kind is EndpointSlice:
             self.metrics.endpoint_changes.inc()

@@ -26,7 +26,8 @@ from pointsman.node.family import FamilyProxy
 from pointsman.node.host_look import HostReader
 from pointsman.node.node_context import pod_ranges
 from pointsman.node.proxy import Proxy
-from pointsman.report.overview import Plans, ServicePage, service_page
+from pointsman.report.overview import ServicePage, service_page
+from pointsman.report.service_list import ListQuery, ServiceList, service_list
 from pointsman.report.status import (
     REJECTED_REPORTED,
     FamilyStatus,
@@ -36,6 +37,7 @@ from pointsman.report.status import (
     Verification,
     WatchReport,
 )
+from pointsman.sync.reconcile import Snapshot
 
 
 def _explained(view: View, target: Target, client: str, host: HostReader | None) -> Explanation:
@@ -111,54 +113,79 @@ class Inspector:
             history=history,
         )
 
-    async def plans(self) -> Plans:
-        """All plans as they are now."""
-        return {family: (await proxy.snapshot()).plans for family, proxy in self._proxy.families.items()}
-
     async def services(self, search: str, offset: int, limit: int) -> ServicePage:
-        plans = await self.plans()
-        return await asyncio.to_thread(service_page, plans, search, offset, limit)
+        view = await self._overview()
+        return await asyncio.to_thread(service_page, view, search, offset, limit)
+
+    async def list(self, query: ListQuery, since: str) -> ServiceList:
+        """The Services that the query selects; without rows when nothing was synced since that version."""
+        version = self._version()
+        if version == since:
+            return ServiceList(node=self._proxy.node.name, version=version, unchanged=True)
+        view, labels = await self._overview(), self._proxy.labels.copy()
+        return await asyncio.to_thread(service_list, view, labels, query, version)
+
+    def _version(self) -> str:
+        """Differs after every sync."""
+        records = self._proxy.reporter.records.values()
+        return ":".join(str(record.history[-1].at) if record.history else "" for record in records)
+
+    async def _overview(self) -> View:
+        """Every plan as it is now, without a look at the kernel."""
+        families = [
+            self._family_view(family, await family.snapshot()) for family in self._proxy.families.values()
+        ]
+        return self._whole(tuple(families))
 
     async def explain(self, target: Target, client: str, *, kernel: bool) -> Explanation:
         """The explanation; with `kernel` the kernel is read, which takes a moment on the sync thread."""
         views = [await self._view(family, target, kernel=kernel) for family in self._proxy.families.values()]
-        view = View(
+        host = self._host if kernel else None
+        return await asyncio.to_thread(_explained, self._whole(tuple(views)), target, client, host)
+
+    def _whole(self, families: tuple[FamilyView, ...]) -> View:
+        return View(
             node=self._proxy.node.name,
             mode=mode_named(self._proxy.config.mode),
             live=True,
-            families=tuple(views),
+            families=families,
             remarks=self._proxy.remarks.all(),
             findings=tuple(
                 finding for status in self._proxy.source.statuses.values() for finding in status.findings
             ),
             waiting_for=self._proxy.gate.waiting_for,
         )
-        host = self._host if kernel else None
-        return await asyncio.to_thread(_explained, view, target, client, host)
 
     async def _view(self, family: FamilyProxy, target: Target, *, kernel: bool) -> FamilyView:
-        node = self._proxy.node
-        context = node.context(family.family)
-        record = self._proxy.reporter.records[family.family]
-        error = record.last_error
+        context = self._proxy.node.context(family.family)
+        error = self._proxy.reporter.records[family.family].last_error
         try:
             taken = await family.snapshot(context if kernel else None)
         except KernelError as failure:
             taken = await family.snapshot()
             error = error or f"the kernel cannot be read: {failure}"
         concerned = await asyncio.to_thread(concerned_services, taken.plans, target)
+        return msgspec.structs.replace(
+            self._family_view(family, taken),
+            slices={key: family.tracker.slice_ports(key) for key in concerned},
+            last_error=error,
+            differences=taken.differences,
+        )
+
+    def _family_view(self, family: FamilyProxy, taken: Snapshot) -> FamilyView:
+        node = self._proxy.node
+        context = node.context(family.family)
+        record = self._proxy.reporter.records[family.family]
         return FamilyView(
             context=context,
             plans=taken.plans,
             states=dict(family.tracker.states),
-            slices={key: family.tracker.slice_ports(key) for key in concerned},
             node_addresses=tuple({*node.addresses[family.family], *context.node_ips}),
             localhost_node_ports=mode_named(node.config.mode).localhost_node_ports(node.config),
             pod_ranges=pod_ranges(node.facts),
             rejected=dict(record.rejected),
             unsynced=taken.unsynced | family.tracker.pending_names,
-            last_error=error,
-            differences=taken.differences,
+            last_error=record.last_error,
         )
 
     async def verify(self) -> Verification:

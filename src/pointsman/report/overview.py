@@ -1,22 +1,24 @@
-"""The list of services as the status page and `/plans` show it: one short row per service port, searched and paged."""
+"""Service ports as rows: what the status page searches and pages through, and `pointsman list` selects from."""
 
 from __future__ import annotations
 
 import heapq
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from pointsman.model.addresses import Family, host_port_text
-from pointsman.model.plan import Frontend, Outcome, ServicePlan
+from pointsman.backends.contract import Mode
+from pointsman.explain.verdict import port_verdict
+from pointsman.explain.view import FamilyView, View
+from pointsman.model.addresses import host_port_text
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.plan import Frontend, ServicePlan
 from pointsman.model.service import ServicePortName
 
 MAX_ROWS = 200
 _FRONTENDS_SHOWN = 8
 _BEYOND_HEXADECIMAL = frozenset(string.ascii_lowercase) - frozenset("abcdef")
-
-Plans = Mapping[Family, Mapping[ServicePortName, ServicePlan]]
 
 
 class FrontendRow(msgspec.Struct, frozen=True, rename="camel"):
@@ -26,6 +28,16 @@ class FrontendRow(msgspec.Struct, frozen=True, rename="camel"):
     address: str
     policy: str
     outcome: str
+
+
+class EndpointRow(msgspec.Struct, frozen=True, rename="camel"):
+    """One endpoint of a service port."""
+
+    address: str
+    node: str
+    local: bool
+    used: bool
+    """Connections from this node may reach it."""
 
 
 class ServiceRow(msgspec.Struct, frozen=True, rename="camel"):
@@ -42,12 +54,14 @@ class ServiceRow(msgspec.Struct, frozen=True, rename="camel"):
     total: int
     local: int
     state: str
-    """`answers`, `partly` (some frontend does not) or `down`."""
+    """A `Verdict`: `answers`, `partly` (not every client, or not at every address) or `down`."""
     affinity_seconds: int = 0
     topology: str = ""
     scheduler: str = ""
     """How endpoints are chosen; empty for evenly at random."""
     problems: tuple[str, ...] = ()
+    endpoints: tuple[EndpointRow, ...] = ()
+    """Only where they were asked for."""
 
 
 class ServicePage(msgspec.Struct, frozen=True, rename="camel"):
@@ -60,39 +74,40 @@ class ServicePage(msgspec.Struct, frozen=True, rename="camel"):
     offset: int
 
 
-def service_page(plans: Plans, search: str = "", offset: int = 0, limit: int = MAX_ROWS) -> ServicePage:
+def service_page(view: View, search: str = "", offset: int = 0, limit: int = MAX_ROWS) -> ServicePage:
     """The rows whose name, address, port or state contains every word of `search`, sorted by name."""
     words = search.casefold().split()
     limit, offset = max(1, min(limit, MAX_ROWS)), max(0, offset)
     named = [
-        (name, family.value, plan)
-        for family, of_family in plans.items()
-        for name, plan in of_family.items()
-        if all(_contains(plan, word) for word in words)
+        (name, family.family.value, plan, family)
+        for family in view.families
+        for name, plan in family.plans.items()
+        if all(_contains(plan, family, view.mode, word) for word in words)
     ]
     shown = heapq.nsmallest(offset + limit, named, key=_order)[offset:]
-    total = sum(len(of_family) for of_family in plans.values())
-    return ServicePage(tuple(service_row(plan) for _, _, plan in shown), len(named), total, offset)
+    total = sum(len(family.plans) for family in view.families)
+    rows = tuple(service_row(plan, family, view.mode) for _, _, plan, family in shown)
+    return ServicePage(rows, len(named), total, offset)
 
 
-def _order(entry: tuple[ServicePortName, str, ServicePlan]) -> tuple[ServicePortName, str]:
+def _order(entry: tuple[ServicePortName, str, ServicePlan, FamilyView]) -> tuple[ServicePortName, str]:
     return entry[:2]
 
 
-def _contains(plan: ServicePlan, word: str) -> bool:
+def _contains(plan: ServicePlan, family: FamilyView, mode: Mode, word: str) -> bool:
     """Whether a row shows the word; what cannot hold it is not even put into text."""
     name = plan.name
     if word in name.service or word in name.namespace or word in name.port or word in str(name).casefold():
         return True
     if not _BEYOND_HEXADECIMAL.intersection(word):
         return any(word in _frontend_address(frontend) for frontend in plan.frontends)
-    return any(word in text for text in _words(plan))
+    return any(word in text for text in _words(plan, family, mode))
 
 
-def _words(plan: ServicePlan) -> Iterator[str]:
+def _words(plan: ServicePlan, family: FamilyView, mode: Mode) -> Iterator[str]:
     yield plan.name.protocol.lower
     yield plan.port.family.value.casefold()
-    yield state_of(plan)
+    yield port_verdict(plan, family, mode).value
     if plan.balance is not None:
         yield plan.scheduler
     if plan.port.internal_local or plan.port.external_local:
@@ -105,15 +120,9 @@ def _frontend_address(frontend: Frontend) -> str:
     return host_port_text(frontend.address, frontend.port) if frontend.address else f"port {frontend.port}"
 
 
-def state_of(plan: ServicePlan) -> str:
-    """Whether all, some or none of the frontends lead to endpoints."""
-    balanced = sum(frontend.outcome is Outcome.BALANCE for frontend in plan.frontends)
-    if balanced == len(plan.frontends):
-        return "answers"
-    return "partly" if balanced else "down"
-
-
-def service_row(plan: ServicePlan) -> ServiceRow:
+def service_row(plan: ServicePlan, family: FamilyView, mode: Mode, *, detailed: bool = False) -> ServiceRow:
+    """The row; with details every address and endpoint is in it."""
+    shown = plan.frontends if detailed else plan.frontends[:_FRONTENDS_SHOWN]
     frontends = tuple(
         FrontendRow(
             frontend.kind.value,
@@ -121,7 +130,7 @@ def service_row(plan: ServicePlan) -> ServiceRow:
             "Local" if frontend.local_policy else "Cluster",
             frontend.outcome.value,
         )
-        for frontend in plan.frontends[:_FRONTENDS_SHOWN]
+        for frontend in shown
     )
     return ServiceRow(
         service=plan.name.key,
@@ -133,9 +142,19 @@ def service_row(plan: ServicePlan) -> ServiceRow:
         usable=len(plan.reachable_endpoints),
         total=len(plan.all_endpoints),
         local=sum(endpoint.local for endpoint in plan.all_endpoints),
-        state=state_of(plan),
+        state=port_verdict(plan, family, mode).value,
         affinity_seconds=plan.port.affinity_seconds,
         topology=plan.topology.value,
         scheduler=plan.scheduler,
         problems=tuple(problem.message for problem in plan.problems),
+        endpoints=endpoint_rows(plan.all_endpoints, plan.reachable_endpoints) if detailed else (),
+    )
+
+
+def endpoint_rows(endpoints: Iterable[Endpoint], used: Iterable[Endpoint]) -> tuple[EndpointRow, ...]:
+    """All endpoints, each with whether it is among those used."""
+    reached = frozenset(used)
+    return tuple(
+        EndpointRow(str(endpoint), endpoint.node, endpoint.local, endpoint in reached)
+        for endpoint in endpoints
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.project.docs.shown import DOCUMENTS, ROOT, code_in, shown
 
-from pointsman.cli.arguments import split_run_flags
+from pointsman.cli.arguments import Parser, split_run_flags
 from pointsman.cli.main import usage
 from pointsman.config.command_line import parse_run
 
@@ -43,7 +43,8 @@ def test_a_shown_command_is_parsed(document: str, command: str) -> None:
         return
     parser = importlib.import_module(f"pointsman.cli.{name}").command()
     assert isinstance(parser, argparse.ArgumentParser)
-    own, flags = split_run_flags(arguments) if name in ("render", "explain") else (arguments, [])
+    takes_run_flags = isinstance(parser, Parser) and parser.takes_run_flags
+    own, flags = split_run_flags(arguments) if takes_run_flags else (arguments, [])
     parser.parse_args(own)
     _parse_run(flags, "pointsman")
 

@@ -59,7 +59,6 @@ def test_the_list_of_services_names_schedulers_and_finds_by_them() -> None:
         factory.service(metadata={"annotations": {"pointsman.dev/scheduler": "source-hash"}}),
         factory.service("plain", clusterIP="10.96.0.11"),
     )
-    plans = {family.family: family.plans for family in view.families}
-    rows = service_page(plans, "hash").rows
+    rows = service_page(view, "hash").rows
     assert [(row.service, row.scheduler) for row in rows] == [("default/web", "source-hash")]
-    assert [row.scheduler for row in service_page(plans, "plain").rows] == [""]
+    assert [row.scheduler for row in service_page(view, "plain").rows] == [""]

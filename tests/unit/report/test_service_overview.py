@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from tests import factory
 
+from pointsman.backends import mode_named
+from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import Family
+from pointsman.model.plan import ServicePlan
 from pointsman.report.overview import MAX_ROWS, service_page, service_row
 
 PLANS = [
@@ -23,7 +26,17 @@ PLANS = [
     ),
 ]
 SIX = factory.plan(factory.service_port("web", cluster_ip="fd00::abc"), factory.endpoint("fd00::1"))
-EVERYTHING = {Family.IPV4: {plan.name: plan for plan in PLANS}, Family.IPV6: {SIX.name: SIX}}
+
+
+def _family(family: Family, plans: list[ServicePlan]) -> FamilyView:
+    return FamilyView(factory.context(family), {plan.name: plan for plan in plans}, {})
+
+
+def _view(*families: FamilyView) -> View:
+    return View("n1", mode_named("nftables"), live=True, families=families)
+
+
+EVERYTHING = _view(_family(Family.IPV4, PLANS), _family(Family.IPV6, [SIX]))
 
 
 @pytest.mark.parametrize(
@@ -54,18 +67,15 @@ def test_pages_are_cut_and_bounded() -> None:
     assert [(row.service, row.family) for row in page.rows] == [("default/web", "IPv6"), ("shop/Api", "IPv4")]
     assert (page.found, page.offset) == (4, 1)
     assert service_page(EVERYTHING, offset=10).rows == ()
-    many = {
-        plan.name: plan
-        for plan in (
-            factory.plan(factory.service_port(f"s{n}", cluster_ip=f"10.96.{n // 250}.{n % 250}"))
-            for n in range(MAX_ROWS + 50)
-        )
-    }
-    assert len(service_page({Family.IPV4: many}, limit=10_000).rows) == MAX_ROWS
+    many = [
+        factory.plan(factory.service_port(f"s{n}", cluster_ip=f"10.96.{n // 250}.{n % 250}"))
+        for n in range(MAX_ROWS + 50)
+    ]
+    assert len(service_page(_view(_family(Family.IPV4, many)), limit=10_000).rows) == MAX_ROWS
 
 
 def test_a_row_counts_endpoints_and_tells_the_state() -> None:
-    row = service_row(PLANS[2])
+    row = service_row(PLANS[2], EVERYTHING.families[0], EVERYTHING.mode)
     assert (row.usable, row.total, row.local, row.state) == (1, 1, 0, "partly")
     assert [(entry.kind, entry.policy, entry.outcome) for entry in row.frontends] == [
         ("ClusterIP", "Cluster", "balance"),

@@ -1,0 +1,190 @@
+"""`pointsman list`: Services with their ports, addresses and endpoints, and whether they answer here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from pointsman.cli.arguments import (
+    add_colour,
+    add_live,
+    add_offline,
+    families_of,
+    guarded,
+    offline_options,
+    parser,
+    print_json,
+    split_run_flags,
+    warn,
+)
+from pointsman.cli.control_client import NoProxy, ask
+from pointsman.cli.output import screen
+from pointsman.explain.verdict import Verdict
+from pointsman.report.overview import ServiceRow
+from pointsman.report.service_list import SORTS, ListQuery, ServiceList, list_text, service_list
+
+_ABOUT = """List the Services that this node serves, one line per port and IP family: where it answers, how many of its endpoints are
+used, its traffic policies, and whether it answers: everybody, partly, or not at all (down). `pointsman explain` gives the reasons
+for each state.
+
+Asks the running proxy, or works offline with --manifests; neither reads the kernel nor holds up a sync.
+
+Exit status: 0, 1 when nothing was found that was asked for, 2 when nobody could be asked."""
+
+_FORMATS = ("text", "wide", "json", "yaml", "name")
+_WATCHED_FORMATS = ("text", "wide", "json")
+_LOOK_SECONDS = 1.0
+_GONE = "gone"
+
+Ask = Callable[[str], ServiceList]
+"""The list, without rows when nothing changed since the version given."""
+
+
+def command() -> argparse.ArgumentParser:
+    made = parser("list", _ABOUT)
+    made.add_argument(
+        "services",
+        nargs="*",
+        metavar="SERVICE",
+        help="names, or NAMESPACE/NAME; * and ? stand for any characters; default: all",
+    )
+    made.add_argument("-n", "--namespace", default="", help="only Services of this namespace")
+    made.add_argument(
+        "-l", "--selector", default="", help="only Services with these labels, such as app=web,tier!=test"
+    )
+    made.add_argument(
+        "--state",
+        action="append",
+        default=[],
+        choices=[verdict.value for verdict in Verdict],
+        help="only those in this state; may be repeated",
+    )
+    made.add_argument("-o", "--output", choices=_FORMATS, default="text", help="default text")
+    made.add_argument(
+        "--sort-by",
+        choices=tuple(SORTS),
+        default="name",
+        help="default name; else the worst state, the most endpoints or unused endpoints first",
+    )
+    made.add_argument("-w", "--watch", action="store_true", help="go on, and list what changes")
+    add_colour(made)
+    add_live(made)
+    add_offline(made, required=False)
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status 0, 1 when nothing matches, 2 when nobody could be asked."""
+    own, flags = split_run_flags(argv)
+    made = command()
+    given = made.parse_args(own)
+    if flags and given.manifests is None:
+        made.error(f"only with --manifests: {' '.join(flags)}")
+    if given.watch and given.manifests is not None:
+        made.error("--watch follows the running proxy; it cannot be used with --manifests")
+    if given.watch and given.output not in _WATCHED_FORMATS:
+        made.error(f"--watch can be used with -o {', '.join(_WATCHED_FORMATS)}")
+    return guarded("list", lambda: _list(given, flags))
+
+
+def _list(given: argparse.Namespace, flags: Sequence[str]) -> int:
+    words = {
+        "namespace": given.namespace,
+        "selector": given.selector,
+        "names": ",".join(given.services),
+        "states": ",".join(given.state),
+        "detailed": "0" if given.output in ("text", "name") else "1",
+    }
+    query = ListQuery.from_words(words)
+    if given.manifests is not None:
+        found = _offline(given, flags, query)
+    else:
+        found = _ask_live(given, words)("")
+    rows = sorted(found.rows, key=SORTS[given.sort_by])
+    if not rows:
+        sys.stderr.write(f"pointsman list: {_nothing_found(given)}\n")
+    if rows or given.output == "json":
+        _print(given, msgspec.structs.replace(found, rows=tuple(rows)))
+    if given.watch:
+        _watch(given, _ask_live(given, words), found)
+    return 0 if rows else 1
+
+
+def _offline(given: argparse.Namespace, flags: Sequence[str], query: ListQuery) -> ServiceList:
+    from pointsman.app.offline import plan_manifests
+
+    options = offline_options(given, flags)
+    planned = plan_manifests(
+        given.manifests,
+        options.config,
+        families=families_of(given),
+        external_allow=options.external_ip_allow_cidrs,
+    )
+    warn("list", [*options.warnings, *planned.problems])
+    return service_list(planned.view, planned.labels, query)
+
+
+def _ask_live(given: argparse.Namespace, words: Mapping[str, str]) -> Ask:
+    return lambda since: ask(given.control_socket, "/list", ServiceList, {**words, "since": since})
+
+
+def _nothing_found(given: argparse.Namespace) -> str:
+    narrowed = given.services or given.namespace or given.selector or given.state
+    return "no Service matches" if narrowed else "there are no Services"
+
+
+def _print(given: argparse.Namespace, found: ServiceList) -> None:
+    if given.output == "json":
+        print_json(found)
+    elif given.output == "yaml":
+        import yaml
+
+        sys.stdout.write(yaml.safe_dump(msgspec.to_builtins(found), sort_keys=False, allow_unicode=True))
+    elif given.output == "name":
+        sys.stdout.write("".join(f"{name}\n" for name in dict.fromkeys(row.service for row in found.rows)))
+    else:
+        _print_table(given, found.rows, heading=True)
+
+
+def _print_table(given: argparse.Namespace, rows: Sequence[ServiceRow], *, heading: bool) -> None:
+    shown = list_text(rows, wide=given.output == "wide", screen=screen(given.color), heading=heading)
+    sys.stdout.write(shown)
+
+
+def _watch(given: argparse.Namespace, asked: Ask, before: ServiceList) -> None:
+    """Until interrupted; a proxy that goes away is waited for."""
+    known, version = _by_identity(before), before.version
+    gone = False
+    while True:
+        sys.stdout.flush()
+        time.sleep(_LOOK_SECONDS)
+        try:
+            now = asked(version)
+        except NoProxy as error:
+            if not gone:
+                warn("list", [str(error)])
+            gone, version = True, ""
+            continue
+        gone, version = False, now.version
+        if now.unchanged:
+            continue
+        current = _by_identity(now)
+        changed = [row for identity, row in current.items() if known.get(identity) != row]
+        changed += [
+            msgspec.structs.replace(row, state=_GONE)
+            for identity, row in known.items()
+            if identity not in current
+        ]
+        known = current
+        if given.output == "json":
+            sys.stdout.write("".join(f"{msgspec.json.encode(row).decode()}\n" for row in changed))
+        elif changed:
+            _print_table(given, changed, heading=False)
+
+
+def _by_identity(found: ServiceList) -> dict[tuple[str, ...], ServiceRow]:
+    return {(row.service, row.port, row.protocol, row.family): row for row in found.rows}

@@ -1,0 +1,101 @@
+"""Labels of Services, and the selectors people write to choose among them. Pure.
+
+The trackers have no use for labels, so they are kept beside them, packed, for each Service that has any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from pointsman.errors import PointsmanError
+from pointsman.model.objects import Service
+
+_KEY = r"(?:[A-Za-z0-9.-]+/)?[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_VALUE = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)?"
+_REQUIREMENT = re.compile(
+    rf"\s*(?:(?P<key>{_KEY})\s*(?P<operator>==|=|!=)\s*(?P<value>{_VALUE})"
+    rf"|(?P<set_key>{_KEY})\s+(?P<set_operator>in|notin)\s*\((?P<values>[^()]*)\)"
+    rf"|(?P<absent>!)?\s*(?P<existing>{_KEY}))\s*(?:,|$)"
+)
+
+
+class BadSelector(PointsmanError):
+    """A selector cannot be understood; the message shows the forms."""
+
+
+class Requirement(msgspec.Struct, frozen=True):
+    """One condition on one label."""
+
+    key: str
+    values: frozenset[str] | None = None
+    """None: any value will do."""
+    wanted: bool = True
+    """False: the label must not be there with one of these values."""
+
+    def fulfilled(self, labels: Mapping[str, str]) -> bool:
+        found = labels.get(self.key)
+        return (found is not None and (self.values is None or found in self.values)) == self.wanted
+
+
+Selector = tuple[Requirement, ...]
+
+
+def selector_from_text(text: str) -> Selector:
+    """`app=web,tier!=test,team in (a, b),!legacy` as Kubernetes reads it; raises BadSelector."""
+    found: list[Requirement] = []
+    position = 0
+    while position < len(text):
+        match = _REQUIREMENT.match(text, position)
+        if match is None:
+            raise BadSelector(
+                f"cannot understand the selector {text!r} from {text[position:].strip()!r}: write conditions such as "
+                "app=web, app!=web, app, !app, 'app in (web, shop)' or 'app notin (web)', separated by commas"
+            )
+        found.append(_requirement(match))
+        position = match.end()
+    return tuple(found)
+
+
+def _requirement(match: re.Match[str]) -> Requirement:
+    if match["key"]:
+        return Requirement(match["key"], frozenset((match["value"],)), match["operator"] != "!=")
+    if match["set_key"]:
+        values = frozenset(value.strip() for value in match["values"].split(","))
+        return Requirement(match["set_key"], values, match["set_operator"] == "in")
+    return Requirement(match["existing"], wanted=not match["absent"])
+
+
+def selected(labels: Mapping[str, str], selector: Selector) -> bool:
+    return all(requirement.fulfilled(labels) for requirement in selector)
+
+
+class ServiceLabels:
+    """The labels of every Service that has any, by key (`namespace/name`)."""
+
+    def __init__(self, services: Iterable[Service] = ()) -> None:
+        self._packed: dict[str, bytes] = {}
+        for service in services:
+            self.upserted(service)
+
+    def upserted(self, service: Service) -> None:
+        key, labels = service.metadata.key, service.metadata.labels
+        if labels:
+            self._packed[key] = msgspec.json.encode(labels)
+        else:
+            self._packed.pop(key, None)
+
+    def deleted(self, key: str) -> None:
+        self._packed.pop(key, None)
+
+    def copy(self) -> ServiceLabels:
+        """One that stays as it is."""
+        taken = ServiceLabels()
+        taken._packed = dict(self._packed)
+        return taken
+
+    def of(self, key: str) -> dict[str, str]:
+        packed = self._packed.get(key)
+        return msgspec.json.decode(packed, type=dict[str, str]) if packed else {}

@@ -1,0 +1,166 @@
+"""`pointsman list`: offline, from a running proxy, and while it changes, on a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from tests import factory
+from tests.process.terminal import on_terminal, terminal
+from tests.unit.cli.live_proxy import LiveProxy, live_proxy
+
+from pointsman.cli.main import main
+from pointsman.report.service_list import NOT_PLANNED
+
+SHOP = ["--manifests", str(Path(__file__).parents[3] / "docs/examples/shop"), "--node", "node-a"]
+NODE = factory.node("n1", addresses=[{"type": "InternalIP", "address": "192.168.1.10"}])
+OLDER = {"creationTimestamp": "2020-01-01T00:00:00Z"}
+YOUNGER = {"creationTimestamp": "2021-01-01T00:00:00Z"}
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[LiveProxy]:
+    with live_proxy(
+        tmp_path,
+        NODE,
+        factory.service(metadata={"labels": {"app": "web", "tier": "front"}, **OLDER}),
+        factory.endpoint_slice("10.244.1.5", "10.244.1.6"),
+        factory.service("empty", namespace="shop", clusterIP="10.96.0.11"),
+        factory.service("twin", namespace="shop", clusterIP="10.96.0.10", metadata=YOUNGER),
+    ) as running:
+        yield running
+
+
+def rows(arguments: list[str], capsys: Captured) -> list[list[str]]:
+    """The cells of the table that the command prints, without the heading."""
+    main(["list", *arguments])
+    return [re.split(r"  +", line) for line in capsys.readouterr().out.splitlines()[1:]]
+
+
+def test_offline_it_lists_every_service_port_with_its_state(capsys: Captured) -> None:
+    assert rows(SHOP, capsys)[:3] == [
+        ["shop/admin", "https/TCP", "10.96.0.25:443", "1/1", "Cluster", "answers"],
+        ["shop/api", "grpc/TCP", "10.96.0.21:9000", "0/2", "Cluster", "down"],
+        ["shop/cache", "redis/TCP", "10.96.0.24:6379", "0/1", "Local", "down"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["web"], ["shop/web"]),
+        (["c*"], ["shop/cache", "shop/cart"]),
+        (["shop/*", "-n", "shop", "--state", "partly"], ["shop/edge"]),
+        (["-n", "other"], []),
+        (["?dge", "web"], ["shop/edge", "shop/web"]),
+        (["--state", "answers", "--state", "partly"], ["shop/admin", "shop/edge", "shop/web"]),
+        (["a*", "--sort-by", "state"], ["shop/api", "shop/admin"]),
+        (["--state", "answers", "--sort-by", "endpoints"], ["shop/web", "shop/admin"]),
+        (["a*", "cart", "--sort-by", "unused"], ["shop/api", "shop/admin", "shop/cart"]),
+        (["web", "admin", "--sort-by", "port"], ["shop/web", "shop/admin"]),
+    ],
+)
+def test_what_is_listed_can_be_chosen_and_sorted(
+    arguments: list[str], found: list[str], capsys: Captured
+) -> None:
+    assert main(["list", "-o", "name", *arguments, *SHOP]) == (0 if found else 1)
+    printed = capsys.readouterr()
+    assert printed.out.split() == found
+    assert ("no Service matches" in printed.err) is not bool(found)
+
+
+@pytest.mark.parametrize(
+    ("selector", "found"),
+    [("app=web", ["default/web"]), ("tier", ["default/web"]), ("app!=web", ["shop/empty", "shop/twin"])],
+)
+def test_labels_select_in_the_running_proxy(
+    selector: str, found: list[str], proxy: LiveProxy, capsys: Captured
+) -> None:
+    assert main(["list", "-o", "name", "-l", selector, *proxy.arguments]) == 0
+    assert capsys.readouterr().out.split() == found
+
+
+def test_the_running_proxy_lists_also_what_it_cannot_serve(proxy: LiveProxy, capsys: Captured) -> None:
+    assert rows(proxy.arguments, capsys) == [
+        ["default/web", "http/TCP", "10.96.0.10:80", "2/2", "Cluster", "answers"],
+        ["shop/empty", "http/TCP", "10.96.0.11:80", "0/0", "Cluster", "down"],
+        ["shop/twin", "http/TCP", "10.96.0.10:80", "0/0", "-", "down"],
+    ]
+    assert main(["list", "twin", "-o", "json", *proxy.arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["problems"] == [NOT_PLANNED]
+
+
+def test_json_and_yaml_name_the_endpoints(proxy: LiveProxy, capsys: Captured) -> None:
+    main(["list", "web", "-o", "json", *proxy.arguments])
+    document = json.loads(capsys.readouterr().out)
+    assert [(entry["address"], entry["used"]) for entry in document["rows"][0]["endpoints"]] == [
+        ("10.244.1.5:8080", True),
+        ("10.244.1.6:8080", True),
+    ]
+    main(["list", "web", "-o", "yaml", *proxy.arguments])
+    assert yaml.safe_load(capsys.readouterr().out) == document
+    main(["list", "web", "-o", "wide", *proxy.arguments])
+    assert "10.244.1.5:8080, 10.244.1.6:8080" in capsys.readouterr().out
+
+
+def test_the_kernel_is_not_read_for_a_list(proxy: LiveProxy, capsys: Captured) -> None:
+    syncs = len(proxy.backend.requests)
+    proxy.backend.programmed.clear()
+    assert main(["list", *proxy.arguments]) == 0
+    assert "answers" in capsys.readouterr().out
+    assert len(proxy.backend.requests) == syncs
+
+
+def test_a_refused_service_is_down(proxy: LiveProxy, capsys: Captured) -> None:
+    proxy.backend.refuse = {factory.service_port("bad").name: "Invalid argument"}
+    proxy.put(
+        factory.service("bad", clusterIP="10.96.0.66"),
+        factory.endpoint_slice("10.244.1.7", name="bad-1", service_name="bad"),
+    )
+    assert rows(["bad", *proxy.arguments], capsys)[0][3:] == ["1/1", "Cluster", "down"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["-l", "app in web"], "cannot understand the selector 'app in web'"),
+        (["-w", *SHOP], "cannot be used with --manifests"),
+        (["-w", "-o", "yaml"], "--watch can be used with -o text, wide, json"),
+        (["--cluster-cidr=10.0.0.0/8"], "only with --manifests"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments: list[str], complaint: str, capsys: Captured) -> None:
+    try:
+        status = main(["list", *arguments])
+    except SystemExit as refused:
+        status = int(str(refused.code))
+    assert status == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [40, 60, 200])
+def test_a_list_fits_the_terminal(columns: int) -> None:
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal("list", *SHOP, columns=columns))
+    assert max(map(len, shown.splitlines())) <= columns
+    assert "partly" in shown
+
+
+def test_watching_lists_what_changes_until_interrupted(proxy: LiveProxy) -> None:
+    with terminal("list", "-w", *proxy.arguments, columns=100) as shown:
+        shown.read(lambda text: "shop/twin" in text)
+        proxy.put(
+            factory.service("late", namespace="shop", clusterIP="10.96.0.12"),
+            factory.endpoint_slice("10.244.1.9", namespace="shop", name="late-1", service_name="late"),
+        )
+        text = shown.read(lambda text: "shop/late" in text)
+        _, _, later = text.partition("shop/twin")
+        assert "\x1b[32manswers" in later
+        assert "default/web" not in later
+        shown.press(b"\x03")
+        assert "Traceback" not in shown.read()
+        assert shown.process.wait(10) == 130

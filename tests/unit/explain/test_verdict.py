@@ -1,0 +1,56 @@
+"""The verdict of a list is the verdict of an explanation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pointsman.app.offline import plan_objects
+from pointsman.config.defaults import with_file_defaults, with_mode
+from pointsman.config.mode_table import MODES
+from pointsman.config.types import KubeProxyConfiguration
+from pointsman.explain.answer import explain
+from pointsman.explain.target import target_from_text
+from pointsman.explain.verdict import Verdict, port_verdict
+from pointsman.model.labels import ServiceLabels
+from pointsman.report.service_list import ListQuery, service_list
+from pointsman.source.manifest_files import load_objects
+
+RECORDED = Path(__file__).parents[2] / "golden" / "data"
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples" / "shop"
+SOURCES = (
+    *(RECORDED / "everything" / "objects.json", RECORDED / "both-local-without-local" / "objects.json"),
+    *(RECORDED / "lb-source-ranges" / "objects.json", EXAMPLES),
+)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
+def test_the_list_and_the_explanation_agree(mode: str, source: Path) -> None:
+    objects, _ = load_objects(source)
+    config = with_mode(
+        with_file_defaults(
+            KubeProxyConfiguration(
+                hostname_override="node-a" if source is EXAMPLES else "n1", cluster_cidr="10.244.0.0/16"
+            )
+        ),
+        mode,
+    )
+    view = plan_objects(objects, config).view
+    seen: set[Verdict] = set()
+    for family in view.families:
+        for name, plan in family.plans.items():
+            verdict = port_verdict(plan, family, view.mode)
+            explanation = explain(view, target_from_text(f"{name.key}:{name.port or plan.port.port}"))
+            answers = {
+                port.answers
+                for port in explanation.ports
+                if (port.family, port.port, port.protocol)
+                == (family.family.value, name.port, name.protocol.name)
+            }
+            assert answers == {verdict is Verdict.ANSWERS}, name
+            seen.add(verdict)
+    listed = service_list(view, ServiceLabels(), ListQuery()).rows
+    assert {row.state for row in listed} >= {verdict.value for verdict in seen}
+    assert len(listed) == sum(len(family.states) for family in view.families)
