@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TypedDict
 
 import msgspec
@@ -12,8 +13,10 @@ from tests.e2e import harness
 from tests.e2e.world import World, running
 
 from pointsman.cli.control_client import ask
+from pointsman.cli.main import main
 from pointsman.explain.report import Cause, Explanation
-from pointsman.lab.objects import LabService, backends
+from pointsman.lab.netns import Namespace
+from pointsman.lab.objects import Backend, LabService, backends
 from pointsman.lab.probe import Kind, run_probes
 
 pytestmark = [
@@ -22,6 +25,8 @@ pytestmark = [
 ]
 
 FAR = LabService("far", 1, backends("pod4"))
+DEAD = LabService("dead", 2, (Backend("pod4", port=9),))
+NAMES = LabService("names", 3, backends("pod4"), protocols=("UDP",))
 FAR_POD, FAR_IP = "10.244.2.14", FAR.address("cluster", 4)
 
 
@@ -134,6 +139,20 @@ TROUBLES = {
         ("iptables-legacy -F FORWARD", "iptables-legacy -F guard", "iptables-legacy -X guard"),
         client="10.244.1.11",
     ),
+    "blocked": Trouble(
+        "ForeignDrop",
+        "drops packets",
+        client="node",
+        prober="n1",
+        **chain("output", f"ip daddr {FAR_POD} drop"),
+    ),
+    "lost frontend": Trouble(
+        "ForeignDrop",
+        "priority -200",
+        client="node",
+        prober="n1",
+        **chain("output", f"ip daddr {FAR_IP} drop", priority=-200),
+    ),
     "harmless": Trouble("", "", prober="", fatal=False, **chain("forward", "ct state invalid drop")),
     "let through": Trouble(
         "", "", prober="", fatal=False, **chain("forward", "ct status dnat accept", policy="drop")
@@ -143,8 +162,16 @@ TROUBLES = {
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with running(tmp_path_factory.mktemp("host"), "nftables", [FAR]) as made:
+    with running(tmp_path_factory.mktemp("host"), "nftables", [FAR, DEAD, NAMES]) as made:
         yield made
+
+
+@contextlib.contextmanager
+def undone(namespace: Namespace, command: str) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        namespace.run(command.split())
 
 
 @contextlib.contextmanager
@@ -159,10 +186,13 @@ def made(world: World, trouble: Trouble) -> Iterator[None]:
             node.run(command.split())
 
 
+def control_socket(world: World) -> Path:
+    return world.proxy.manifests.parent / "state" / "control.sock"
+
+
 def explained(world: World, client: str) -> tuple[Explanation, list[Cause]]:
-    socket = world.proxy.manifests.parent / "state" / "control.sock"
     query = {"target": f"{FAR_IP}:80", "from": client}
-    explanation = ask(socket, "/explain", Explanation, query)
+    explanation = ask(control_socket(world), "/explain", Explanation, query)
     return explanation, [cause for port in explanation.ports for cause in port.causes]
 
 
@@ -188,3 +218,65 @@ def test_explain_sees_what_the_packets_feel(world: World, name: str) -> None:
         assert trouble.words in cause.message
         assert cause.advice
     assert reached(world, trouble.prober or "pod1")
+
+
+def probed(
+    world: World, service: LabService, capsys: pytest.CaptureFixture[str], *flags: str
+) -> tuple[int, str]:
+    """explain --probe as somebody on node n1 runs it."""
+    question = (
+        "explain",
+        f"{service.address('cluster', 4)}:80",
+        "--from=node",
+        "--probe",
+        "--probe-seconds=0.5",
+    )
+    with world.cluster["n1"].entered():
+        status = main([*question, "--control-socket", str(control_socket(world)), *flags])
+    return status, capsys.readouterr().out
+
+
+def test_a_probe_connects_to_endpoints_and_through_the_frontend(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = probed(world, FAR, capsys, "--probe-source=10.244.1.1")
+    assert status == 0, text
+    assert f"probed from here at {FAR_IP}:80: connected in " in text
+    assert "in   ready; probed from here: connected in " in text
+    assert "all that were made from here were answered" in text
+
+
+def test_a_probe_tells_dead_silent_blocked_and_unknown_endpoints_apart(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = probed(world, DEAD, capsys)
+    assert status == 1
+    assert f"✗ EndpointRefused: connections from here to {FAR_POD}:9 fail: refused" in text
+    pod = world.cluster["pod4"]
+    with undone(pod, "nft delete table inet deaf"):
+        pod.run(
+            [
+                "nft",
+                "add table inet deaf; add chain inet deaf c { type filter hook input priority 0; policy drop; }",
+            ]
+        )
+        status, text = probed(world, FAR, capsys)
+    assert status == 1
+    assert "✗ EndpointSilent" in text
+    with made(world, TROUBLES["blocked"]):
+        status, text = probed(world, NAMES, capsys)
+    assert status == 1
+    assert "✗ EndpointBlocked" in text
+    status, text = probed(world, NAMES, capsys)
+    assert status == 0, text
+    assert "probed from here: UDP: nothing came back" in text or "probed from here: connected" in text
+
+
+def test_a_frontend_that_fails_while_its_endpoints_answer_is_told(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with made(world, TROUBLES["lost frontend"]):
+        status, text = probed(world, FAR, capsys)
+    assert status == 1
+    assert "✗ FrontendSilent: connections from here to " in text
+    assert "in   ready; probed from here: connected in " in text

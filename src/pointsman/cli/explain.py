@@ -21,9 +21,12 @@ from pointsman.cli.arguments import (
 from pointsman.cli.control_client import ask
 from pointsman.cli.output import screen
 from pointsman.explain.answer import explain
+from pointsman.explain.probes import places_of, with_probes
 from pointsman.explain.report import Explanation
 from pointsman.explain.target import target_from_text
 from pointsman.explain.text import explanation_text
+from pointsman.kernel.reach import reach
+from pointsman.model.addresses import address_from_text
 
 _ABOUT = """Say which frontends a Service has here, which endpoints stand behind them and why, what happens to the
 client's address, what the kernel holds, and the likely cause when it does not answer.
@@ -45,11 +48,47 @@ def command() -> argparse.ArgumentParser:
         help="pod, node, outside, an IP address or the name of a pod; default: all three kinds",
     )
     made.add_argument("-n", "--namespace", default="", help="where to look for a name that says no namespace")
+    made.add_argument(
+        "--probe",
+        action="store_true",
+        help="also connect from here to every endpoint, and to the frontends asked about",
+    )
+    made.add_argument(
+        "--probe-source",
+        type=_source,
+        default=b"",
+        metavar="IP",
+        help="connect from this address of the host",
+    )
+    made.add_argument(
+        "--probe-seconds",
+        type=_seconds,
+        default=2.0,
+        metavar="SECONDS",
+        help="how long each connection may take; default 2",
+    )
     made.add_argument("--no-kernel", action="store_true", help="do not read the kernel of the running proxy")
     add_output(made)
     add_live(made)
     add_offline(made, required=False)
     return made
+
+
+def _source(text: str) -> bytes:
+    address = address_from_text(text)
+    if address is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an IP address")
+    return address
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 60:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0 and 60")
+    return seconds
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,6 +102,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _explain(given: argparse.Namespace, flags: Sequence[str]) -> int:
     explanation = _offline(given, flags) if given.manifests is not None else _live(given)
+    if given.probe:
+        places = places_of(explanation)
+        attempts = reach(places, given.probe_seconds, given.probe_source)
+        explanation = with_probes(explanation, dict(zip(places, attempts, strict=True)))
     if given.output == "json":
         print_json(explanation)
     else:

@@ -322,7 +322,15 @@ def _frontend_answer(
         asked=asked,
         source_ranges=tuple(str(cidr) for cidr in frontend.source_ranges),
         paths=tuple(path(plan, frontend, client, family, view.mode) for client in clients),
+        places=tuple(host_port_text(address, frontend.port) for address in _addresses_of(frontend, family)),
     )
+
+
+def _addresses_of(frontend: Frontend, family: FamilyView) -> tuple[bytes, ...]:
+    if frontend.address:
+        return (frontend.address,)
+    where = family.context.node_port_addresses
+    return family.context.node_ips if where.match_all else tuple(where.addresses)
 
 
 def _frontend_text(frontend: Frontend, family: FamilyView) -> str:

@@ -28,6 +28,16 @@ class PolicyUse(msgspec.Struct, frozen=True, rename="camel"):
     reason: str
 
 
+class ProbeAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    """What came of one connection made from the node, with `--probe`."""
+
+    place: str
+    """`ip:port`."""
+    outcome: str
+    """`connected`, `refused`, `silent`, `unreachable`, `blocked` or `unknown`."""
+    words: str
+
+
 class EndpointAnswer(msgspec.Struct, frozen=True, rename="camel"):
     """One endpoint of the service port."""
 
@@ -38,6 +48,7 @@ class EndpointAnswer(msgspec.Struct, frozen=True, rename="camel"):
     uses: tuple[PolicyUse, ...]
     pod: str = ""
     """The pod behind it, where the EndpointSlice names one."""
+    probe: ProbeAnswer | None = None
 
 
 class Path(msgspec.Struct, frozen=True, rename="camel"):
@@ -63,6 +74,9 @@ class FrontendAnswer(msgspec.Struct, frozen=True, rename="camel"):
     """The question named this very address."""
     source_ranges: tuple[str, ...]
     paths: tuple[Path, ...]
+    places: tuple[str, ...] = ()
+    """`ip:port` at which the node itself would use it."""
+    probes: tuple[ProbeAnswer, ...] = ()
 
 
 class KernelAnswer(msgspec.Struct, frozen=True, rename="camel"):

@@ -21,6 +21,11 @@ def explanation_text(explanation: Explanation, screen: Screen = PLAIN) -> str:
         lines += ["", "Verdict: no Service answers here."]
     elif not explanation.answers:
         lines += ["", "Verdict: not every client is answered; see above."]
+    elif _connected(explanation):
+        lines += [
+            "",
+            "Verdict: connections are handed to endpoints, and all that were made from here were answered.",
+        ]
     else:
         lines += [
             "",
@@ -28,6 +33,12 @@ def explanation_text(explanation: Explanation, screen: Screen = PLAIN) -> str:
             "does the pod listen on that port (not only on localhost), and does a NetworkPolicy allow it?",
         ]
     return laid_out(lines, screen)
+
+
+def _connected(explanation: Explanation) -> bool:
+    """Every endpoint in use was connected to."""
+    used = [e.probe for port in explanation.ports for e in port.endpoints if any(use.used for use in e.uses)]
+    return bool(used) and all(probe is not None and probe.outcome == "connected" for probe in used)
 
 
 def _causes(causes: Iterable[Cause], indent: str) -> Iterator[str]:
@@ -82,6 +93,8 @@ def _frontend(frontend: FrontendAnswer) -> Iterator[str]:
     for path in frontend.paths:
         source = f"; source {path.source}" if path.source else ""
         yield f"      from {path.client:{width}}  {path.result}{source}"
+    for probe in frontend.probes:
+        yield f"      probed from here at {probe.place}: {probe.words}"
 
 
 def _endpoints(endpoints: tuple[EndpointAnswer, ...]) -> Iterator[str]:
@@ -96,7 +109,8 @@ def _endpoints(endpoints: tuple[EndpointAnswer, ...]) -> Iterator[str]:
         for number, use in enumerate(endpoint.uses):
             policy = f" {'(' + use.policy + ')':9}" if several else ""
             start = head if number == 0 else " " * len(head)
-            yield f"{start}  {'in ' if use.used else 'out'}{policy}  {use.reason}"
+            probe = f"; probed from here: {endpoint.probe.words}" if endpoint.probe and number == 0 else ""
+            yield f"{start}  {'in ' if use.used else 'out'}{policy}  {use.reason}{probe}"
     if len(endpoints) > ENDPOINTS_SHOWN:
         yield f"    and {len(endpoints) - ENDPOINTS_SHOWN} more; -o json lists all"
 

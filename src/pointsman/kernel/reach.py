@@ -1,0 +1,104 @@
+"""Connections made from here, to see whether an address and port answers; blocking, many at once.
+
+TCP and SCTP say whether somebody listens. UDP cannot: silence is what most servers answer to an empty datagram.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import socket
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from pointsman.model.addresses import address_text
+from pointsman.model.service import Protocol
+
+_AT_ONCE = 64
+_KINDS = {
+    Protocol.TCP: (socket.SOCK_STREAM, socket.IPPROTO_TCP),
+    Protocol.UDP: (socket.SOCK_DGRAM, socket.IPPROTO_UDP),
+    Protocol.SCTP: (socket.SOCK_STREAM, socket.IPPROTO_SCTP),
+}
+_UNSUPPORTED = frozenset((errno.EPROTONOSUPPORT, errno.ESOCKTNOSUPPORT, errno.EAFNOSUPPORT))
+
+
+class Reached(enum.Enum):
+    """How an attempt ended."""
+
+    CONNECTED = "connected"
+    REFUSED = "refused"
+    SILENT = "silent"
+    UNREACHABLE = "unreachable"
+    BLOCKED = "blocked"
+    """A rule of this host forbade the packet to leave."""
+    UNKNOWN = "unknown"
+    """Nothing can be said."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where to connect."""
+
+    address: bytes
+    port: int
+    protocol: Protocol
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """What came of it."""
+
+    reached: Reached
+    seconds: float = 0.0
+    detail: str = ""
+
+
+def reach(places: Sequence[Place], seconds: float, source: bytes = b"") -> list[Attempt]:
+    """One attempt for each place, from the source address given or the kernel's choice, each within the time."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda place: _attempt(place, seconds, source), places))
+
+
+def _attempt(place: Place, seconds: float, source: bytes) -> Attempt:
+    family = socket.AF_INET if len(place.address) == 4 else socket.AF_INET6
+    kind, protocol = _KINDS[place.protocol]
+    try:
+        with socket.socket(family, kind, protocol) as sock:
+            sock.settimeout(seconds)
+            if len(source) == len(place.address):
+                sock.bind((address_text(source), 0))
+            started = time.monotonic()
+            sock.connect((address_text(place.address), place.port))
+            if place.protocol is Protocol.UDP:
+                return _datagram(sock, started)
+            return Attempt(Reached.CONNECTED, time.monotonic() - started)
+    except TimeoutError:
+        return Attempt(Reached.SILENT, seconds)
+    except OSError as error:
+        return _failed(error)
+
+
+def _datagram(sock: socket.socket, started: float) -> Attempt:
+    sock.send(b"")
+    try:
+        sock.recv(1)
+    except TimeoutError:
+        return Attempt(Reached.UNKNOWN, detail="UDP: nothing came back, which may be the server's way")
+    return Attempt(Reached.CONNECTED, time.monotonic() - started)
+
+
+def _failed(error: OSError) -> Attempt:
+    number = error.errno or 0
+    detail = os.strerror(number) if number else str(error)
+    if number == errno.ECONNREFUSED:
+        return Attempt(Reached.REFUSED)
+    if number in (errno.EPERM, errno.EACCES):
+        return Attempt(Reached.BLOCKED, detail=detail)
+    if number in _UNSUPPORTED:
+        return Attempt(Reached.UNKNOWN, detail=f"this kernel cannot make such connections ({detail})")
+    if number == errno.EADDRNOTAVAIL:
+        return Attempt(Reached.UNKNOWN, detail="the source address is not one of this host")
+    return Attempt(Reached.UNREACHABLE, detail=detail)
