@@ -1,0 +1,161 @@
+"""Whether an artefact works: it serves a Service in a network namespace, from a root directory of its own, with the
+privileges of a node's pod and no more.
+
+Needs root. `python -m scripts.release.trial ROOT COMMAND...` is the part that runs inside the namespaces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from scripts.release.source import ROOT
+
+CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13}
+_DROP_FROM_BOUNDING_SET, _NO_NEW_PRIVILEGES = 24, 38
+_PATIENCE = 60.0
+_ADDRESS = "10.96.0.20"
+"""The cluster IP of shop/web in docs/examples/shop."""
+
+
+class Failed(RuntimeError):
+    """The artefact does not do what it should."""
+
+
+def possible() -> bool:
+    """Only root may make these namespaces; where nobody may, the trial is left out aloud."""
+    if os.geteuid() == 0 and shutil.which("nft"):
+        return True
+    print("==> not tried: that needs root and the program nft")
+    return False
+
+
+def try_package(package: Path) -> None:
+    """Installs it with dpkg on a throw-away layer above this machine's root, and runs the command of its unit."""
+    if not possible():
+        return
+    with _above_this_root() as root:
+        inside = root / "tmp" / package.name
+        shutil.copyfile(package, inside)
+        _chrooted(root, "dpkg", "--install", f"/tmp/{package.name}")
+        told = _chrooted(root, "pointsman", "version")
+        if shutil.which("systemd-analyze"):
+            _chrooted(root, "systemd-analyze", "verify", "/usr/lib/systemd/system/pointsman.service")
+        manifests = root / "etc/pointsman/manifests"
+        shutil.copytree(ROOT / "docs/examples/shop", manifests, dirs_exist_ok=True)
+        unit = (root / "usr/lib/systemd/system/pointsman.service").read_text()
+        lines = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and line[0] != "#")
+        name, value = lines["Environment"].split("=")
+        serves(root, lines["ExecStart"].split(), {name: value}, writable=("run", "tmp"))
+        _chrooted(root, "dpkg", "--purge", "pointsman")
+        if (root / "opt/pointsman").exists():
+            raise Failed("dpkg --purge leaves files in /opt/pointsman")
+    print(
+        f"==> tried: {package.name} installs, its unit's command serves, it goes away again; {told.strip()}"
+    )
+
+
+def serves(
+    root: Path, command: Sequence[str], environment: Mapping[str, str], *, writable: Sequence[str]
+) -> None:
+    """Runs it in `root`, read-only but for `writable`, until its rules for shop/web are in the kernel, and ends it."""
+    mounts = [f"mount --bind {root} {root}", f"mount -t proc proc {root}/proc"]
+    mounts += [f"mount -t tmpfs tmpfs {root}/{name}" for name in writable]
+    mounts += [f"mount -o remount,bind,ro {root}", "ip link set lo up"]
+    script = " && ".join(mounts) + ' && exec "$@"'
+    inside = [sys.executable, "-m", "scripts.release.trial", str(root), *command]
+    log = tempfile.TemporaryFile()  # noqa: SIM115  it outlives this line
+    process = subprocess.Popen(
+        ("unshare", "--mount", "--net", "--ipc", "--uts", "bash", "-c", script, "bash", *inside),
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], **environment},
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        _await_rules(process)
+        process.terminate()
+        if process.wait(_PATIENCE) != 0:
+            raise Failed(f"exit status {process.returncode} after SIGTERM")
+    except Failed as error:
+        log.seek(0)
+        raise Failed(f"{error}\n{log.read().decode(errors='replace')[-4000:]}") from None
+    finally:
+        process.kill()
+        process.wait()
+        log.close()
+
+
+def _await_rules(process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + _PATIENCE
+    while True:
+        if process.poll() is not None:
+            raise Failed(f"ended by itself with exit status {process.returncode}")
+        asked = subprocess.run(
+            ("nsenter", "--net", "--target", str(process.pid), "nft", "list", "table", "ip", "kube-proxy"),
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if _ADDRESS in asked.stdout:
+            return
+        if time.monotonic() > until:
+            raise Failed(f"no rule for {_ADDRESS} after {_PATIENCE:.0f} s")
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def _above_this_root() -> Iterator[Path]:
+    """A copy of this machine's files in which everything may be changed; it costs what is changed."""
+    with tempfile.TemporaryDirectory() as directory:
+        layer = Path(directory)
+        subprocess.run(("mount", "-t", "tmpfs", "tmpfs", directory), check=True)
+        try:
+            for name in ("upper", "work", "root"):
+                (layer / name).mkdir()
+            options = f"lowerdir=/,upperdir={layer}/upper,workdir={layer}/work"
+            subprocess.run(("mount", "-t", "overlay", "-o", options, "overlay", f"{layer}/root"), check=True)
+            yield layer / "root"
+        finally:
+            subprocess.run(("umount", "--lazy", f"{layer}/root"), check=False)
+            subprocess.run(("umount", "--lazy", directory), check=False)
+
+
+def _chrooted(root: Path, *command: str) -> str:
+    done = subprocess.run(
+        ("unshare", "--mount", "--net", "chroot", str(root), *command),
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise Failed(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def _become(root: str, command: list[str]) -> None:
+    """Inside the namespaces: the new root, then all privileges away but those of a node's pod, then the program."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    os.chroot(root)
+    os.chdir("/")
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    for capability in range(last + 1):
+        if capability not in CAPABILITIES.values() and libc.prctl(
+            _DROP_FROM_BOUNDING_SET, capability, 0, 0, 0
+        ):
+            raise OSError(ctypes.get_errno(), f"capability {capability} cannot be dropped")
+    if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    _become(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,38 @@
+"""The unit and the configuration beside it: what one host without a cluster runs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pointsman.config.load import load
+from pointsman.config.validate import validation_problems
+
+ROOT = Path(__file__).parents[3]
+UNIT = (ROOT / "deploy/systemd/pointsman.service").read_text()
+
+
+def test_the_configuration_to_start_with_is_valid() -> None:
+    loaded = load((ROOT / "deploy/systemd/config.yaml").read_bytes())
+    assert loaded.problems == ()
+    assert validation_problems(loaded.config) == []
+
+
+def test_the_unit_points_to_this_projects_documentation() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (places,) = re.findall(r"^Documentation=(.*)$", UNIT, flags=re.MULTILINE)
+    assert places.split() == ["man:pointsman(8)", project["urls"]["Documentation"]]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    copy = tmp_path / "pointsman.service"
+    copy.write_text(UNIT.replace("ExecStart=/opt/pointsman/bin/pointsman", "ExecStart=/bin/true"))
+    command = ("systemd-analyze", "verify", "--man=no", str(copy))
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
