@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+import pytest
 from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.access import Access
@@ -97,3 +98,11 @@ async def eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110  the condition is about HTTP, which signals nothing
             await asyncio.sleep(0.005)
+
+
+async def given_up(reading: asyncio.Future[str]) -> None:
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+
+
+both_ways = pytest.mark.parametrize("watch_list", [True, False], ids=["watchlist", "paged"])

@@ -1,0 +1,130 @@
+"""The first list of a kind, in one piece or in pages, from servers that can and cannot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.kube.following import both_ways, following, text
+
+from pointsman.model.objects import Service
+from pointsman.model.source_events import Upsert
+from pointsman.testing.apiserver import FakeApiServer
+from pointsman.testing.kube_objects import service
+
+
+@both_ways
+async def test_initial_objects_then_synced_then_changes(watch_list: bool) -> None:
+    async with FakeApiServer(watch_list=watch_list) as server:
+        server.add(service("a"))
+        server.add(service("b"))
+        async with following(server) as follower:
+            initial = [text(event) for event in await follower.until_synced()]
+            assert initial == ["+default/a@101", "+default/b@102", "synced Service"]
+            server.add(service("c"))
+            assert await follower.next_text() == "+default/c@103"
+            server.update(service("a", externalIPs=["192.0.2.1"]))
+            changed = await follower.next()
+            assert isinstance(changed, Upsert)
+            assert isinstance(changed.object, Service)
+            assert changed.object.spec.external_ips == ["192.0.2.1"]
+            server.delete("Service", "default/b")
+            assert await follower.next_text() == "-default/b"
+            assert follower.status.connected
+            assert follower.status.objects == 2
+            assert follower.status.failures_total == 0
+
+
+async def test_server_without_watch_list_is_asked_once_and_then_in_pages() -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        for number in range(7):
+            server.add(service(f"s{number}"))
+        async with following(server, page_limit=3) as follower:
+            assert len(await follower.until_synced()) == 8
+            server.compact()
+            server.end_watches()
+            server.add(service("zulu"))
+            assert await follower.next_text() == "+default/zulu@109"
+    streamed = [seen for seen in server.requests if "sendInitialEvents" in seen.query]
+    pages = [seen.query for seen in server.requests if not seen.is_watch]
+    assert len(streamed) == 1
+    assert [page["limit"] for page in pages] == ["3"] * 6
+    assert ["continue" in page for page in pages] == [False, True, True] * 2
+
+
+async def test_error_event_instead_of_initial_events_falls_back_to_pages() -> None:
+    """A server over an old etcd answers 200 and then an ERROR event."""
+
+    async with FakeApiServer() as server:
+        server.add(service("a"))
+        error = {
+            "type": "ERROR",
+            "object": {"kind": "Status", "code": 500, "message": "progress is disabled"},
+        }
+        server.fail_next(200, watch=True, body=json.dumps(error).encode() + b"\n")
+        async with following(server) as follower:
+            assert len(await follower.until_synced()) == 2
+            assert follower.status.failures_total == 0
+            assert follower.time.pauses == []
+
+
+async def test_initial_events_without_an_end_fall_back_to_pages() -> None:
+    async with FakeApiServer() as server:
+        server.add(service("a"))
+        added = {"type": "ADDED", "object": server.store.get("Service", "default/a")}
+        server.fail_next(200, watch=True, body=json.dumps(added).encode() + b"\n")
+        async with following(server) as follower:
+            assert [text(event) for event in await follower.until_synced()] == [
+                "+default/a@101",
+                "synced Service",
+            ]
+
+
+async def test_snapshot_expiring_between_pages_restarts_with_one_unpaged_list() -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        for number in range(5):
+            server.add(service(f"s{number}"))
+        async with following(server, page_limit=2, watch_list=False) as follower:
+            first = await follower.next_text()
+            server.expire_pages()
+            server.delete("Service", "default/s0")
+            rest = [text(event) for event in await follower.until_synced()]
+            assert first == "+default/s0@101"
+            assert rest == [
+                "+default/s1@102",
+                "+default/s2@103",
+                "+default/s3@104",
+                "+default/s4@105",
+                "-default/s0",
+                "synced Service",
+            ]
+    assert "limit" not in [seen for seen in server.requests if not seen.is_watch][-1].query
+
+
+async def test_pages_too_large_to_take_are_asked_for_in_smaller_ones() -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        for number in range(9):
+            server.add(service(f"s{number}", externalName="x" * 1000))
+        async with following(server, watch_list=False, page_limit=8, largest_body=5000) as follower:
+            assert len(await follower.until_synced()) == 10
+            assert follower.status.failures_total == 0
+    assert {seen.query["limit"] for seen in server.requests if not seen.is_watch} == {"8", "2"}
+
+
+async def test_a_list_that_goes_round_in_circles_is_given_up() -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        circle = {"metadata": {"resourceVersion": "7", "continue": "again"}, "items": []}
+        server.fail_next(200, path="services", watch=False, times=2, body=json.dumps(circle).encode())
+        async with following(server, watch_list=False) as follower:
+            await follower.until_synced()
+            assert "in circles" in follower.status.last_error
+
+
+async def test_garbage_instead_of_a_list_is_retried() -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        server.add(service("a"))
+        server.fail_next(200, body=b"<html>maintenance</html>", watch=False)
+        async with following(server) as follower:
+            assert len(await follower.until_synced()) == 2
+            assert "not readable" in follower.status.last_error
+            assert follower.time.pauses == [pytest.approx(1.2)]
