@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
-import socket
 import threading
 from collections.abc import Iterator
 
@@ -12,9 +10,6 @@ import pytest
 from tests.process.api_thread import ApiThread
 from tests.process.node_space import (
     HEALTH_PORT,
-    METRICS_PORT,
-    NODE_IP,
-    SECOND_IP,
     NodeProcess,
     NodeSpace,
     eventually,
@@ -23,59 +18,24 @@ from tests.process.node_space import (
     web_service,
     web_slices,
 )
+from tests.process.strangers import (
+    BALANCER,
+    HEALTH_CHECK_PORT,
+    OPEN_TO_ALL,
+    PORTS,
+    held,
+    many_descriptors,
+    statuses,
+    stranger,
+)
 
 pytestmark = needs_root
-
-HEALTH_CHECK_PORT = 32000
-PORTS = (HEALTH_PORT, METRICS_PORT, HEALTH_CHECK_PORT)
-BALANCER = web_service(
-    type="LoadBalancer",
-    externalTrafficPolicy="Local",
-    healthCheckNodePort=HEALTH_CHECK_PORT,
-    ports=[{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080, "nodePort": 30080}],
-)
-OPEN_TO_ALL = {
-    "healthzBindAddress": f"0.0.0.0:{HEALTH_PORT}",
-    "metricsBindAddress": f"0.0.0.0:{METRICS_PORT}",
-    "nodePortAddresses": ["0.0.0.0/0", "::/0"],
-}
 
 
 @pytest.fixture(autouse=True)
 def _many_descriptors() -> Iterator[None]:
-    """The strangers' ends of the connections are held by this process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def stranger(port: int) -> socket.socket:
-    """A connection from an address that is not the one it goes to; to be called inside the node."""
-    return socket.create_connection((NODE_IP, port), timeout=5, source_address=(SECOND_IP, 0))
-
-
-@contextlib.contextmanager
-def held(node: NodeSpace, count: int, *ports: int) -> Iterator[None]:
-    """So many connections to each port by strangers, some silent, some with half a request."""
-    with contextlib.ExitStack() as stack:
-        with node.namespace.entered():
-            opened = [stack.enter_context(stranger(port)) for _ in range(count) for port in ports]
-        for sock in opened[::2]:
-            with contextlib.suppress(OSError):
-                sock.send(b"GET /healthz HTTP/1.1\r\nHost: x")
+    with many_descriptors():
         yield
-
-
-def statuses(node: NodeSpace, path: str = "/healthz") -> set[int]:
-    """Answers to a scraper on loopback, the kubelet and a load balancer, at every port."""
-    found = set()
-    for port in PORTS:
-        found |= {node.get(path, port, host).status for host in ("127.0.0.1", NODE_IP)}
-        with node.namespace.entered(), stranger(port) as sock:
-            sock.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
-            found.add(int(sock.recv(64).split()[1]))
-    return found
 
 
 def test_a_thousand_idle_connections_at_each_port_silence_no_probe(

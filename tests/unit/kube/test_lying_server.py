@@ -3,85 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.fake.skipping_clock import SkippingClock
+from tests.unit.kube.consumer import all_watched, consuming, until
 from tests.unit.kube.lies import LIES, Lie, chunked, http, listing
 
 from pointsman.errors import KubeError
 from pointsman.kube.access import Access
-from pointsman.kube.timing import Timing
 from pointsman.kube.transport import Transport
-from pointsman.model.objects import Service
-from pointsman.model.source_events import Delete, SourceEvent, Upsert
-from pointsman.source.api import ApiSource
 from pointsman.testing.apiserver import FakeApiServer
 from pointsman.testing.kube_objects import endpoint_slice, node, service
 
 PATH = "/api/v1/services"
 LONGEST_PAUSE = 60.0
-
-
-class Consumer:
-    """Everything the source says, kept like a proxy would keep it."""
-
-    def __init__(self, server: FakeApiServer, *, watch_list: bool, patience: float) -> None:
-        self.time = SkippingClock()
-        self.services: set[str] = set()
-        self.transport = Transport(Access(server.url, "test"), qps=0, environ={})
-        self.source = ApiSource(
-            self.transport,
-            node_name="n1",
-            watch_list=watch_list,
-            timing=Timing(self.time.clock, self.time.sleep, idle=patience, initial=patience, answer=patience),
-        )
-
-    async def run(self) -> None:
-        async for event in self.source.events():
-            self._take(event)
-
-    def _take(self, event: SourceEvent) -> None:
-        match event:
-            case Upsert(object=Service() as item):
-                self.services.add(item.metadata.key)
-            case Delete(kind=kind, key=key) if kind is Service:
-                self.services.discard(key)
-
-
-@contextlib.asynccontextmanager
-async def consuming(
-    server: FakeApiServer, *, watch_list: bool, patience: float = 30.0
-) -> AsyncIterator[Consumer]:
-    """Raises whatever the source raises."""
-    consumer = Consumer(server, watch_list=watch_list, patience=patience)
-    running = asyncio.create_task(consumer.run())
-    try:
-        yield consumer
-        if running.done():
-            running.result()
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await consumer.transport.close()
-
-
-async def until(consumer: Consumer, *names: str) -> None:
-    wanted = {f"default/{name}" for name in names}
-    async with asyncio.timeout(60):
-        while not wanted <= consumer.services:  # noqa: ASYNC110  HTTP signals nothing
-            await asyncio.sleep(0.01)
-
-
-async def all_watched(server: FakeApiServer) -> None:
-    async with asyncio.timeout(60):
-        while server.watch_count() < 4:  # noqa: ASYNC110  HTTP signals nothing
-            await asyncio.sleep(0.01)
 
 
 def told_to_wait(lie: Lie) -> bool:

@@ -1,0 +1,156 @@
+"""Faults injected into a running proxy while connections are made through it: python -m bench.reliability (root).
+
+Prints a table: what was done how often, connections made and lost meanwhile, what came of it, memory grown. All of it
+lasts about ten minutes; --only names parts of it, --scale makes all of them shorter or longer. With KUBE_PROXY_BINARY
+set, moves between kube-proxy and Pointsman are part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+from bench.reliability import api_server, restarts, rules, strangers
+from bench.reliability.world import Row, Work, measured
+
+
+class Options(msgspec.Struct):
+    scale: float
+    chance: random.Random
+    kube_proxy: str
+
+    def times(self, count: int) -> int:
+        return max(2, round(count * self.scale))
+
+
+def _in_each_mode(fault: str, work: Callable[[], Work]) -> Iterator[Row]:
+    for mode in restarts.MODES:
+        yield measured(fault, mode, work())
+
+
+def _kills(options: Options) -> Iterator[Row]:
+    count = options.times(30)
+    fault = "kill -9 at a random moment"
+    yield from _in_each_mode(fault, lambda: restarts.stops(signal.SIGKILL, count, options.chance))
+
+
+def _stops(options: Options) -> Iterator[Row]:
+    count = options.times(20)
+    yield from _in_each_mode(
+        "SIGTERM and start", lambda: restarts.stops(signal.SIGTERM, count, options.chance)
+    )
+
+
+def _switches(options: Options) -> Iterator[Row]:
+    yield from _in_each_mode("mode switched while running", lambda: restarts.mode_switches(options.times(20)))
+
+
+def _handovers(options: Options) -> Iterator[Row]:
+    if options.kube_proxy:
+        binary, count = options.kube_proxy, options.times(5)
+        yield from _in_each_mode("hand-over with kube-proxy", lambda: restarts.handovers(binary, count))
+
+
+def _instances(options: Options) -> Iterator[Row]:
+    yield from _in_each_mode("a second instance", lambda: restarts.instances(options.times(8)))
+
+
+def _server(options: Options) -> Iterator[Row]:
+    count = options.times(15)
+    yield from _in_each_mode(
+        "API server away, cut, lying", lambda: api_server.server_faults(count, options.chance)
+    )
+
+
+def _churn(options: Options) -> Iterator[Row]:
+    yield from _in_each_mode(
+        "churn of 10000/s, events", lambda: api_server.churn(30.0 * options.scale, 10_000)
+    )
+
+
+def _lies(options: Options) -> Iterator[Row]:
+    yield api_server.lies(api_server.forms(), options.times(100))
+
+
+def _rules(options: Options) -> Iterator[Row]:
+    yield from rules.damage(options.times(6), options.chance)
+
+
+def _strangers(options: Options) -> Iterator[Row]:
+    yield strangers.connections_held(60.0 * options.scale)
+
+
+def _descriptors(options: Options) -> Iterator[Row]:
+    yield strangers.descriptors_exhausted(options.times(20))
+
+
+PARTS: Mapping[str, Callable[[Options], Iterator[Row]]] = {
+    "kills": _kills,
+    "stops": _stops,
+    "switches": _switches,
+    "handovers": _handovers,
+    "instances": _instances,
+    "server": _server,
+    "churn": _churn,
+    "lies": _lies,
+    "rules": _rules,
+    "strangers": _strangers,
+    "descriptors": _descriptors,
+}
+
+
+def kept(file: Path, made: list[Row]) -> list[Row]:
+    """The rows of an earlier run, with those that were made again replaced."""
+    earlier = (
+        msgspec.json.decode(file.read_bytes(), type=dict[str, list[Row]])["faults"] if file.exists() else []
+    )
+    fresh = {(row.fault, row.mode): row for row in made}
+    known = [(row.fault, row.mode) for row in earlier]
+    return [fresh.get((row.fault, row.mode), row) for row in earlier] + [
+        row for key, row in fresh.items() if key not in known
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=None, metavar="PART", help=", ".join(PARTS)
+    )
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="how often or how long, 1 being about ten minutes"
+    )
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--kube-proxy", default=os.environ.get("KUBE_PROXY_BINARY", ""))
+    parser.add_argument(
+        "--json", type=Path, default=None, help="with --only, other rows that it holds are kept"
+    )
+    given = parser.parse_args()
+    logging.disable()  # What a client says about lies belongs to no table.
+    options = Options(given.scale, random.Random(given.seed), given.kube_proxy)
+    print("| fault | mode | times | connections | lost | result | memory, kB | seconds |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    made = []
+    for part in given.only or PARTS:
+        for row in PARTS[part](options):
+            made.append(row)
+            print(
+                f"| {row.fault} | {row.mode} | {row.times} | {row.connections} | {row.lost} | {row.result} "
+                f"| {row.growth_kb} | {row.seconds:.0f} |",
+                flush=True,
+            )
+    print(f"\n{sum(row.connections for row in made)} connections made, {sum(row.lost for row in made)} lost")
+    if given.json is not None:
+        rows = kept(given.json, made) if given.only else made
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode({"faults": rows}), indent=1))
+
+
+if __name__ == "__main__":
+    main()

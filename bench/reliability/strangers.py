@@ -1,0 +1,61 @@
+"""Strangers hold connections to the served ports, until descriptors run out where there are few."""
+
+from __future__ import annotations
+
+import time
+
+from bench.reliability.world import Done, Row, World, under_traffic, world
+from tests.process.node_space import HEALTH_PORT, eventually
+from tests.process.strangers import (
+    BALANCER,
+    HEALTH_CHECK_PORT,
+    OPEN_TO_ALL,
+    PORTS,
+    held,
+    many_descriptors,
+    statuses,
+)
+
+IDLE = 1000
+"""Connections that are held to each port."""
+FEW = 200
+"""Descriptors of a process that has few."""
+
+
+def connections_held(seconds: float) -> Row:
+    """Meanwhile a scraper, the kubelet and a load balancer ask every port once a second."""
+
+    def work(made: World) -> Done:
+        asked = unanswered = 0
+        with many_descriptors(), held(made.node, IDLE, *PORTS):
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                asked += 1
+                unanswered += statuses(made.node) != {200}
+                time.sleep(1)
+        return Done(
+            IDLE * len(PORTS), f"{asked - unanswered} of {asked} rounds of probes answered", lost=unanswered
+        )
+
+    with world("nftables", BALANCER, **OPEN_TO_ALL) as made:
+        eventually(lambda: made.node.get("/", HEALTH_CHECK_PORT).status == 200)
+        return under_traffic(f"{IDLE} idle connections at each port, {seconds:.0f} s", made, work)
+
+
+def descriptors_exhausted(count: int) -> Row:
+    """With few descriptors and more strangers than those: watches are cut, and what changed then must be served."""
+
+    def work(made: World) -> Done:
+        unanswered = 0
+        with many_descriptors(), held(made.node, FEW, *PORTS):
+            for turn in range(count):
+                made.api.call(lambda server: server.end_watches())
+                made.add(f"late-{turn}", 20 + turn)
+                made.serves(f"10.96.0.{20 + turn}")
+                unanswered += made.node.get("/healthz", HEALTH_PORT).status != 200
+        return Done(count, f"{count} changes served", lost=unanswered)
+
+    limit = ("prlimit", f"--nofile={FEW}:{FEW}")
+    with world("nftables", BALANCER, limit, **OPEN_TO_ALL) as made:
+        eventually(lambda: made.node.get("/", HEALTH_CHECK_PORT).status == 200)
+        return under_traffic(f"strangers hold more than its {FEW} descriptors", made, work)

@@ -1,0 +1,61 @@
+"""A node whose ports are open to the network, and strangers who hold connections to them."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+from collections.abc import Iterator
+
+from tests.process.node_space import HEALTH_PORT, METRICS_PORT, NODE_IP, SECOND_IP, NodeSpace, web_service
+
+HEALTH_CHECK_PORT = 32000
+PORTS = (HEALTH_PORT, METRICS_PORT, HEALTH_CHECK_PORT)
+BALANCER = web_service(
+    type="LoadBalancer",
+    externalTrafficPolicy="Local",
+    healthCheckNodePort=HEALTH_CHECK_PORT,
+    ports=[{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080, "nodePort": 30080}],
+)
+OPEN_TO_ALL = {
+    "healthzBindAddress": f"0.0.0.0:{HEALTH_PORT}",
+    "metricsBindAddress": f"0.0.0.0:{METRICS_PORT}",
+    "nodePortAddresses": ["0.0.0.0/0", "::/0"],
+}
+
+
+@contextlib.contextmanager
+def many_descriptors() -> Iterator[None]:
+    """The strangers' ends of the connections are held by this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def stranger(port: int) -> socket.socket:
+    """A connection from an address that is not the one it goes to; to be called inside the node."""
+    return socket.create_connection((NODE_IP, port), timeout=5, source_address=(SECOND_IP, 0))
+
+
+@contextlib.contextmanager
+def held(node: NodeSpace, count: int, *ports: int) -> Iterator[None]:
+    """So many connections to each port by strangers, some silent, some with half a request."""
+    with contextlib.ExitStack() as stack:
+        with node.namespace.entered():
+            opened = [stack.enter_context(stranger(port)) for _ in range(count) for port in ports]
+        for sock in opened[::2]:
+            with contextlib.suppress(OSError):
+                sock.send(b"GET /healthz HTTP/1.1\r\nHost: x")
+        yield
+
+
+def statuses(node: NodeSpace, path: str = "/healthz") -> set[int]:
+    """Answers to a scraper on loopback, the kubelet and a load balancer, at every port."""
+    found = set()
+    for port in PORTS:
+        found |= {node.get(path, port, host).status for host in ("127.0.0.1", NODE_IP)}
+        with node.namespace.entered(), stranger(port) as sock:
+            sock.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            found.add(int(sock.recv(64).split()[1]))
+    return found
