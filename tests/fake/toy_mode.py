@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from pointsman.backends.contract import (
@@ -29,6 +29,7 @@ from pointsman.config.mode_table import MODES, ModeRow
 from pointsman.kernel.sysctl import Degraded, Sysctls
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.plan import FrontendKind
+from pointsman.model.service import ServicePortName
 from pointsman.obs.metric_groups import MetricGroup
 
 TOY = "toy"
@@ -51,6 +52,19 @@ def wanted(request: SyncRequest) -> str:
     return "".join(found)
 
 
+class ToyComparison:
+    """Looks at the whole file."""
+
+    def __init__(self, family: Family, want: set[str]) -> None:
+        self._family = family
+        self._want = want
+
+    def differences(self) -> list[Difference]:
+        have = set(held(self._family).read_text().splitlines()) if held(self._family).exists() else set()
+        missing = [Difference("line", line, "") for line in sorted(self._want - have)]
+        return missing + [Difference("line", "", line) for line in sorted(have - self._want)]
+
+
 class ToyBackend:
     """Writes the whole file at every sync."""
 
@@ -65,11 +79,10 @@ class ToyBackend:
     def drift(self) -> Drift | None:
         return None if held(self.family).exists() else Drift("the toy kernel", Damage.DELETED)
 
-    def verify(self, request: SyncRequest) -> list[Difference]:
-        want = set(wanted(request).splitlines())
-        have = set(held(self.family).read_text().splitlines()) if held(self.family).exists() else set()
-        missing = [Difference("line", line, "") for line in sorted(want - have)]
-        return missing + [Difference("line", "", line) for line in sorted(have - want)]
+    def comparison(
+        self, request: SyncRequest, _only: Collection[ServicePortName] | None = None
+    ) -> ToyComparison:
+        return ToyComparison(self.family, set(wanted(request).splitlines()))
 
     def traffic(self) -> Traffic:
         return Traffic()

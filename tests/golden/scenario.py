@@ -7,12 +7,12 @@ through the steps, or `requests` for the bare requests of one family.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from pointsman.backends.contract import Backend, Difference, Drift, SyncReport, SyncRequest, Traffic
+from pointsman.backends.contract import Backend, Drift, NoComparison, SyncReport, SyncRequest, Traffic
 from pointsman.config.defaults import with_mode
 from pointsman.config.load import config_from_bytes
 from pointsman.config.types import KubeProxyConfiguration
@@ -20,6 +20,7 @@ from pointsman.model.addresses import Family, address_from_text
 from pointsman.model.node import node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import HEADLESS_LABEL, EndpointSlice, Node, Service, ServiceCIDR
+from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Tracker
 from pointsman.node.node_context import node_context
 from pointsman.sync.reconcile import Reconciler, SyncOutcome
@@ -163,8 +164,10 @@ class _Recorder:
     def drift(self) -> Drift | None:
         return None
 
-    def verify(self, request: SyncRequest) -> list[Difference]:
-        return []
+    def comparison(
+        self, _request: SyncRequest, _only: Collection[ServicePortName] | None = None
+    ) -> NoComparison:
+        return NoComparison()
 
     def traffic(self) -> Traffic:
         return Traffic()

@@ -67,7 +67,7 @@ class Host:
         return self.backend.sync(SyncRequest(context(), self.plans, {one.name: one for one in plans}, full))
 
     def differences(self) -> list[object]:
-        return list(self.backend.verify(SyncRequest(context(), self.plans, {}, True)))
+        return list(self.backend.comparison(SyncRequest(context(), self.plans, {}, True)).differences())
 
     def iptables(self, *arguments: str) -> None:
         """What somebody else on the host does."""

@@ -125,7 +125,7 @@ def test_kube_proxys_table_is_taken_over_in_one_transaction(
     assert socket.generation() == before + 1
     socket.close()
     assert any("replaced table ip kube-proxy" in note for note in report.notes)
-    assert backend.verify(everything(NODE, some_plans())) == []
+    assert backend.comparison(everything(NODE, some_plans())).differences() == []
 
 
 def test_a_damaged_table_of_ours_is_replaced(namespace: Namespace, backend: NftablesBackend) -> None:
@@ -134,7 +134,7 @@ def test_a_damaged_table_of_ours_is_replaced(namespace: Namespace, backend: Nfta
     namespace.run(["nft", "delete", "map", "ip", "kube-proxy", "local-endpoints"])
     restarted = NftablesBackend(Family.IPV4)
     restarted.sync(everything(NODE, some_plans()))
-    assert restarted.verify(everything(NODE, some_plans())) == []
+    assert restarted.comparison(everything(NODE, some_plans())).differences() == []
     restarted.close()
 
 
@@ -158,10 +158,10 @@ def test_foreign_changes_are_noticed_and_repaired(
     noticed = backend.drift()
     assert noticed is not None
     assert words in str(noticed)
-    assert backend.verify(request) != []
+    assert backend.comparison(request).differences() != []
     backend.sync(request)
     assert backend.drift() is None
-    assert backend.verify(request) == []
+    assert backend.comparison(request).differences() == []
 
 
 def test_changes_in_other_tables_are_not_drift(namespace: Namespace, backend: NftablesBackend) -> None:
@@ -197,7 +197,7 @@ def test_an_incremental_sync_over_a_vanished_table_loads_everything(
     report = backend.sync(part(NODE, plans, name))
     assert report.full
     assert report.drift == Drift("table ip kube-proxy", Damage.DELETED)
-    assert backend.verify(everything(NODE, plans)) == []
+    assert backend.comparison(everything(NODE, plans)).differences() == []
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -243,7 +243,7 @@ def test_verify_names_the_service_behind_a_difference(namespace: Namespace, back
         ["nft", "delete", "element", "ip", "kube-proxy", "endpoints", "{ 10.96.0.2 . tcp . 80 . 1 }"]
     )
     namespace.run(["nft", "add", "element", "ip", "kube-proxy", "cluster-ips", "{ 10.96.77.77 }"])
-    missing, extra = sorted(backend.verify(request), key=lambda d: d.want, reverse=True)
+    missing, extra = sorted(backend.comparison(request).differences(), key=lambda d: d.want, reverse=True)
     assert (missing.what, missing.want, missing.have) == (
         "map endpoints 10.96.0.2 . tcp . 80 . 1",
         "10.244.1.2 . 8080",
@@ -261,11 +261,13 @@ def test_verify_names_a_service_in_full_where_the_comment_is_cut(
     request = everything(NODE, {made.name: made})
     backend.sync(request)
     namespace.run(["nft", "flush", "map", "ip", "kube-proxy", "endpoints"])
-    assert {difference.service for difference in backend.verify(request)} == {str(made.name)}
+    assert {difference.service for difference in backend.comparison(request).differences()} == {
+        str(made.name)
+    }
 
 
 def test_verify_without_a_table_says_so(namespace: Namespace, backend: NftablesBackend) -> None:
-    (difference,) = backend.verify(everything(NODE, some_plans()))
+    (difference,) = backend.comparison(everything(NODE, some_plans())).differences()
     assert difference.what == "table ip kube-proxy"
     assert difference.have == ""
 

@@ -57,7 +57,7 @@ def some_plans(count: int = 5) -> Plans:
 
 
 def assert_all_served(backend: NftablesBackend, request: SyncRequest) -> None:
-    assert backend.verify(request) == []
+    assert backend.comparison(request).differences() == []
     assert backend.drift() is None
 
 
@@ -198,7 +198,7 @@ def test_damage_of_the_same_size_is_noticed_shown_and_repaired(
     found = backend.drift()
     assert found is not None
     assert what in found.what
-    assert any(what in difference.what for difference in backend.verify(request))
+    assert any(what in difference.what for difference in backend.comparison(request).differences())
     backend.sync(request)
     assert_all_served(backend, request)
     assert listing(namespace) == whole
@@ -317,9 +317,31 @@ def test_explain_names_damage_as_a_cause(
     request = everything(family.context, family.plans)
     backend.sync(request)
     namespace.run(["nft", "-f", "-"], "\n".join(commands) + "\n")
-    seen = msgspec.structs.replace(family, differences=tuple(backend.verify(request)))
+    found = backend.comparison(request, only=family.plans).differences()
+    seen = msgspec.structs.replace(family, differences=tuple(found))
     explanation = asked(msgspec.structs.replace(view, families=(seen,)), "web")
     assert "KernelDiffers" in codes(explanation)
+
+
+def test_a_comparison_of_one_service_port_sees_its_damage_and_nothing_of_others(
+    namespace: Namespace, backend: NftablesBackend
+) -> None:
+    plans = some_plans()
+    request = everything(NODE, plans)
+    backend.sync(request)
+    for name in plans:
+        assert backend.comparison(request, only=[name]).differences() == []
+    flushed = ["map service-ips", "map service-nodeports", "map endpoints", "set firewall-allow"]
+    commands = [f"flush {kind} ip kube-proxy {name}" for kind, name in map(str.split, flushed)]
+    namespace.run(["nft", "-f", "-"], "\n".join(commands) + "\n")
+    everywhere = backend.comparison(request).differences()
+    seen = set()
+    for name in plans:
+        found = backend.comparison(request, only=[name]).differences()
+        own = [difference for difference in everywhere if difference.service == str(name)]
+        assert sorted(map(str, found)) == sorted(map(str, own))
+        seen |= {difference.what.split()[1] for difference in own}
+    assert seen == {one.split()[1] for one in flushed}
 
 
 # --- other owners -------------------------------------------------------------------------------------------
@@ -404,7 +426,7 @@ def test_a_table_somebody_else_owns_is_reported_as_owned(
     request = everything(NODE, some_plans())
     with pytest.raises(Busy, match="table ip kube-proxy is owned by another process"):
         backend.sync(request)
-    (difference,) = backend.verify(request)
+    (difference,) = backend.comparison(request).differences()
     assert "owned by another process" in difference.have
     owner.close()
     backend.sync(request)
@@ -419,7 +441,7 @@ def test_a_set_with_another_key_type_is_a_difference_and_not_an_error(
     namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
     namespace.run(["nft", "-f", "-"], WRONG_TYPES % schema.table_comment(counters=False))
     namespace.run(["nft", "add", "element", "ip", "kube-proxy", "cluster-ips", "{ 80, 443 }"])
-    found = {difference.what: difference for difference in backend.verify(request)}
+    found = {difference.what: difference for difference in backend.comparison(request).differences()}
     assert found["set cluster-ips"].have == "another type"
     assert found["map service-ips"].have == "another type"
     assert found["chain services"].have == "type filter hook prerouting priority 0; policy accept"

@@ -72,7 +72,7 @@ class World:
         made = plan(port, *endpoints, node_context=node)
         with self.namespace.entered():
             self.backend.sync(everything(node, {made.name: made}))
-            assert self.backend.verify(everything(node, {made.name: made})) == []
+            assert self.backend.comparison(everything(node, {made.name: made})).differences() == []
         return made
 
     def change(self, port: Any, *endpoints: Endpoint) -> None:
@@ -82,7 +82,7 @@ class World:
         with self.namespace.entered():
             report = self.backend.sync(part(node, {made.name: made}, made.name))
             assert not report.full
-            assert self.backend.verify(everything(node, {made.name: made})) == []
+            assert self.backend.comparison(everything(node, {made.name: made})).differences() == []
 
     def send(self, clients: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """One datagram from each client (address and port); by client the number of the server that got it."""

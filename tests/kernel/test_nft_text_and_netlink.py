@@ -41,7 +41,7 @@ def test_text_commands_and_netlink_give_the_same_listing(
         try:
             assert backend.sync(request).rejected == {}
             by_netlink = listing(namespace)
-            assert backend.verify(request) == []
+            assert backend.comparison(request).differences() == []
         finally:
             backend.close()
     namespace.run(["nft", "flush", "ruleset"])
@@ -69,12 +69,12 @@ def test_incremental_syncs_and_restarts_leave_what_was_wanted(
                 changed = [n for n in before.keys() | after.keys() if before.get(n) != after.get(n)]
                 report = backend.sync(part(node, after, *changed))
                 assert (report.full, report.rejected) == (False, {})
-                assert backend.verify(everything(node, after)) == []
+                assert backend.comparison(everything(node, after)).differences() == []
                 assert backend.drift() is None
             restarted = NftablesBackend(family)
             try:
                 restarted.sync(everything(node, states[-1]))
-                assert restarted.verify(everything(node, states[-1])) == []
+                assert restarted.comparison(everything(node, states[-1])).differences() == []
                 assert restarted.drift() is None
             finally:
                 restarted.close()

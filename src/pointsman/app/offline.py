@@ -7,13 +7,13 @@ request it is given. `render`, `explain` and `render --diff` start here.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from pointsman.backends import mode_named
-from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic
+from pointsman.backends.contract import Drift, NoComparison, SyncReport, SyncRequest, Traffic
 from pointsman.config.gates import effective_gates
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError
@@ -27,6 +27,7 @@ from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Servi
 from pointsman.model.problem import Problem
 from pointsman.model.remarks import Remarks
 from pointsman.model.scheduling import EVENLY, Balancing
+from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Tracker
 from pointsman.node.node_context import node_context, pod_ranges
 from pointsman.source.manifest_files import load_objects
@@ -50,9 +51,10 @@ class RequestKeeper:
     def drift(self) -> Drift | None:
         return None
 
-    def verify(self, request: SyncRequest) -> list[Difference]:
-        del request
-        return []
+    def comparison(
+        self, _request: SyncRequest, _only: Collection[ServicePortName] | None = None
+    ) -> NoComparison:
+        return NoComparison()
 
     def traffic(self) -> Traffic:
         return Traffic()

@@ -46,6 +46,16 @@ def compiled_each(
     return fragments
 
 
+def chosen(
+    plans: Mapping[ServicePortName, ServicePlan],
+    only: Collection[ServicePortName] | None,
+    rejected: Collection[ServicePortName],
+) -> dict[ServicePortName, ServicePlan]:
+    """The plans a comparison is about: those asked for, without what the kernel refused."""
+    names = plans.keys() if only is None else plans.keys() & set(only)
+    return {name: plans[name] for name in names if name not in rejected}
+
+
 class SyncRequest(msgspec.Struct, frozen=True):
     """Desired state: all plans, and which of them changed since the last successful sync."""
 
@@ -127,6 +137,24 @@ class Difference(msgspec.Struct, frozen=True):
     """The service port it belongs to, as its name prints; empty for what is shared or unknown."""
 
 
+class Comparison(Protocol):
+    """The kernel against the desired state of one moment.
+
+    It has sockets of its own and copies of what the backend remembers, so that it may run on any thread while the
+    backend goes on syncing.
+    """
+
+    def differences(self) -> list[Difference]:
+        """Read the kernel, change nothing; raises KernelError when it cannot be read."""
+
+
+class NoComparison:
+    """Of a backend without a kernel."""
+
+    def differences(self) -> list[Difference]:
+        return []
+
+
 class Traffic(msgspec.Struct, frozen=True):
     """What the kernel counted since some beginning; a mode leaves empty what it cannot tell."""
 
@@ -149,8 +177,12 @@ class Backend(Protocol):
     def drift(self) -> Drift | None:
         """A cheap look whether somebody else changed what we own; None means no."""
 
-    def verify(self, request: SyncRequest) -> list[Difference]:
-        """Read the kernel and compare it with the desired state, without changing anything."""
+    def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
+        """Prepare a comparison of the kernel with the desired state; quick, reads nothing yet.
+
+        With `only`, of these service ports and of what all share; objects of others are then no difference.
+        `request.plans` must not change afterwards.
+        """
 
     def traffic(self) -> Traffic:
         """What service ports carried so far."""

@@ -87,7 +87,7 @@ def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
     for family in families:
         backend = mode.backend(setup, family, sysctls)
         try:
-            entries = backend.verify(planned.requests[family])
+            entries = backend.comparison(planned.requests[family]).differences()
         finally:
             backend.close()
         found.append(FamilyVerification(family.value, tuple(entries), 0))

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
-from pointsman.backends.contract import Backend
+import msgspec
+
+from pointsman.backends.contract import Backend, Difference
+from pointsman.daemon_thread import in_daemon_thread
 from pointsman.model.node_context import NodeContext, Situation
+from pointsman.model.plan import ServicePlan
+from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Tracker
 from pointsman.serve.health import ProxyHealth
 from pointsman.sync.loop import SyncListener, SyncLoop
@@ -16,6 +22,18 @@ from pointsman.sync.pacing import Pace, Pacer
 from pointsman.sync.reconcile import Reconciler, Snapshot
 
 T = TypeVar("T")
+
+_READINGS = 5
+
+Choice = Callable[[Mapping[ServicePortName, ServicePlan]], Collection[ServicePortName] | None]
+"""Of all plans, the service ports to compare; None for all of them and whatever else is there."""
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """What the kernel should hold, and how it differs from that."""
+
+    taken: Snapshot
+    differences: tuple[Difference, ...]
 
 
 class FamilyProxy:
@@ -37,6 +55,8 @@ class FamilyProxy:
         self.backend = backend
         self._health = health
         self._reconciler = Reconciler(backend, count_services=count_services)
+        self._looking = asyncio.Lock()
+        """One look at the kernel at a time: more of them would only take the processor from syncs."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sync-{self.family.value}")
         self.loop = SyncLoop(
             tracker,
@@ -64,9 +84,30 @@ class FamilyProxy:
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, watched)
 
-    async def snapshot(self, verify_with: NodeContext | None = None) -> Snapshot:
-        """A copy of the plans between two syncs; with a context the kernel is compared, or KernelError raised."""
-        return await self.run_blocking(lambda: self._reconciler.snapshot(verify_with))
+    async def snapshot(self) -> Snapshot:
+        """A copy of the plans between two syncs."""
+        return await self.run_blocking(self._reconciler.snapshot)
+
+    async def compared(self, context: NodeContext, choose: Choice) -> Compared:
+        """The kernel against the plans, read on a thread of its own while syncs go on; raises KernelError.
+
+        A sync that ran meanwhile makes two things be compared that never belonged together, so it is done again.
+        Where syncs follow each other too closely for that, a difference counts that two readings agree on.
+        """
+        async with self._looking:
+            before: frozenset[Difference] | None = None
+            for _ in range(_READINGS):
+                taken = await self.snapshot()
+                only = await asyncio.to_thread(choose, taken.plans)
+                comparison = await self.run_blocking(
+                    partial(self._reconciler.comparison, taken, context, only)
+                )
+                found = await in_daemon_thread(comparison.differences, f"look-{self.family.value}")
+                if (await self.snapshot()).syncs == taken.syncs:
+                    return Compared(taken, tuple(found))
+                agreed = tuple(found) if before is None else tuple(one for one in found if one in before)
+                before = frozenset(found)
+            return Compared(taken, agreed)
 
     async def close(self) -> None:
         """Wait for a sync under way, then let go; kernel state stays."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -22,6 +22,8 @@ from pointsman.explain.report import Explanation
 from pointsman.explain.target import Target
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import address_text
+from pointsman.model.plan import ServicePlan
+from pointsman.model.service import ServicePortName
 from pointsman.node.family import FamilyProxy
 from pointsman.node.host_look import HostReader
 from pointsman.node.node_context import pod_ranges
@@ -138,7 +140,7 @@ class Inspector:
         return self._whole(tuple(families))
 
     async def explain(self, target: Target, client: str, *, kernel: bool) -> Explanation:
-        """The explanation; with `kernel` the kernel is read, which takes a moment on the sync thread."""
+        """The explanation; with `kernel` what the kernel holds for the Services in question is read."""
         views = [await self._view(family, target, kernel=kernel) for family in self._proxy.families.values()]
         host = self._host if kernel else None
         return await asyncio.to_thread(_explained, self._whole(tuple(views)), target, client, host)
@@ -159,17 +161,22 @@ class Inspector:
     async def _view(self, family: FamilyProxy, target: Target, *, kernel: bool) -> FamilyView:
         context = self._proxy.node.context(family.family)
         error = self._proxy.reporter.records[family.family].last_error
+
+        def asked_about(plans: Mapping[ServicePortName, ServicePlan]) -> list[ServicePortName]:
+            services = concerned_services(plans, target)
+            return [name for name in plans if name.key in services]
+
         try:
-            taken = await family.snapshot(context if kernel else None)
+            compared = await family.compared(context, asked_about) if kernel else None
         except KernelError as failure:
-            taken = await family.snapshot()
-            error = error or f"the kernel cannot be read: {failure}"
+            compared, error = None, error or f"the kernel cannot be read: {failure}"
+        taken = await family.snapshot() if compared is None else compared.taken
         concerned = await asyncio.to_thread(concerned_services, taken.plans, target)
         return msgspec.structs.replace(
             self._family_view(family, taken),
             slices={key: family.tracker.slice_ports(key) for key in concerned},
             last_error=error,
-            differences=taken.differences,
+            differences=None if compared is None else compared.differences,
         )
 
     def _family_view(self, family: FamilyProxy, taken: Snapshot) -> FamilyView:
@@ -199,7 +206,7 @@ class Inspector:
         found: tuple[Difference, ...] = ()
         error = ""
         try:
-            found = (await family.snapshot(context)).differences or ()
+            found = (await family.compared(context, lambda _plans: None)).differences
         except KernelError as failure:
             error = str(failure)
         return FamilyVerification(family.family.value, found, family.pending, error)

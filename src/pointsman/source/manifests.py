@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 
+from pointsman.daemon_thread import in_daemon_thread
 from pointsman.kernel.path_watch import path_changes
 from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.model.findings import Finding
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.model.source_events import SourceEvent, Synced
-from pointsman.source.daemon_thread import in_daemon_thread
 from pointsman.source.manifest_files import ManifestFiles, Reading
 
 _KINDS: tuple[type[KubeObject], ...] = (Node, ServiceCIDR, Service, EndpointSlice)
@@ -60,7 +60,7 @@ class ManifestSource:
         """
         async with aclosing(path_changes(self._path, debounce=self._debounce, poll=self._poll)) as changes:
             while not self._closed.is_set():
-                reading = await in_daemon_thread(self._files.read)
+                reading = await in_daemon_thread(self._files.read, "manifests")
                 self._note(reading)
                 for number, event in enumerate(reading.changes, 1):
                     yield event

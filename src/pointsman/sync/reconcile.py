@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
-from pointsman.backends.contract import Backend, Difference, SyncReport, SyncRequest
+from pointsman.backends.contract import Backend, Comparison, SyncReport, SyncRequest
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.claims import Claim, ClaimIndex, Winner
@@ -94,11 +94,12 @@ class SyncFailed(KernelError):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A copy of what the kernel should hold, and how it differs from that where it was asked."""
+    """A copy of what the kernel should hold between two syncs."""
 
     plans: Mapping[ServicePortName, ServicePlan]
     unsynced: frozenset[ServicePortName]
-    differences: tuple[Difference, ...] | None = None
+    syncs: int
+    """How many syncs were begun before: a later snapshot with the same number says that nothing was written since."""
 
 
 class Reconciler:
@@ -119,6 +120,7 @@ class Reconciler:
         self._context: NodeContext | None = None
         self._full_needed = True
         self._succeeded_once = False
+        self._syncs = 0
 
     def sync(
         self,
@@ -130,6 +132,7 @@ class Reconciler:
     ) -> SyncOutcome:
         """Bring the kernel up to date; raises SyncFailed with nothing lost when it refuses."""
         started = time.perf_counter()
+        self._syncs += 1
         self._absorb(changes, context)
         request = SyncRequest(
             context=context,
@@ -166,14 +169,15 @@ class Reconciler:
         self._succeeded_once = True
         return outcome
 
-    def verify(self, context: NodeContext) -> list[Difference]:
-        """Compare the kernel with the plans, changing nothing."""
-        return self.backend.verify(SyncRequest(context=context, plans=self.plans, changed={}, full=True))
+    def snapshot(self) -> Snapshot:
+        """The plans as they are now."""
+        return Snapshot(dict(self.plans), frozenset(self._before), self._syncs)
 
-    def snapshot(self, verify_with: NodeContext | None = None) -> Snapshot:
-        """The plans as they are now; with a context the kernel is read and compared, too."""
-        found = None if verify_with is None else tuple(self.verify(verify_with))
-        return Snapshot(dict(self.plans), frozenset(self._before), found)
+    def comparison(
+        self, taken: Snapshot, context: NodeContext, only: Collection[ServicePortName] | None = None
+    ) -> Comparison:
+        """The kernel against a snapshot, to be run on another thread; with `only`, about these service ports."""
+        return self.backend.comparison(SyncRequest(context, taken.plans, changed={}, full=True), only)
 
     def _absorb(self, changes: Changes, context: NodeContext) -> None:
         states = dict(changes.states)

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic
+from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic, chosen
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
+
+
+class RecordingComparison:
+    """Compares with what the backend was told, once `reading` lets it."""
+
+    def __init__(self, backend: RecordingBackend, plans: Mapping[ServicePortName, ServicePlan]) -> None:
+        self._backend = backend
+        self._plans = plans
+
+    def differences(self) -> list[Difference]:
+        self._backend.reading()
+        return [
+            Difference(str(name), want=str(plan), have="", service=str(name))
+            for name, plan in self._plans.items()
+            if self._backend.programmed.get(name) != plan
+        ]
 
 
 class RecordingBackend:
@@ -22,6 +38,8 @@ class RecordingBackend:
         self.met: Drift | None = None
         """What every sync meets and repairs."""
         self.refuse: Mapping[ServicePortName, str] = {}
+        self.reading: Callable[[], object] = lambda: None
+        """Called by every comparison, on its thread, before it looks; may take as long as it likes."""
         self.closed = False
 
     def sync(self, request: SyncRequest) -> SyncReport:
@@ -46,12 +64,10 @@ class RecordingBackend:
             raise found
         return found
 
-    def verify(self, request: SyncRequest) -> list[Difference]:
-        return [
-            Difference(str(name), want=str(plan), have="", service=str(name))
-            for name, plan in request.plans.items()
-            if self.programmed.get(name) != plan
-        ]
+    def comparison(
+        self, request: SyncRequest, only: Collection[ServicePortName] | None = None
+    ) -> RecordingComparison:
+        return RecordingComparison(self, chosen(request.plans, only, self.refuse))
 
     def traffic(self) -> Traffic:
         return Traffic()

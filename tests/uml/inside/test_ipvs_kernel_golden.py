@@ -127,6 +127,8 @@ def test_small_steps_lead_to_the_recorded_state(
     for step in scenario.steps:
         for family, outcome in running.advance(step).items():
             assert not outcome.report.full
-            assert running.reconcilers[family].verify(outcome.situation.context) == []
+            reconciler = running.reconcilers[family]
+            comparison = reconciler.comparison(reconciler.snapshot(), outcome.situation.context)
+            assert comparison.differences() == []
             assert running.reconcilers[family].backend.drift() is None
         _assert_recorded(step, families, dump)

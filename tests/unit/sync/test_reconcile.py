@@ -196,12 +196,13 @@ def test_ports_without_local_endpoints_are_counted_singly_or_by_service(
 def test_a_snapshot_stays_as_it_was_taken(reconciler: Reconciler, backend: RecordingBackend) -> None:
     reconciler.sync(changes(WEB), context())
     backend.programmed.clear()
-    taken = reconciler.snapshot(context())
+    taken = reconciler.snapshot()
+    assert reconciler.snapshot().syncs == taken.syncs
     reconciler.sync(Changes({WEB.name: None}), context(), full=True)
     assert set(taken.plans) == {WEB.name}
-    assert taken.differences is not None
-    assert [difference.what for difference in taken.differences] == ["default/web:http"]
-    assert reconciler.snapshot().differences is None
+    assert reconciler.snapshot().syncs != taken.syncs
+    found = reconciler.comparison(taken, context()).differences()
+    assert [difference.what for difference in found] == ["default/web:http"]
 
 
 def test_a_complete_picture_removes_what_is_not_in_it(
@@ -212,11 +213,15 @@ def test_a_complete_picture_removes_what_is_not_in_it(
     assert set(backend.programmed) == {WEB.name}
 
 
-def test_verify_names_what_is_missing(reconciler: Reconciler, backend: RecordingBackend) -> None:
-    reconciler.sync(changes(WEB), context())
-    assert reconciler.verify(context()) == []
+def test_a_comparison_names_what_is_missing_among_what_it_is_about(
+    reconciler: Reconciler, backend: RecordingBackend
+) -> None:
+    reconciler.sync(changes(WEB, API), context())
+    taken = reconciler.snapshot()
+    assert reconciler.comparison(taken, context()).differences() == []
     backend.programmed.clear()
-    assert [difference.what for difference in reconciler.verify(context())] == ["default/web:http"]
+    found = reconciler.comparison(taken, context(), [WEB.name]).differences()
+    assert [difference.what for difference in found] == [str(WEB.name)]
 
 
 class FailuresLoseNothing(RuleBasedStateMachine):

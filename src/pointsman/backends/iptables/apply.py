@@ -10,9 +10,9 @@ without that service port; any other failure leaves the state in doubt, and the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic, compiled_each
+from pointsman.backends.contract import Drift, SyncReport, SyncRequest, Traffic, chosen, compiled_each
 from pointsman.backends.iptables import drift, static
 from pointsman.backends.iptables.batch import (
     EMPTY,
@@ -23,6 +23,7 @@ from pointsman.backends.iptables.batch import (
     partial_batch,
     present_in,
 )
+from pointsman.backends.iptables.comparison import IptablesComparison
 from pointsman.backends.iptables.fragment import Fragment
 from pointsman.backends.iptables.isolate import refused_among, remove_leftovers
 from pointsman.backends.iptables.memory import Memory, comments_wanted
@@ -33,7 +34,6 @@ from pointsman.backends.iptables.settings import (
     Settings,
     settings_of,
 )
-from pointsman.backends.iptables.verify import differences
 from pointsman.backends.netfilter import names, saved
 from pointsman.backends.netfilter.jumps import Jump
 from pointsman.errors import KernelError
@@ -90,20 +90,21 @@ class IptablesBackend:
     def drift(self) -> Drift | None:
         return None if self._in_doubt else drift.flush_report(self._runner)
 
-    def verify(self, request: SyncRequest) -> list[Difference]:
-        settings = self._settings
-        memory = self._memory
+    def comparison(
+        self, request: SyncRequest, only: Collection[ServicePortName] | None = None
+    ) -> IptablesComparison:
+        settings, memory = self._settings, self._memory.copied()
         if settings is None or settings.context != request.context:
             counters = frozenset(filter(self._has_counter, _COUNTERS))
             settings, memory = self._settings_with(request, counters), Memory()
-        comments = comments_wanted(request.plans.values())
-        fragments = {
-            name: memory.recall(plan) or memory.compiled(plan, settings, comments)
-            for name, plan in request.plans.items()
-            if name not in self._rejected
-        }
-        kernel = {table: self._runner.save(table) for table in (FILTER, NAT)}
-        return differences(settings, fragments, kernel)
+        return IptablesComparison(
+            self._runner.save,
+            settings,
+            memory,
+            request.plans,
+            chosen(request.plans, only, self._rejected),
+            complete=only is None,
+        )
 
     def traffic(self) -> Traffic:
         """Iptables rules are not counted per service."""

@@ -30,6 +30,12 @@ class Memory:
         self.nat_rules = 0
         self._origins: dict[ServicePortName, tuple[ServicePlan, bool]] = {}
 
+    def copied(self) -> Memory:
+        """What is remembered now, for somebody on another thread."""
+        copy = Memory()
+        copy.fragments, copy._origins = dict(self.fragments), dict(self._origins)
+        return copy
+
     def recall(self, plan: ServicePlan) -> Fragment | None:
         """What was committed for exactly this plan, with or without comments."""
         origin = self._origins.get(plan.name)

@@ -55,9 +55,16 @@ def desired_tables(settings: Settings, fragments: Mapping[ServicePortName, Fragm
 
 
 def differences(
-    settings: Settings, fragments: Mapping[ServicePortName, Fragment], kernel: Mapping[str, bytes]
+    settings: Settings,
+    fragments: Mapping[ServicePortName, Fragment],
+    kernel: Mapping[str, bytes],
+    *,
+    complete: bool = True,
 ) -> list[Difference]:
-    """Every disagreement; `kernel` maps table names to what iptables-save printed for them."""
+    """Every disagreement; `kernel` maps table names to what iptables-save printed for them.
+
+    Unless `complete`, these are the fragments of some service ports: what stands there beside them is none.
+    """
     found: list[Difference] = []
     for table, desired in desired_tables(settings, fragments).items():
         held = saved.rules_by_chain(kernel[table])
@@ -66,10 +73,12 @@ def differences(
             if chain not in held:
                 found.append(Difference(f"{table} {chain}", "the chain", "", _owner_of_chain(want, desired)))
             else:
-                found += _chain_differences(
-                    table, chain, want, [canonical(line) for line in held[chain]], desired
-                )
-        for chain in held:
+                have = [canonical(line) for line in held[chain]]
+                if not complete and chain in _UNORDERED:
+                    own = {*want, *desired.last}
+                    have = [rule for rule in have if rule in own]
+                found += _chain_differences(table, chain, want, have, desired)
+        for chain in held if complete else ():
             if chain not in desired.chains and names.is_service_chain(chain):
                 found.append(Difference(f"{table} {chain}", "", "a chain of a service that is gone"))
     return found

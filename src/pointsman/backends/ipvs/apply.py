@@ -10,13 +10,12 @@ from __future__ import annotations
 import errno
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any
 
 import msgspec
 
-from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic, compiled_each
-from pointsman.backends.ipvs import verify as verification
+from pointsman.backends.contract import Drift, SyncReport, SyncRequest, Traffic, chosen, compiled_each
 from pointsman.backends.ipvs.batch import (
     AddEntries,
     AddReals,
@@ -29,6 +28,7 @@ from pointsman.backends.ipvs.batch import (
     WriteRules,
 )
 from pointsman.backends.ipvs.change import everything, steps_towards
+from pointsman.backends.ipvs.comparison import IpvsComparison
 from pointsman.backends.ipvs.compile import Compiler
 from pointsman.backends.ipvs.desired import Desired, Touched
 from pointsman.backends.ipvs.drain import TCP, Draining
@@ -118,19 +118,21 @@ class IpvsBackend:
             return None
         return self._watch.drift(self._known, self._sockets, self._excluded)
 
-    def verify(self, request: SyncRequest) -> list[Difference]:
-        """Read the kernel and compare it with the desired state, without changing anything."""
-        compiler = Compiler(request.context, self._schedulers)
-        desired = Desired({name: compiler.fragment(plan) for name, plan in request.plans.items()})
-        found = self._sockets.read(desired.servers)
-        rules = desired.rules(request.context, random_fully=self._random_fully)
-        tables = {table: self._iptables.save(table) for table in (NAT, FILTER)}
-        return [
-            *verification.server_differences(desired, found, self._draining, self._excluded),
-            *verification.entry_differences(desired, found),
-            *verification.address_differences(desired, found),
-            *verification.rule_differences(rules, tables),
-        ]
+    def comparison(
+        self, request: SyncRequest, only: Collection[ServicePortName] | None = None
+    ) -> IpvsComparison:
+        context, random_fully = request.context, self._random_fully
+        return IpvsComparison(
+            context,
+            chosen(request.plans, only, ()),
+            rules=None if only is None else self._desired.rules(context, random_fully=random_fully),
+            save=self._iptables.save,
+            scheduler=self._schedulers.default,
+            known_schedulers=self._schedulers.known,
+            random_fully=random_fully,
+            draining=frozenset(self._draining.reals()),
+            excluded=self._excluded,
+        )
 
     def traffic(self) -> Traffic:
         """Connections, packets and bytes per service port, over all its addresses, since their making."""

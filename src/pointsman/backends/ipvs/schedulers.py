@@ -5,7 +5,8 @@ A bad annotation is ignored: its Service is balanced by the default scheduler, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pointsman.model.scheduling import IPVS_WORDS, SCHEDULER_ANNOTATION, Scheduler
@@ -36,10 +37,21 @@ class Choice(NamedTuple):
 class Schedulers:
     """Remembers what the kernel has; `available` asks it, unless it is trusted to have all."""
 
-    def __init__(self, default: str, available: Callable[[str], bool] = KNOWN.__contains__) -> None:
+    def __init__(
+        self,
+        default: str,
+        available: Callable[[str], bool] = KNOWN.__contains__,
+        known: Mapping[str, bool] = MappingProxyType({}),
+    ) -> None:
+        """`known` is what somebody else has asked before."""
         self.default = default
         self._available = available
-        self._known = {default: True}
+        self._known = {default: True, **known}
+
+    @property
+    def known(self) -> dict[str, bool]:
+        """What was asked so far, as a copy."""
+        return dict(self._known)
 
     def choice_for(self, port: ServicePort) -> Choice:
         """The scheduler of a service port: the annotation for this mode decides, then the one for all modes."""

@@ -62,6 +62,19 @@ class Sockets:
         known.addresses = self.addresses()
         return known
 
+    def read_some(
+        self, servers: Iterable[VirtualKey], entries: Container[SetMember], addresses: Container[bytes]
+    ) -> Known:
+        """What the kernel holds of these; virtual servers are asked for one by one."""
+        known = Known(self._set_names)
+        for key in servers:
+            self.read_again(key, known)
+        for name, found in self._ipset.entries().items():
+            if name in known.entries:
+                known.entries[name] = {entry for entry in found if (name, entry) in entries}
+        known.addresses = {address for address in self.addresses() if address in addresses}
+        return known
+
     def read_again(self, key: VirtualKey, known: Known) -> None:
         """Somebody else changed a virtual server since it was read."""
         RemoveServers((key,)).adopt(known)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 
 from pointsman.backends.contract import Difference
 from pointsman.backends.ipvs.batch import WEIGHT
 from pointsman.backends.ipvs.desired import Desired
-from pointsman.backends.ipvs.drain import Draining
 from pointsman.backends.ipvs.known import Known
 from pointsman.backends.ipvs.rules import CHAINS, JUMPS, RuleSet
 from pointsman.backends.netfilter import saved, spelling
@@ -22,7 +21,7 @@ def describe(server: VirtualServer) -> str:
 
 
 def server_differences(
-    desired: Desired, found: Known, draining: Draining, excluded: Callable[[VirtualKey], bool]
+    desired: Desired, found: Known, draining: Container[RealOf], excluded: Callable[[VirtualKey], bool]
 ) -> Iterator[Difference]:
     """Virtual and real servers; real servers that are draining and virtual servers of others are no difference."""
     for key, (server, reals) in desired.servers.items():

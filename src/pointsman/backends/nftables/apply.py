@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic, compiled_each
-from pointsman.backends.nftables import verify
+from pointsman.backends.contract import Drift, SyncReport, SyncRequest, Traffic, chosen, compiled_each
 from pointsman.backends.nftables.batch import Batch
 from pointsman.backends.nftables.blame import ensure_few, explained, guilty_service_ports, is_momentary
 from pointsman.backends.nftables.change import Change
+from pointsman.backends.nftables.comparison import NftablesComparison
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import ConnectionTotals
@@ -69,9 +69,15 @@ class NftablesBackend:
             return None
         return self._watch.drift(self._contents, self._open(), self._reader())
 
-    def verify(self, request: SyncRequest) -> list[Difference]:
-        """Every difference between the kernel and the desired state."""
-        return verify.differences(self._desired(request), self._reader())
+    def comparison(
+        self, request: SyncRequest, only: Collection[ServicePortName] | None = None
+    ) -> NftablesComparison:
+        return NftablesComparison(
+            request.context,
+            chosen(request.plans, only, self._rejected),
+            counters=self._counters,
+            complete=only is None,
+        )
 
     def traffic(self) -> Traffic:
         """Connections per service port and endpoint since the first sync; empty without service metrics."""
@@ -223,12 +229,6 @@ class NftablesBackend:
         contents = Contents(request.context, counters=self._counters)
         contents.load(fragments)
         return contents
-
-    def _desired(self, request: SyncRequest) -> Contents:
-        fragments = self._compile_all(request, {})
-        for name in self._rejected:
-            fragments.pop(name, None)
-        return self._contents_of(request, fragments)
 
     # --- the kernel -----------------------------------------------------------------------------------------
 

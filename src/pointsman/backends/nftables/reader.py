@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -109,21 +109,10 @@ class Reader:
         return [entry for entry in found if nla.text_of(entry.get(nf.NFTA_TABLE_NAME, b"")) == TABLE]
 
     def _chains(self) -> dict[str, KernelChain]:
-        return {
-            nla.text_of(found[nf.NFTA_CHAIN_NAME]): KernelChain(
-                _number(found.get(nf.NFTA_CHAIN_USE)), _hook(found)
-            )
-            for found in self._dump(nf.NFT_MSG_GETCHAIN, _TABLE_NAME, "list chains")
-        }
+        return chains_of(self._dump(nf.NFT_MSG_GETCHAIN, _TABLE_NAME, "list chains"))
 
     def _sets(self) -> dict[str, KernelSet]:
-        return {
-            nla.text_of(found[nf.NFTA_SET_NAME]): KernelSet(
-                _shape(found), _number(found[nf.NFTA_SET_COUNT]) if nf.NFTA_SET_COUNT in found else None
-            )
-            for found in self._dump(nf.NFT_MSG_GETSET, _TABLE_NAME, "list sets")
-            if not _number(found.get(nf.NFTA_SET_FLAGS)) & nf.NFT_SET_ANONYMOUS
-        }
+        return sets_of(self._dump(nf.NFT_MSG_GETSET, _TABLE_NAME, "list sets"))
 
     def rules(self) -> dict[str, list[bytes]]:
         """The encoded expressions of every rule, per chain, in order."""
@@ -150,6 +139,26 @@ class Reader:
             next(_elements(answer, spec), None) if answer is not None else None
             for answer, (spec, _) in zip(answers, wanted, strict=True)
         ]
+
+
+def chains_of(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelChain]:
+    """Chains by name, from the attributes of the messages that tell of them; `sets_of` the same for sets."""
+    return {
+        nla.text_of(found[nf.NFTA_CHAIN_NAME]): KernelChain(
+            _number(found.get(nf.NFTA_CHAIN_USE)), _hook(found)
+        )
+        for found in listed
+    }
+
+
+def sets_of(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelSet]:
+    return {
+        nla.text_of(found[nf.NFTA_SET_NAME]): KernelSet(
+            _shape(found), _number(found[nf.NFTA_SET_COUNT]) if nf.NFTA_SET_COUNT in found else None
+        )
+        for found in listed
+        if not _number(found.get(nf.NFTA_SET_FLAGS)) & nf.NFT_SET_ANONYMOUS
+    }
 
 
 def _value(data: bytes) -> bytes:
@@ -194,7 +203,7 @@ def _verdict(parts: dict[int, bytes]) -> str:
     return verb if chain is None else f"{verb} {nla.text_of(chain)}"
 
 
-def _hook(found: dict[int, bytes]) -> Hook | None:
+def _hook(found: Mapping[int, bytes]) -> Hook | None:
     if nf.NFTA_CHAIN_HOOK not in found:
         return None
     hook = nla.attributes(found[nf.NFTA_CHAIN_HOOK])
@@ -206,7 +215,7 @@ def _hook(found: dict[int, bytes]) -> Hook | None:
     )
 
 
-def _shape(found: dict[int, bytes]) -> SetShape:
+def _shape(found: Mapping[int, bytes]) -> SetShape:
     data_type = _number(found.get(nf.NFTA_SET_DATA_TYPE))
     # The length of a verdict is the kernel's own affair: it ignores what is sent and reports what it needs.
     data_length = 0 if data_type == nf.NFT_DATA_VERDICT else _number(found.get(nf.NFTA_SET_DATA_LEN))

@@ -66,7 +66,9 @@ class Bench:
 
     def differences(self) -> list[str]:
         request = SyncRequest(self.context, self.plans, {}, True)
-        return [f"{one.what}: {one.want} / {one.have}" for one in self.backend.verify(request)]
+        return [
+            f"{one.what}: {one.want} / {one.have}" for one in self.backend.comparison(request).differences()
+        ]
 
 
 @pytest.fixture
@@ -313,8 +315,21 @@ def test_a_changed_rule_is_found_by_verification_with_its_service(bench: Bench) 
     bench.sync(web("10.244.1.1"))
     chain = next(chain for chain in bench.tables.tables["nat"] if chain.startswith("KUBE-SVC"))
     bench.tables.tables["nat"][chain].clear()
-    found = bench.backend.verify(SyncRequest(bench.context, bench.plans, {}, True))
+    found = bench.backend.comparison(SyncRequest(bench.context, bench.plans, {}, True)).differences()
     assert [(one.what, one.service, one.have) for one in found] == [(f"nat {chain}", "default/web:http", "")]
+
+
+def test_a_comparison_of_one_service_port_sees_its_damage_and_nothing_of_others(bench: Bench) -> None:
+    bench.sync(web("10.244.1.1", node_port=30080), db("10.244.1.9", node_port=30081))
+    request = SyncRequest(bench.context, bench.plans, {}, True)
+    assert bench.backend.comparison(request, only=[web().name]).differences() == []
+    rules = bench.tables.tables["nat"]["KUBE-SERVICES"]
+    rules[:] = [rule for rule in rules if "default/web" not in rule]
+    own, other = (
+        bench.backend.comparison(request, only=[name]).differences() for name in (web().name, db().name)
+    )
+    assert [(one.what, one.service) for one in own] == [("nat KUBE-SERVICES", "default/web:http")]
+    assert other == []
 
 
 def test_verification_without_a_sync_before_compares_with_the_plans(bench: Bench) -> None:

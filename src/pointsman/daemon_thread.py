@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_daemon_thread(work: Callable[[], T]) -> T:
+async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
     """The result of `work`, done on a thread of its own.
 
     asyncio.to_thread would do, but for the end: a process waits for its threads, and a read from a file system that no
@@ -35,5 +35,5 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
         with suppress(RuntimeError):  # the loop has ended, and with it all interest in the result
             loop.call_soon_threadsafe(settle, set_outcome)
 
-    threading.Thread(target=run, daemon=True, name="manifests").start()
+    threading.Thread(target=run, daemon=True, name=name).start()
     return await done

@@ -1,0 +1,249 @@
+"""How long a change waits for its sync while somebody keeps looking: status, list, explain and verify in a loop.
+
+    sudo python -m bench.beside [--sizes 1000x10,10000x10] [--mode nftables] [--changes 200] [--looking verify] [--json FILE]
+
+A proxy with its real backend runs in a network namespace of its own. One endpoint after the other is replaced; each time
+counts from the event until the kernel has committed, and the longest is what somebody who looks may cost. Every kind of look
+is asked for again as soon as it is answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from bench.nftables import percentile
+from bench.objects import service_json, slice_json
+
+from pointsman.app import modes
+from pointsman.backends import mode_named
+from pointsman.config.command_line import parse_run
+from pointsman.config.defaults import with_mode
+from pointsman.explain.target import target_from_text
+from pointsman.kube.status import WatchStatus
+from pointsman.lab.netns import Namespace
+from pointsman.model.addresses import Family
+from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
+from pointsman.model.source_events import SourceEvent, Synced, Upsert
+from pointsman.node.degraded import DegradedChecks
+from pointsman.node.footprint import settle
+from pointsman.node.own_addresses import LinuxMachine
+from pointsman.node.proxy import Proxy
+from pointsman.node.snapshot import Inspector
+from pointsman.node.state import Settings
+from pointsman.node.surroundings import SilentRecorder
+from pointsman.obs.registry import Metrics
+from pointsman.report.status import ReloadReport
+from pointsman.sync.loop import SyncListener
+from pointsman.sync.reconcile import SyncOutcome
+
+PAUSE = 0.05
+"""Between two changes: syncs that follow each other without one would leave nothing to be in the way of."""
+LEAST_SECONDS = 5.0
+WAIT = 60.0
+CONFIG = """\
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: {mode}
+clusterCIDR: 10.128.0.0/9
+iptables: {{minSyncPeriod: 1ms, syncPeriod: 1h}}
+nftables: {{minSyncPeriod: 1ms, syncPeriod: 1h}}
+"""
+
+
+class Objects:
+    """A source that has everything in memory."""
+
+    statuses: Mapping[str, WatchStatus] = {}
+    trouble = ""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[SourceEvent | None] = asyncio.Queue()
+
+    async def events(self) -> AsyncIterator[SourceEvent]:
+        while (event := await self.queue.get()) is not None:
+            yield event
+
+    async def close(self) -> None:
+        self.queue.put_nowait(None)
+
+
+class NextSync(SyncListener):
+    """Says when the next sync of IPv4 has succeeded."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    def synced(self, outcome: SyncOutcome) -> None:
+        if outcome.family is Family.IPV4:
+            self.event.set()
+
+
+def looks_at(inspector: Inspector, services: int) -> dict[str, Callable[[], Awaitable[object]]]:
+    target = target_from_text(f"default/service-{services // 2}")
+
+    async def nothing() -> None:
+        await asyncio.sleep(PAUSE)
+
+    async def status() -> None:
+        msgspec.json.encode(inspector.status())
+        await asyncio.sleep(0.001)
+
+    return {
+        "nothing": nothing,
+        "status": status,
+        "list": lambda: inspector.services("", 0, 200),
+        "explain": lambda: inspector.explain(target, "", kernel=True),
+        "verify": inspector.verify,
+    }
+
+
+async def measure(
+    mode: str, services: int, endpoints: int, changes: int, looking: str
+) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "config.yaml"
+        file.write_text(CONFIG.format(mode=mode))
+        options = parse_run([f"--config={file}", f"--state-dir={directory}"], program="pointsman")
+        config, sysctls = with_mode(options.config, mode), modes.sysctl_journal(Path(directory))
+        backend = mode_named(mode).backend(modes.setup_of(options, mode), Family.IPV4, sysctls)
+        source, heard, metrics = Objects(), NextSync(), Metrics(mode)
+        proxy = Proxy(
+            Settings(config=config, node_name="node-0", from_manifests=True),
+            source,
+            {Family.IPV4: backend},
+            LinuxMachine(),
+            metrics,
+            SilentRecorder(),
+            DegradedChecks(metrics),
+            listeners=(heard,),
+        )
+        running = asyncio.create_task(proxy.run())
+        try:
+            for index in range(services):
+                source.queue.put_nowait(Upsert(msgspec.json.decode(service_json(index), type=Service)))
+                source.queue.put_nowait(Upsert(_slice(index, endpoints, 0)))
+            for kind in (Service, EndpointSlice, Node, ServiceCIDR):
+                source.queue.put_nowait(Synced(kind))
+            async with asyncio.timeout(10 * WAIT):
+                await heard.event.wait()
+            settle()
+            inspector = Inspector(proxy, ReloadReport)
+            rows, number = [], itertools.count()
+            for what, look in looks_at(inspector, services).items():
+                if looking not in ("", what):
+                    continue
+                figures = await _while_looking(look, source, heard, services, endpoints, changes, number)
+                rows.append(
+                    {"mode": mode, "services": services, "endpoints": endpoints, "looking": what, **figures}
+                )
+            return rows
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await proxy.close()
+
+
+def _slice(index: int, endpoints: int, generation: int) -> EndpointSlice:
+    return msgspec.json.decode(slice_json(index, endpoints, generation), type=EndpointSlice)
+
+
+async def _while_looking(
+    look: Callable[[], Awaitable[object]],
+    source: Objects,
+    heard: NextSync,
+    services: int,
+    endpoints: int,
+    changes: int,
+    number: Iterator[int],
+) -> dict[str, Any]:
+    times: list[float] = []
+    looks: list[float] = []
+
+    async def keep_looking() -> None:
+        while True:
+            began = time.perf_counter()
+            await look()
+            looks.append(time.perf_counter() - began)
+
+    looking = asyncio.create_task(keep_looking())
+    try:
+        until = time.perf_counter() + LEAST_SECONDS
+        while len(times) < changes or not looks or time.perf_counter() < until:
+            generation, index = divmod(next(number), services)
+            changed = _slice(index, endpoints, 1 + generation % 4)
+            heard.event.clear()
+            began = time.perf_counter()
+            source.queue.put_nowait(Upsert(changed))
+            async with asyncio.timeout(WAIT):
+                await heard.event.wait()
+            times.append(time.perf_counter() - began)
+            await asyncio.sleep(PAUSE)
+    finally:
+        looking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await looking
+    return {
+        "looks": len(looks),
+        "look_p50_ms": percentile(looks, 0.5) * 1000,
+        "changes": len(times),
+        "change_p50_ms": percentile(times, 0.5) * 1000,
+        "change_p99_ms": percentile(times, 0.99) * 1000,
+        "longest_ms": max(times) * 1000,
+    }
+
+
+def _inside(options: argparse.Namespace) -> None:
+    """The measurement itself, in a process whose every thread belongs to the namespace."""
+    services, endpoints = map(int, options.inside.split("x"))
+    namespace = Namespace()
+    for command in ("link set lo up", "address add 172.30.0.10/32 dev lo"):
+        namespace.run(["ip", *command.split()])
+    with namespace.entered():
+        rows = asyncio.run(measure(options.mode, services, endpoints, options.changes, options.looking))
+    print(json.dumps(rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", default="1000x10,10000x10")
+    parser.add_argument("--mode", default="nftables")
+    parser.add_argument("--changes", type=int, default=200)
+    parser.add_argument("--looking", default="", help="one of them; default all")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        _inside(options)
+        return
+    rows: list[dict[str, Any]] = []
+    for size in options.sizes.split(","):
+        command = [sys.executable, "-m", "bench.beside", "--inside", size, "--mode", options.mode]
+        done = subprocess.run(
+            [*command, "--changes", str(options.changes), "--looking", options.looking],
+            stdout=subprocess.PIPE,
+            check=True,
+            text=True,
+        )
+        for row in json.loads(done.stdout.splitlines()[-1]):
+            rows.append(row)
+            print(" ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

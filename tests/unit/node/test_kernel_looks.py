@@ -1,0 +1,82 @@
+"""Looking at the kernel goes on beside the syncs: neither waits for the other, and no sync is taken for damage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+from tests import factory
+from tests.process.assembled import Assembly, assembled
+
+from pointsman.config.types import NFTables
+from pointsman.model.addresses import Family
+from pointsman.node.snapshot import Inspector
+from pointsman.report.status import FamilyVerification, ReloadReport
+
+WEB = factory.service()
+AT_ONCE = NFTables(min_sync_period=timedelta(milliseconds=1))
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[Assembly]:
+    async with assembled(families=(Family.IPV4,), nftables=AT_ONCE) as running:
+        addresses = [{"type": "InternalIP", "address": "192.168.1.10"}]
+        running.source.put(factory.node("n1", addresses=addresses), WEB, factory.endpoint_slice("10.244.1.5"))
+        running.source.listed()
+        await running.settled()
+        yield running
+
+
+async def verified(assembly: Assembly) -> FamilyVerification:
+    (family,) = (await Inspector(assembly.proxy, ReloadReport).verify()).families
+    return family
+
+
+async def test_a_sync_completes_while_a_verification_is_stuck_in_the_kernel() -> None:
+    async with served() as assembly:
+        backend = assembly.backends[Family.IPV4]
+        stuck, let_go = threading.Event(), threading.Event()
+
+        def reading() -> None:
+            stuck.set()
+            assert let_go.wait(20)
+
+        backend.reading = reading
+        verification = asyncio.create_task(verified(assembly))
+        try:
+            assert await asyncio.to_thread(stuck.wait, 20)
+            assembly.source.put(factory.service("api", clusterIP="10.96.0.11"))
+            await assembly.settled()
+            assert factory.service_port("api").name in backend.programmed
+            assert not verification.done()
+        finally:
+            let_go.set()
+        assert (await verification).differences == ()
+
+
+async def test_what_a_sync_changes_during_the_reading_is_no_difference() -> None:
+    async with served() as assembly:
+        backend = assembly.backends[Family.IPV4]
+        loop = asyncio.get_running_loop()
+        readings = 0
+
+        async def replaced() -> None:
+            assembly.source.put(factory.endpoint_slice(f"10.244.1.{100 + readings}"))
+            await assembly.settled()
+
+        def reading() -> None:
+            nonlocal readings
+            readings += 1
+            asyncio.run_coroutine_threadsafe(replaced(), loop).result(20)
+
+        backend.reading = reading
+        lost = factory.service_port("lost", cluster_ip="10.96.0.12")
+        assembly.source.put(factory.service("lost", clusterIP="10.96.0.12"))
+        await assembly.settled()
+        del backend.programmed[lost.name]
+        found = await verified(assembly)
+        assert readings > 2
+        assert [difference.service for difference in found.differences] == [str(lost.name)]
