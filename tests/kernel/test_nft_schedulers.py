@@ -6,12 +6,14 @@ by a chi-squared test with a bound that a correct table exceeds once in 10^9 run
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.kernel.nft_kernel import everything, needs_nft, new_namespace, part
@@ -20,8 +22,11 @@ from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import ServicePlan
-from pointsman.model.scheduling import Balancing, Scheduler, Scheduling
+from pointsman.model.scheduling import Balancing, Identity, Scheduler, Scheduling
 from pointsman.model.service import Protocol
+from pointsman.model.shares import balanced, identity, warmed, weights_of
+from pointsman.model.tracker import PortState
+from pointsman.sync.open_connections import open_connections
 
 pytestmark = needs_nft
 
@@ -58,7 +63,7 @@ class World:
         with self.namespace.entered():
             self.backend = NftablesBackend(family)
             domain = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
-            self._domain = domain
+            self.domain = domain
             self.servers = {}
             for number in range(1, 11):
                 made = socket.socket(domain, socket.SOCK_DGRAM)
@@ -89,7 +94,7 @@ class World:
         found: dict[tuple[str, int], int] = {}
         with self.namespace.entered():
             for number, (address, port) in enumerate(clients):
-                with socket.socket(self._domain, socket.SOCK_DGRAM) as made:
+                with socket.socket(self.domain, socket.SOCK_DGRAM) as made:
                     made.bind((address, port))
                     made.sendto(struct.pack("!I", number), (VIP[self.family], 80))
                 if number % 100 == 99:
@@ -220,6 +225,52 @@ def test_with_the_port_in_the_hash_one_client_reaches_every_endpoint(world: Worl
     address = client(world.family, 1)
     found = world.send([(address, number) for number in range(20000, 20300)])
     assert set(found.values()) == set(range(1, 11))
+
+
+def test_the_share_of_a_newcomer_follows_the_curve_of_its_slow_start(world: World) -> None:
+    port = udp(world.family)
+    for second in (0, 15, 30):
+        share = warmed(second, 30)
+        newcomer = endpoint(server(world.family, 2), share=share)
+        world.load(port, endpoint(server(world.family, 1)), newcomer)
+        counts = Counter(world.send(clients(world.family, 1500)).values())
+        assert chi_squared(counts, {1: 100, 2: share}) < CHI_SQUARED[1]
+
+
+def test_a_fresh_replica_catches_up_with_those_that_have_long_lived_connections(world: World) -> None:
+    """Counted from the kernel's table, with connections that are held open; closed ones must not count."""
+    family = world.family
+    port = service_port(
+        cluster_ip=VIP[family], scheduling=Scheduling(Scheduler.LEAST_CONNECTIONS), port_name="tcp"
+    )
+    old, fresh = [endpoint(server(family, number)) for number in (1, 2)], endpoint(server(family, 3))
+    with contextlib.ExitStack() as open_sockets, world.namespace.entered():
+        for number in (1, 2, 3):
+            listener = socket.create_server((server(family, number), 8080), family=world.domain, backlog=1000)
+            open_sockets.enter_context(listener)
+
+        def connect(count: int) -> None:
+            for _ in range(count):
+                made = socket.create_connection((VIP[family], 80), timeout=5)
+                open_sockets.enter_context(made)
+
+        def held(endpoints: Sequence[Endpoint]) -> Mapping[Identity, int]:
+            return open_connections(family, {port.name: PortState(port, tuple(endpoints))})[port.name]
+
+        world.load(port, *old)
+        connect(200)
+        for _ in range(20):
+            socket.create_connection((VIP[family], 80), timeout=5).close()
+        assert sum(held(old).values()) == 200
+        shares: dict[Identity, float] = {}
+        for _ in range(10):
+            shares = balanced(shares, held([*old, fresh]), weights_of([*old, fresh], port.scheduling))
+            now = [msgspec.structs.replace(one, share=round(shares[identity(one)])) for one in (*old, fresh)]
+            world.change(port, *now)
+            connect(20)
+        counts = held([*old, fresh])
+    assert sum(counts.values()) == 400
+    assert counts[identity(fresh)] > 0.65 * 400 / 3, "even chances would have given it 67 of 200"
 
 
 @pytest.mark.parametrize("family", list(Family), ids=lambda family: family.value)

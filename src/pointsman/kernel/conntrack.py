@@ -23,6 +23,7 @@ from pointsman.model.addresses import Family, host_port_text
 _SUBSYSTEM: Final = 1 << 8
 _GET, _DELETE = _SUBSYSTEM | 1, _SUBSYSTEM | 2
 _TUPLE_ORIGINAL, _TUPLE_REPLY, _STATUS, _ID, _ZONE, _FILTER, _STATUS_MASK = 1, 2, 3, 12, 18, 25, 26
+_PROTOCOL_INFO, _INFO_TCP, _TCP_STATE, _ESTABLISHED = 4, 1, 1, 3
 _IP, _PROTO, _TUPLE_ZONE = 1, 2, 3
 _NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
 _FILTER_ORIGINAL_FLAGS: Final = 1
@@ -66,6 +67,8 @@ class Flow(NamedTuple):
     id: bytes
     replied: bool = False
     """A packet has come back."""
+    closing: bool = False
+    """TCP: one side at least has said goodbye."""
 
     def __str__(self) -> str:
         return (
@@ -175,6 +178,7 @@ class FlowDecoder:
             int.from_bytes(fields[9], "big"),
             found.get(_ID, b""),
             replied,
+            _tcp_state(found.get(_PROTOCOL_INFO, b"")) > _ESTABLISHED,
         )
 
     def by_layout(self, payload: bytes) -> _Fields | None:
@@ -204,6 +208,12 @@ class FlowDecoder:
         if len(ports.get(_NUMBER, b"")) != 1 or _SOURCE_PORT not in ports or _DESTINATION_PORT not in ports:
             return None
         return source, destination, ports[_NUMBER][0], ports[_SOURCE_PORT], ports[_DESTINATION_PORT]
+
+
+def _tcp_state(info: bytes) -> int:
+    """The kernel's number of the state of a TCP flow; 0 for others."""
+    tcp = attributes.attributes(attributes.attributes(info).get(_INFO_TCP, b""))
+    return int.from_bytes(tcp.get(_TCP_STATE, b""), "big")
 
 
 def selection(family: Family, query: FlowQuery) -> bytes:

@@ -7,7 +7,7 @@ nothing. It knows no kernel and no clock and lives on one thread; what it hands 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 
 import msgspec
@@ -16,7 +16,9 @@ from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.objects import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION, EndpointSlice, Meta, Service
 from pointsman.model.problem import Problem
+from pointsman.model.scheduling import EVENLY, Balancing, Identity
 from pointsman.model.service import ServicePort, ServicePortName, service_ports_from_service
+from pointsman.model.shares import ShareBook, Wish
 from pointsman.model.slices import PortKey, SliceEndpoints, endpoints_from_slice, merged
 
 OnProblem = Callable[[str, Meta, Problem], None]
@@ -49,6 +51,7 @@ class Tracker:
         node_name: str,
         *,
         allow_external_ips: bool = True,
+        balancing: Balancing = EVENLY,
         started_at: float = 0.0,
         on_problem: OnProblem | None = None,
     ) -> None:
@@ -66,10 +69,28 @@ class Tracker:
         self._changed_endpoints: set[str] = set()
         self._trigger_times: dict[str, list[float]] = {}
         self._health_checked: set[ServicePortName] = set()
+        self._shares = ShareBook(balancing)
+        self._taken = False
 
     @property
     def states(self) -> Mapping[ServicePortName, PortState]:
         return self._states
+
+    @property
+    def adjustable(self) -> Mapping[ServicePortName, Wish]:
+        """Service ports whose endpoints have shares that change by themselves."""
+        return self._shares.wishes
+
+    def newcomers(self, name: ServicePortName) -> frozenset[Identity]:
+        """Endpoints that start slowly and have not got their full share yet."""
+        return self._shares.newcomers(name)
+
+    def set_shares(
+        self, name: ServicePortName, shares: Mapping[Identity, int], settled: Iterable[Identity] = ()
+    ) -> bool:
+        """Other shares for the endpoints of a service port; True when that changes something."""
+        self._shares.set(name, shares, settled)
+        return self._refresh(name)
 
     @property
     def pending(self) -> int:
@@ -136,6 +157,7 @@ class Tracker:
 
     def take(self) -> Changes:
         """Hand out what changed and start afresh; the caller keeps it until the kernel accepted it."""
+        self._taken = True
         states: dict[ServicePortName, PortState | None] = {}
         for name, before in self._before.items():
             now = self._states.get(name)
@@ -197,12 +219,13 @@ class Tracker:
     def _refresh(self, name: ServicePortName) -> bool:
         port = self._services.get(name.key, {}).get(name)
         before = self._states.get(name)
-        now = PortState(port, self._endpoints(name)) if port is not None else None
+        now = PortState(port, self._shared(port, before)) if port is not None else None
         if now == before:
             return False
         self._before.setdefault(name, before)
         if now is None:
             del self._states[name]
+            self._shares.forget(name)
         else:
             self._states[name] = now
         if now is not None and now.port.health_check_node_port:
@@ -210,6 +233,12 @@ class Tracker:
         else:
             self._health_checked.discard(name)
         return True
+
+    def _shared(self, port: ServicePort, before: PortState | None) -> tuple[Endpoint, ...]:
+        endpoints = self._endpoints(port.name)
+        known = before.endpoints if before is not None else ()
+        self._shares.follow(port, known, endpoints, serving=self._taken)
+        return self._shares.applied(port.name, endpoints)
 
     def _endpoints(self, name: ServicePortName) -> tuple[Endpoint, ...]:
         key = (name.port, name.protocol)

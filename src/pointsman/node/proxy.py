@@ -28,6 +28,7 @@ from pointsman.node.degraded import DegradedChecks
 from pointsman.node.family import FamilyProxy
 from pointsman.node.health_check_ports import HealthCheckPorts
 from pointsman.node.reporter import Reporter
+from pointsman.node.share_keeper import ShareKeeper
 from pointsman.node.state import NodeState, Settings, StartGate
 from pointsman.node.surroundings import EventSource, Machine, Recorder
 from pointsman.obs.log import get_log
@@ -92,6 +93,9 @@ class Proxy:
             )
             for family, backend in backends.items()
         }
+        self._share_keepers = {
+            family: ShareKeeper(proxy.tracker, proxy.loop.request) for family, proxy in self.families.items()
+        }
         metrics.service_changes_pending.set_function(
             lambda: max(tracker.pending_services for tracker in trackers.values())
         )
@@ -119,6 +123,8 @@ class Proxy:
             tasks.create_task(self._follow_addresses())
             for family in self.families.values():
                 tasks.create_task(family.loop.run())
+            for keeper in self._share_keepers.values():
+                tasks.create_task(keeper.run())
 
     async def _end_when_impossible(self) -> None:
         await self._impossible
@@ -144,6 +150,7 @@ class Proxy:
             family,
             self.node.name,
             allow_external_ips=gates.enabled("AllowServiceExternalIPs"),
+            balancing=self.node.context(family).balancing,
             started_at=self.started_at,
             on_problem=self._object_problem,
         )
@@ -200,6 +207,7 @@ class Proxy:
         for family in self.families.values():
             if change(family.tracker) and self.gate.is_open:
                 family.loop.request()
+                self._share_keepers[family.family].changed()
 
     def _node_changed(self, name: str, node: Node | None) -> None:
         """Follow the own Node; a deleted one leaves the rules as they are and makes /healthz fail."""
@@ -302,6 +310,7 @@ class Proxy:
         if rules_differ and self.gate.is_open:
             for family in self.families.values():
                 family.loop.request()
+                self._share_keepers[family.family].changed()
 
 
 def _pace(config: KubeProxyConfiguration) -> Pace:

@@ -21,7 +21,7 @@ machines.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -86,14 +86,22 @@ class Checklist(msgspec.Struct, frozen=True):
 
     def queries(self) -> list[FlowQuery]:
         """What to ask the kernel for."""
-        asked: dict[int, dict[int, set[bytes]]] = {}
-        for protocol, address, port in self.frontends:
-            asked.setdefault(protocol, {}).setdefault(port, set()).add(address)
-        return [query for protocol, by_port in asked.items() for query in _queries(protocol, by_port)]
+        return flow_queries(self.frontends, unreplied=frozenset((_TCP,)))
 
 
-def _queries(protocol: int, by_port: Mapping[int, set[bytes]]) -> list[FlowQuery]:
-    unreplied = protocol == _TCP
+def flow_queries(frontends: Iterable[FrontendKey], unreplied: Container[int] = ()) -> list[FlowQuery]:
+    """What to ask the kernel for to see the flows to these frontends; only unanswered ones of some protocols."""
+    asked: dict[int, dict[int, set[bytes]]] = {}
+    for protocol, address, port in frontends:
+        asked.setdefault(protocol, {}).setdefault(port, set()).add(address)
+    return [
+        query
+        for protocol, by_port in asked.items()
+        for query in _queries(protocol, by_port, unreplied=protocol in unreplied)
+    ]
+
+
+def _queries(protocol: int, by_port: Mapping[int, set[bytes]], *, unreplied: bool) -> list[FlowQuery]:
     if len(by_port) > MAX_EXACT_QUERIES:
         return [FlowQuery(protocol, unreplied=unreplied)]
     return [

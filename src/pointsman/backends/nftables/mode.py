@@ -50,7 +50,7 @@ MODE = Mode(
     ),
     localhost_node_ports=_localhost_node_ports,
     drift_seconds=1.0,
-    schedulers=frozenset(Scheduler) - {Scheduler.IPVS_ONLY, Scheduler.LEAST_CONNECTIONS},
+    schedulers=frozenset(Scheduler) - {Scheduler.IPVS_ONLY},
     adjusts_shares=True,
     metrics=frozenset((MetricGroup.FULL_AND_PARTIAL_SYNCS, MetricGroup.NFTABLES)),
 )

@@ -1,0 +1,124 @@
+"""Changes the shares of endpoints as time passes: newcomers that start slowly, and least-connections.
+
+The clock and the readings are here, what follows from them is decided in model/shares.py, and a new share is a change like
+any other: the tracker hands it out and the next sync programs it. Where no Service asks for it, nothing runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from pointsman.errors import KernelError
+from pointsman.model.addresses import Family
+from pointsman.model.endpoint import FULL_SHARE
+from pointsman.model.scheduling import Identity
+from pointsman.model.service import ServicePortName
+from pointsman.model.shares import Wish, balanced, warmed, weights_of
+from pointsman.model.tracker import PortState, Tracker
+from pointsman.obs.log import get_log
+from pointsman.sync.open_connections import Counts, open_connections
+
+TICK: Final = 1.0
+READING_PERIOD: Final = 5.0
+_LEISURE: Final = 20
+"""A reading is followed by a pause of so many times its length at least: it never takes more than a twentieth of a core."""
+
+CountConnections = Callable[[Family, Mapping[ServicePortName, PortState]], Counts]
+
+_log = get_log(__name__)
+
+
+class ShareKeeper:
+    """Keeps the shares of one IP family; `on_change` asks for a sync."""
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        on_change: Callable[[], None],
+        *,
+        count: CountConnections = open_connections,
+        tick: float = TICK,
+        reading_period: float = READING_PERIOD,
+    ) -> None:
+        self._tracker = tracker
+        self._on_change = on_change
+        self._count = count
+        self._tick, self._reading_period = tick, reading_period
+        self._wanted = asyncio.Event()
+        self._since: dict[tuple[ServicePortName, Identity], float] = {}
+        self._shares: dict[ServicePortName, dict[Identity, float]] = {}
+        self._next_reading = 0.0
+
+    def changed(self) -> None:
+        """Objects changed; some Service may ask for shares that change."""
+        if self._tracker.adjustable:
+            self._wanted.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            while wishes := dict(self._tracker.adjustable):
+                await self._adjust(wishes)
+                await asyncio.sleep(self._tick)
+            self._since, self._shares = {}, {}
+
+    async def _adjust(self, wishes: Mapping[ServicePortName, Wish]) -> None:
+        now = asyncio.get_running_loop().time()
+        counting = [name for name, wish in wishes.items() if wish.least_connections]
+        if counting and now >= self._next_reading:
+            await self._read(counting)
+        elif not counting:
+            self._shares = {}
+        changed = False
+        warming: dict[tuple[ServicePortName, Identity], float] = {}
+        for name, wish in wishes.items():
+            newcomers = self._tracker.newcomers(name)
+            if newcomers or name in self._shares:
+                changed |= self._set(name, wish, newcomers, warming, now)
+        self._since = warming
+        if changed:
+            self._on_change()
+
+    def _set(
+        self,
+        name: ServicePortName,
+        wish: Wish,
+        newcomers: Iterable[Identity],
+        warming: dict[tuple[ServicePortName, Identity], float],
+        now: float,
+    ) -> bool:
+        shares = {one: round(share) for one, share in self._shares.get(name, {}).items()}
+        settled: list[Identity] = []
+        for one in newcomers:
+            since = warming[name, one] = self._since.get((name, one), now)
+            warm = warmed(now - since, wish.slow_start)
+            shares[one] = max(1, shares.get(one, FULL_SHARE) * warm // FULL_SHARE)
+            if warm == FULL_SHARE:
+                settled.append(one)
+        return self._tracker.set_shares(name, shares, settled)
+
+    async def _read(self, names: Iterable[ServicePortName]) -> None:
+        """Count connections on another thread and take the next step towards equal loads."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        states = {name: self._tracker.states[name] for name in names if name in self._tracker.states}
+        family = self._tracker.family
+        try:
+            counts = await asyncio.to_thread(self._count, family, states)
+        except KernelError as error:
+            _log.warning(
+                "Connections cannot be counted; shares stay as they are", err=error, family=family.value
+            )
+            counts = {}
+        ended = loop.time()
+        self._next_reading = ended + max(self._reading_period, _LEISURE * (ended - began))
+        stepped: dict[ServicePortName, dict[Identity, float]] = {}
+        for name, state in states.items():
+            before = self._shares.get(name, {})
+            weights = weights_of(state.endpoints, state.port.scheduling)
+            stepped[name] = balanced(before, counts[name], weights) if name in counts else before
+        self._shares = stepped

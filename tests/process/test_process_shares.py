@@ -1,0 +1,57 @@
+"""A running proxy changes shares by itself: a newcomer grows, and a fresh endpoint gets more than a busy one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+
+from tests.process.node_space import (
+    BACKEND_PORT,
+    NODE_IP,
+    SECOND_IP,
+    NodeProcess,
+    NodeSpace,
+    eventually,
+    needs_root,
+    node_object,
+    web_service,
+    web_slices,
+)
+
+pytestmark = needs_root
+
+
+def balancing(node: NodeSpace, service: str) -> str:
+    (port,) = [
+        port
+        for port in json.loads(node.get(f"/explain.json?target=default/{service}").body)["ports"]
+        if port["family"] == "IPv4"
+    ]
+    return str(port["balancing"])
+
+
+def share_of(node: NodeSpace, service: str, address: str) -> float:
+    found = re.search(rf"{address}:8080 ([0-9.]+)%", balancing(node, service))
+    return float(found[1]) if found else 50.0
+
+
+def test_newcomers_grow_and_open_connections_count(node: NodeSpace, process: NodeProcess) -> None:
+    process.configure()
+    warm, busy = web_service("warm", 10), web_service("busy", 20)
+    busy["metadata"]["annotations"] = {"pointsman.dev/scheduler": "least-connections"}
+    process.objects(warm, *web_slices("warm", NODE_IP), busy, *web_slices("busy", NODE_IP), node_object())
+    with contextlib.ExitStack() as held:
+        process.start("--default-slow-start=3s")
+        process.wait_synced()
+        with node.namespace.entered():
+            held.enter_context(socket.create_server(("", BACKEND_PORT), backlog=100))
+            for _ in range(60):
+                held.enter_context(socket.create_connection(("10.96.0.20", 80), timeout=5))
+        both = (NODE_IP, SECOND_IP)
+        process.objects(warm, *web_slices("warm", *both), busy, *web_slices("busy", *both), node_object())
+        eventually(lambda: share_of(node, "warm", SECOND_IP), lambda share: share < 50)
+        eventually(lambda: balancing(node, "warm"), lambda words: not words)
+        eventually(lambda: share_of(node, "busy", SECOND_IP), lambda share: share > 55)
+        assert process.stop() == 0
