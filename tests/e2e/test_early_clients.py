@@ -11,6 +11,7 @@ import pytest
 from tests.e2e import harness
 from tests.e2e.world import FAMILIES, World, running, settles
 from tests.kernel.conntrack_flows import add_flows
+from tests.local_routes import await_local_route
 
 from pointsman.kernel.conntrack import ConntrackTable, FlowQuery
 from pointsman.kernel.conntrack import Flow as TrackedFlow
@@ -113,6 +114,8 @@ def test_a_connection_that_a_real_host_answers_goes_on_when_a_service_takes_the_
         via = HOSTS["n2"].address(family)
         world.cluster["n1"].run(("ip", "route", "add", f"{address}/{length}", "via", via))
     with owner.entered():
+        for family in FAMILIES:
+            await_local_route(WEB.address("external", family))
         world.cluster.servers.listen("owner", [WEB.address("external", f) for f in FAMILIES], 80)
     flows = [Flow(world.cluster, world.probe("client", WEB, "external", family)) for family in FAMILIES]
     assert {flow.ask().by for flow in flows} == {"owner"}

@@ -8,12 +8,12 @@ import select
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.kernel.nft_kernel import everything, needs_nft, new_namespace, part
+from tests.local_routes import await_local_route
 
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.model.addresses import Family
@@ -38,7 +38,7 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     space.run(["ip", "address", "add", f"{SERVER[chosen]}/{bits}", "dev", "lo", *at_once])
     with space.entered():
         domain = socket.AF_INET if chosen is Family.IPV4 else socket.AF_INET6
-        _await_address(domain, SERVER[chosen])
+        await_local_route(SERVER[chosen])
         server = socket.create_server((SERVER[chosen], 8080), family=domain)
         thread = threading.Thread(target=_echo, args=(server,))
         thread.start()
@@ -47,16 +47,6 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
         thread.join()
         server.close()
     space.close()
-
-
-def _await_address(domain: socket.AddressFamily, address: str) -> None:
-    """The kernel installs the route of a new IPv6 address a little later."""
-    for _ in range(1000):
-        with socket.socket(domain) as sock:
-            if sock.connect_ex((address, 9)) == errno.ECONNREFUSED:
-                return
-        time.sleep(0.01)
-    pytest.fail(f"{address} is not reachable")
 
 
 def _echo(server: socket.socket) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import pytest
+from tests.local_routes import await_local_route
 
 from pointsman.lab.netns import Namespace
 
@@ -82,6 +83,8 @@ class NodeSpace:
     def __init__(self) -> None:
         self.namespace = Namespace()
         self.namespace.run(("ip", "-batch", "-"), _LINKS)
+        with self.namespace.entered():
+            await_local_route(NODE_IP6)
 
     def close(self) -> None:
         self.namespace.close()
