@@ -242,6 +242,33 @@ class KernelCounter(msgspec.Struct, frozen=True):
     """None where the kernel does not have it; must not block or raise."""
 
 
+class Count(msgspec.Struct, frozen=True):
+    """Connections that the kernel counted at one frontend, or from it to one endpoint, since some beginning."""
+
+    protocol: int
+    address: bytes
+    """Empty for a node port."""
+    port: int
+    connections: int
+    endpoint: str = ""
+    """`ip:port`; empty for the frontend as a whole."""
+
+
+class Counting(msgspec.Struct, frozen=True):
+    """What a mode's rules count by themselves, for whoever reads the kernel beside the proxy."""
+
+    read: Callable[[Family], Sequence[Count] | None]
+    """None when nothing is counted at present; raises KernelError."""
+    missing: str = ""
+    """What it means when nothing is counted, and what would help, for people."""
+    limits: str = ""
+    """What is not counted even so."""
+
+
+def _counts_nothing(_family: Family) -> None:
+    return None
+
+
 class Setup(msgspec.Struct, frozen=True):
     """What a mode is told by the command line and the configuration."""
 
@@ -289,3 +316,8 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     metrics: frozenset[MetricGroup] = frozenset()
     counters: tuple[KernelCounter, ...] = ()
     announcements: tuple[Announcement, ...] = ()
+    counting: Counting = Counting(
+        _counts_nothing,
+        "this mode counts no connections: shown are those that were tracked at a reading and not at the one before, so "
+        "shorter ones are missed",
+    )

@@ -19,6 +19,7 @@ SUBCOMMANDS: Mapping[str, str] = {
     "explain": "say why a Service does or does not answer here",
     "status": "show what the running proxy is doing",
     "list": "list Services with their ports, endpoints and whether they answer",
+    "top": "show connections per second, active flows and shares of endpoints",
     "verify": "compare the kernel with what it should hold",
     "cleanup": "remove everything a proxy put into the kernel",
     "demo": "try it in a network namespace of its own",

@@ -11,7 +11,7 @@ import msgspec
 from pointsman.backends.contract import Mode
 from pointsman.explain.verdict import port_verdict
 from pointsman.explain.view import FamilyView, View
-from pointsman.model.addresses import host_port_text
+from pointsman.model.addresses import address_text, host_port_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import Frontend, ServicePlan
 from pointsman.model.service import ServicePortName
@@ -28,6 +28,9 @@ class FrontendRow(msgspec.Struct, frozen=True, rename="camel"):
     address: str
     policy: str
     outcome: str
+    ip: str = ""
+    """Empty for a node port."""
+    port: int = 0
 
 
 class EndpointRow(msgspec.Struct, frozen=True, rename="camel"):
@@ -129,6 +132,8 @@ def service_row(plan: ServicePlan, family: FamilyView, mode: Mode, *, detailed: 
             _frontend_address(frontend),
             "Local" if frontend.local_policy else "Cluster",
             frontend.outcome.value,
+            address_text(frontend.address) if frontend.address else "",
+            frontend.port,
         )
         for frontend in shown
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pointsman.backends.contract import Announcement, Mode, Setup
+from pointsman.backends.contract import Announcement, Counting, Mode, Setup
 from pointsman.backends.ipvs.apply import IpvsBackend, IpvsSettings
 from pointsman.backends.ipvs.cleanup import cleanup
 from pointsman.backends.ipvs.preflight import preflight, prepare, scheduler_of
 from pointsman.backends.ipvs.render import render
 from pointsman.backends.ipvs.rules import CHAINS
+from pointsman.backends.ipvs.server_counts import server_counts
 from pointsman.backends.netfilter.runners import runner_for, runners_in_use
 from pointsman.backends.packet_quirks import PacketQuirks
 from pointsman.config.mode_table import IPVS
@@ -42,6 +43,10 @@ MODE = Mode(
     uses_local_addresses=True,
     schedulers=frozenset(Scheduler),
     counts_services=True,
+    counting=Counting(
+        server_counts,
+        limits="connections are counted per virtual server, not per endpoint; shares of endpoints are those of tracked flows",
+    ),
     metrics=frozenset((MetricGroup.RESTORE_FAILURES,)),
     announcements=(
         Announcement(

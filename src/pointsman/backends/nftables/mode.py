@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pointsman.backends.contract import Mode
+from pointsman.backends.contract import Counting, Mode
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.cleanup import cleanup
+from pointsman.backends.nftables.element_counts import element_counts
 from pointsman.backends.nftables.preflight import preflight
 from pointsman.backends.nftables.render import render
 from pointsman.backends.packet_quirks import LoopbackNodePort, PacketQuirks
@@ -52,5 +53,12 @@ MODE = Mode(
     drift_seconds=1.0,
     schedulers=frozenset(Scheduler) - {Scheduler.IPVS_ONLY},
     adjusts_shares=True,
+    counting=Counting(
+        element_counts,
+        limits="endpoints that have a chain of their own (session affinity) are not counted one by one: their shares are "
+        "those of the active flows",
+        missing="connections are counted only while the proxy runs with --service-metrics; without, those are shown that were tracked "
+        "at a reading and not at the one before, so shorter ones are missed",
+    ),
     metrics=frozenset((MetricGroup.FULL_AND_PARTIAL_SYNCS, MetricGroup.NFTABLES)),
 )

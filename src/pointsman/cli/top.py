@@ -1,0 +1,153 @@
+"""`pointsman top`: who is connected to which Service and endpoint right now.
+
+The kernel is read by this process, with sockets of its own; the proxy is only asked which Services there are. So however
+large the table of flows is, no sync waits for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from pointsman.backends import mode_named
+from pointsman.backends.contract import Counting
+from pointsman.cli.arguments import add_live, add_output, guarded, parser, print_json
+from pointsman.cli.control_client import ask
+from pointsman.cli.output import screen
+from pointsman.errors import PointsmanError
+from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed, Flow, FlowQuery
+from pointsman.model.addresses import Family
+from pointsman.report.service_list import ServiceList
+from pointsman.report.traffic import Directory, Reading, TrafficReport, traffic_report, traffic_text
+
+_ABOUT = """Show, for each Service and each of its endpoints, new connections per second, active flows and the share of each endpoint,
+the busiest first, again and again until Ctrl-C.
+
+New connections are counted by the kernel in ipvs mode, and in nftables mode while the proxy runs with --service-metrics. Otherwise
+they are those that were tracked at one reading and not at the one before (shown as >=): shorter ones are missed. Active
+flows come from the kernel's connection tracking, filtered there by protocol, or by address and port when few Services are named.
+
+The kernel is read by this command, not by the proxy: no sync is held up. Needs root.
+
+Exit status: 0, 2 when nobody could be asked or the kernel not read."""
+
+_EXACT_QUERIES: Final = 16
+"""Up to that many frontends are asked for one by one; each question makes the kernel walk its table."""
+_READ_SECONDS: Final = 5.0
+_CLEAR_REST: Final = "\x1b[J"
+_HOME: Final = "\x1b[H"
+_CLEAR: Final = "\x1b[H\x1b[2J"
+_LINES_AROUND: Final = 9
+"""Of a screen: heading, remarks and the line of the shell."""
+
+
+def command() -> argparse.ArgumentParser:
+    made = parser("top", _ABOUT)
+    made.add_argument(
+        "services",
+        nargs="*",
+        metavar="SERVICE",
+        help="names, or NAMESPACE/NAME; * and ? stand for any characters; default: all",
+    )
+    made.add_argument("--namespace", default="", help="only Services of this namespace")
+    made.add_argument(
+        "-d", "--delay", type=float, default=2.0, metavar="SECONDS", help="between readings; default 2"
+    )
+    made.add_argument(
+        "-n", "--iterations", type=int, default=0, metavar="N", help="end after so many; default: go on"
+    )
+    made.add_argument("--once", action="store_true", help="the same as -n 1")
+    add_output(made)
+    add_live(made)
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status 0, 2 when nobody could be asked or the kernel not read."""
+    made = command()
+    given = made.parse_args(argv)
+    if not 0.1 <= given.delay <= 3600:
+        made.error("--delay must be between 0.1 and 3600 seconds")
+    if given.iterations < 0:
+        made.error("--iterations must not be negative")
+    return guarded("top", lambda: _top(given))
+
+
+def _top(given: argparse.Namespace) -> int:
+    if os.geteuid() != 0:
+        raise PointsmanError("reading the kernel's flows needs root: use sudo")
+    rounds = 1 if given.once else given.iterations
+    known = _services(given, "")
+    directory = Directory(known.rows)
+    mode = mode_named(known.mode)
+    before = read_kernel(directory, mode.counting)
+    shown = 0
+    while not rounds or shown < rounds:
+        time.sleep(given.delay)
+        news = _services(given, known.version)
+        if not news.unchanged:
+            known, directory = news, Directory(news.rows)
+            mode = mode_named(known.mode)
+        now = read_kernel(directory, mode.counting)
+        report = traffic_report(directory, before, now, node=known.node, mode=mode)
+        _show(given, report, first=shown == 0, last=shown + 1 == rounds)
+        before, shown = now, shown + 1
+    return 0
+
+
+def _services(given: argparse.Namespace, since: str) -> ServiceList:
+    words = {"namespace": given.namespace, "names": ",".join(given.services), "detailed": "1", "since": since}
+    return ask(given.control_socket, "/list", ServiceList, words)
+
+
+def read_kernel(directory: Directory, counting: Counting) -> Reading:
+    """One reading of counters and flows of every IP family that has Services."""
+    deadline = time.monotonic() + _READ_SECONDS
+    counts = {}
+    flows: dict[str, list[Flow]] = {}
+    partial = False
+    for family in Family:
+        if directory.places(family.value):
+            counts[family.value] = counting.read(family)
+            flows[family.value] = []
+            partial = not _read_flows(directory, family, flows[family.value], deadline) or partial
+    return Reading(time.monotonic(), counts, flows, partial)
+
+
+def _read_flows(directory: Directory, family: Family, into: list[Flow], deadline: float) -> bool:
+    """Adds the flows of the family; False when the time did not suffice for all."""
+    places = directory.places(family.value)
+    if len(places) <= _EXACT_QUERIES:
+        queries = {FlowQuery(protocol, address or None, port) for _, protocol, address, port in places}
+    else:
+        queries = {FlowQuery(protocol) for _, protocol, _, _ in places}
+    seen: set[Flow] = set()
+    wanted = directory.hears(family.value)
+    try:
+        with ConntrackTable(family) as table:
+            for query in sorted(queries, key=repr):
+                for flow in table.flows(query, wanted, lambda: time.monotonic() > deadline):
+                    if flow not in seen:
+                        seen.add(flow)
+                        into.append(flow)
+    except DeadlinePassed:
+        return False
+    return True
+
+
+def _show(given: argparse.Namespace, report: TrafficReport, *, first: bool, last: bool) -> None:
+    if given.output == "json":
+        print_json(report)
+    else:
+        on = screen(given.color)
+        redrawn = on.width and not (first and last)
+        room = max(5, os.get_terminal_size(sys.stdout.fileno()).lines - _LINES_AROUND) if redrawn else 0
+        text = traffic_text(report, on, lines=room)
+        if redrawn:
+            text = (_CLEAR if first else _HOME) + text.replace("\n", "\x1b[K\n") + _CLEAR_REST
+        sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,168 @@
+"""`pointsman top` and `list` beside a real proxy with real connections, all in one namespace."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.process.terminal import POINTSMAN, ROOT, terminal
+
+from pointsman.cli.main import main
+from pointsman.lab.netns import LabUnavailable, Namespace
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "shop"
+ENDPOINTS = ("10.244.1.20", "10.244.2.20")
+FRONTEND = ("10.96.0.20", 80)
+HELD = 12
+MODES = {
+    "counted": ("--mode=nftables", "--service-metrics"),
+    "iptables": ("--mode=iptables",),
+}
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and netfilter"),
+]
+
+
+class Busy:
+    """shop/web of the examples with servers behind it, some connections held open and new ones all the time."""
+
+    def __init__(self, namespace: Namespace, socket_path: Path) -> None:
+        self.namespace = namespace
+        self.live = ("--control-socket", str(socket_path))
+        self._servers: list[socket.socket] = []
+        self._held: list[socket.socket] = []
+        self._ended = threading.Event()
+        self._client = threading.Thread(target=self._connect_on)
+
+    def start(self) -> None:
+        with self.namespace.entered():
+            self._servers = [socket.create_server((address, 8080), backlog=512) for address in ENDPOINTS]
+            self._held = [socket.create_connection(FRONTEND, timeout=5) for _ in range(HELD)]
+        self._client.start()
+
+    def _connect_on(self) -> None:
+        with self.namespace.entered():
+            while not self._ended.is_set():
+                socket.create_connection(FRONTEND, timeout=5).close()
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._client.ident is not None:
+            self._client.join()
+        for each in (*self._held, *self._servers):
+            each.close()
+
+    def json(self, *arguments: str) -> Any:
+        with self.namespace.entered():
+            done = subprocess.run(
+                [*POINTSMAN, *arguments, "-o", "json", *self.live], capture_output=True, text=True, timeout=60
+            )
+        assert done.returncode == 0, done
+        return json.loads(done.stdout)
+
+
+@contextlib.contextmanager
+def _proxy(namespace: Namespace, directory: Path, *flags: str) -> Iterator[Path]:
+    control = directory / "state" / "control.sock"
+    command = (
+        *(sys.executable, "-m", "pointsman", "run", f"--manifests={EXAMPLES}", "--hostname-override=node-a"),
+        *(f"--state-dir={control.parent}", "--conntrack-max-per-core=0", "--cluster-cidr=10.244.0.0/16"),
+        *flags,
+    )
+    with namespace.entered(), (directory / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+    try:
+        until = time.monotonic() + 30
+        while main(["verify", "--control-socket", str(control)]) != 0:
+            assert time.monotonic() < until, (directory / "log").read_text()
+            time.sleep(0.1)
+        yield control
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture(scope="module", params=list(MODES))
+def busy(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Busy]]:
+    try:
+        namespace = Namespace()
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+    for command in (
+        "link set lo up",
+        "link add eth0 type veth peer name wire",
+        "link set eth0 up",
+        "link set wire up",
+        "address add 192.168.10.11/24 dev eth0",
+        *(f"address add {address}/32 dev lo" for address in ENDPOINTS),
+        "route add 10.96.0.0/16 dev eth0",
+    ):
+        namespace.run(["ip", *command.split()])
+    directory = tmp_path_factory.mktemp("top")
+    with contextlib.closing(namespace), _proxy(namespace, directory, *MODES[request.param]) as control:
+        made = Busy(namespace, control)
+        try:
+            made.start()
+            yield request.param, made
+        finally:
+            made.stop()
+
+
+def test_figures_are_those_of_the_connections_there_are(busy: tuple[str, Busy]) -> None:
+    kind, node = busy
+    report = node.json("top", "--once", "-d", "1", "web", "admin")
+    web, admin = report["rows"]
+    assert (web["service"], admin["service"]) == ("shop/web", "shop/admin")
+    assert web["active"] >= HELD
+    assert web["active"] == sum(endpoint["active"] for endpoint in web["endpoints"])
+    assert web["connectionsPerSecond"] > 1
+    assert web["counted"] is (kind == "counted")
+    assert admin["connectionsPerSecond"] == admin["active"] == 0
+    assert {endpoint["address"] for endpoint in web["endpoints"]} == {f"{one}:8080" for one in ENDPOINTS}
+    assert sum(endpoint["share"] for endpoint in web["endpoints"]) == pytest.approx(1)
+    assert all(endpoint["connectionsPerSecond"] > 0 for endpoint in web["endpoints"])
+    assert ("counts no connections" in report["notes"][0]) is (kind != "counted")
+
+
+def test_all_services_give_the_same_flows_as_one(busy: tuple[str, Busy]) -> None:
+    _, node = busy
+    (web, *_) = node.json("top", "--once", "-d", "0.5")["rows"]
+    assert web["service"] == "shop/web"
+    assert web["active"] >= HELD
+
+
+def test_on_a_terminal_it_draws_again_and_fits(busy: tuple[str, Busy]) -> None:
+    _, node = busy
+    with node.namespace.entered(), terminal("top", "-d", "0.3", *node.live, columns=60) as shown:
+        text = shown.read(lambda text: text.count("node-a, ") == 3)
+        shown.press(b"\x03")
+        shown.read()
+        assert shown.process.wait(10) == 130
+    assert text.startswith("\x1b[H\x1b[2J")
+    plain = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+    assert max(map(len, plain.splitlines())) <= 60
+    assert "█" in plain
+
+
+def test_the_list_agrees_with_what_connections_meet(busy: tuple[str, Busy]) -> None:
+    _, node = busy
+    states = {row["service"]: row["state"] for row in node.json("list", "web", "cart")["rows"]}
+    assert states == {"shop/web": "answers", "shop/cart": "down"}
+    with node.namespace.entered(), pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("10.96.0.22", 80), timeout=5)
