@@ -19,6 +19,7 @@ from pointsman.kernel.sysctl import Degraded, Sysctls
 CONNTRACK_MAX_LIMIT: Final = 1_048_576
 _HASHSIZE: Final = "/sys/module/nf_conntrack/parameters/hashsize"
 _PREFIX: Final = "net/netfilter/nf_conntrack_"
+_TABLE_SIZE: Final = f"{_PREFIX}max"
 
 
 class HostReport(msgspec.Struct, frozen=True):
@@ -54,7 +55,7 @@ def conntrack_targets(settings: Conntrack, cores: int) -> dict[str, int]:
     targets: dict[str, int] = {}
     maximum = conntrack_max(settings.max_per_core, settings.min, cores)
     if maximum:
-        targets[f"{_PREFIX}max"] = maximum
+        targets[_TABLE_SIZE] = maximum
     for name, timeout in (
         ("tcp_timeout_established", settings.tcp_established_timeout),
         ("tcp_timeout_close_wait", settings.tcp_close_wait_timeout),
@@ -69,23 +70,26 @@ def conntrack_targets(settings: Conntrack, cores: int) -> dict[str, int]:
 
 
 def apply_conntrack(settings: Conntrack, sysctls: Sysctls, cores: int) -> HostReport:
-    """Set conntrack limits and time-outs. The hash table only ever grows: shrinking would slow others down."""
+    """Set conntrack limits and time-outs. The hash table only ever grows: shrinking would slow others down.
+
+    A node that is a container shares the table with its host and may not change its size; it lacks nothing when the table
+    is large enough.
+    """
     applied: list[str] = []
     degraded: list[Degraded] = []
 
-    def ensure(name: str, value: int) -> None:
+    def ensure(name: str, value: int) -> bool:
         problem = sysctls.ensure(name, value)
         if problem is None:
             applied.append(f"{name}={value}")
-        else:
+        elif name != _TABLE_SIZE or (sysctls.read_int(name) or 0) < value:
             degraded.append(problem)
+        return problem is None
 
-    targets = conntrack_targets(settings, cores)
-    for name, value in targets.items():
-        ensure(name, value)
-    buckets = targets.get(f"{_PREFIX}max", 0) // 4
-    if buckets and (sysctls.read_int(_HASHSIZE) or 0) < buckets:
-        ensure(_HASHSIZE, buckets)
+    for name, value in conntrack_targets(settings, cores).items():
+        is_set = ensure(name, value)
+        if name == _TABLE_SIZE and is_set and (sysctls.read_int(_HASHSIZE) or 0) < value // 4:
+            ensure(_HASHSIZE, value // 4)
     return HostReport(applied, degraded)
 
 

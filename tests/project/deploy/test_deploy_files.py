@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.process.node_space import shipped_environment
-from tests.project.deploy.rendering import DEPLOY, Rendering, chart, kustomized, needs_helm
+from tests.project.deploy.rendering import DEPLOY, KUSTOMIZATIONS, Rendering, chart, kustomized, needs_helm
 
 from pointsman.config.load import load
 from pointsman.config.validate import validation_problems
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, own_node
-
-KUSTOMIZATIONS = ["kustomize", *sorted(f"overlays/{path.name}" for path in (DEPLOY / "overlays").iterdir())]
 
 every_way = pytest.mark.parametrize(
     "rendered",
