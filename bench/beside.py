@@ -97,7 +97,7 @@ def looks_at(inspector: Inspector, services: int) -> dict[str, Callable[[], Awai
         await asyncio.sleep(PAUSE)
 
     async def status() -> None:
-        msgspec.json.encode(inspector.status())
+        msgspec.json.encode(await inspector.status())
         await asyncio.sleep(0.001)
 
     return {

@@ -85,7 +85,7 @@ def test_the_page_shows_status_history_and_services(proxy: LiveProxy, tmp_path: 
     assert "nftables mode on n1 in zone zone-a (192.168.1.10)" in shown
     assert "122 service ports" in shown
     assert "1 to 50 of 122" in shown
-    assert "Degraded: oom_score_adj: not permitted" in shown
+    assert "oom_score_adj: not permitted" in shown
     assert len(re.findall(r'<tr class="service"', document)) == 50
     assert document.count('<svg class="chart"') == 2
     assert re.search(r'<rect [^>]*class="full"', document)

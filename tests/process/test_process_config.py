@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -104,6 +105,7 @@ def test_a_swapped_configmap_switches_the_mode_back_and_forth_without_a_gap(
     with node.backend():
         process.start(f"--config={mounted / 'config.conf'}")
         process.wait_synced()
+        started = time.monotonic()
         eventually(lambda: node.connects("10.96.0.10"))
         with Traffic(node, *FRONTENDS) as traffic:
             for step, mode in enumerate(("iptables", "nftables", "iptables"), start=1):
@@ -112,6 +114,8 @@ def test_a_swapped_configmap_switches_the_mode_back_and_forth_without_a_gap(
                 eventually(partial(leftovers, node, mode), lambda found: not found)
                 traffic.more(60)
             assert node.metric("pointsman_config_reloads_total", result="restarted") == 3
+        status = json.loads(node.get("/status.json").body)
+        assert status["uptime"] >= time.monotonic() - started
         assert traffic.failures == []
         assert process.alive
         assert "Traceback" not in process.log_text

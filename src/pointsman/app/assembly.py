@@ -148,7 +148,12 @@ async def assembled(
             listeners=(flows, tidy_up),
         )
         expose_watches(source, metrics, ages=options.manifests is None)
-        inspector = Inspector(proxy, reload=reloads.report, host=LinuxHost(host.sysctls, SystemCommands()))
+        inspector = Inspector(
+            proxy,
+            reload=reloads.report,
+            host=LinuxHost(host.sysctls, SystemCommands()),
+            started_at=reloads.since,
+        )
         servers = Servers(
             proxy,
             recorder,

@@ -20,7 +20,7 @@ def control_routes(inspector: Inspector) -> dict[str, Handler]:
     """What the control socket answers."""
 
     async def status(_request: web.BaseRequest) -> web.Response:
-        return _json(inspector.status())
+        return _json(await inspector.status())
 
     async def verify(_request: web.BaseRequest) -> web.Response:
         return _json(await inspector.verify())
@@ -38,7 +38,7 @@ def page_data_routes(inspector: Inspector) -> dict[str, Handler]:
     """What the status page reads; it never makes the proxy read the kernel."""
 
     async def status(_request: web.BaseRequest) -> web.Response:
-        return _json(inspector.status())
+        return _json(await inspector.status())
 
     return {
         "/status.json": status,

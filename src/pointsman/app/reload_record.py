@@ -14,6 +14,8 @@ class ReloadRecord:
     """Outlives the proxies: the metrics of each new one continue the counts."""
 
     def __init__(self) -> None:
+        self.since = time.time()
+        """When the process began."""
         self.count = 0
         """Configurations taken over."""
         self._error = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.node_context import NodeContext
@@ -31,10 +32,14 @@ class HealthCheckPorts(SyncListener):
         self._recorder = recorder
         self._ports = {
             family: ServiceHealthPorts(
-                node_name, lambda: health.health().invites_traffic, self._not_opened, connections
+                node_name,
+                lambda: health.health().invites_traffic,
+                partial(self._not_opened, family),
+                connections,
             )
             for family in trackers
         }
+        self._closed: dict[Family, dict[str, str]] = {}
         self._under_way: set[asyncio.Task[None]] = set()
 
     def synced(self, outcome: SyncOutcome) -> None:
@@ -59,9 +64,16 @@ class HealthCheckPorts(SyncListener):
             for port, count in self._trackers[family].local_ready_counts()
         }
         addresses = (family.any_address,) if where.match_all else where.addresses
+        self._closed[family] = {}
         await self._ports[family].sync(wanted, [address_text(address) for address in addresses])
 
-    def _not_opened(self, service: ServiceHealth, message: str) -> None:
+    @property
+    def closed(self) -> dict[str, str]:
+        """Services whose port could not be opened after the last sync, and why; it is tried again with the next."""
+        return {key: why for found in self._closed.values() for key, why in found.items()}
+
+    def _not_opened(self, family: Family, service: ServiceHealth, message: str) -> None:
+        self._closed[family][service.key] = message
         self._recorder.service_event(
             service.key, "FailedToStartServiceHealthcheck", message, action=LISTENING
         )

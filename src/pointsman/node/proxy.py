@@ -107,6 +107,11 @@ class Proxy:
     def config(self) -> KubeProxyConfiguration:
         return self.node.config
 
+    @property
+    def closed_health_check_ports(self) -> dict[str, str]:
+        """By Service, and why."""
+        return self._health_ports.closed
+
     async def run(self) -> None:
         """Work until cancelled."""
         try:

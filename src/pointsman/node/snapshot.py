@@ -29,7 +29,7 @@ from pointsman.node.host_look import HostReader
 from pointsman.node.node_context import pod_ranges
 from pointsman.node.proxy import Proxy
 from pointsman.report.overview import ServicePage, service_page
-from pointsman.report.service_list import ListQuery, ServiceList, service_list
+from pointsman.report.service_list import ListQuery, ServiceList, service_list, state_counts
 from pointsman.report.status import (
     REJECTED_REPORTED,
     FamilyStatus,
@@ -58,14 +58,23 @@ class Inspector:
     """Reads one Proxy; never changes it."""
 
     def __init__(
-        self, proxy: Proxy, reload: Callable[[], ReloadReport], host: HostReader | None = None
+        self,
+        proxy: Proxy,
+        reload: Callable[[], ReloadReport],
+        host: HostReader | None = None,
+        *,
+        started_at: float | None = None,
     ) -> None:
+        """`started_at` is when the process began: a proxy may be one of several in its life."""
         self._proxy = proxy
         self._reload = reload
         self._host = host
+        self._started_at = proxy.started_at if started_at is None else started_at
+        self._states: tuple[str, dict[str, int]] = ("", {})
 
-    def status(self) -> StatusReport:
-        """Cheap: counters and the recent past."""
+    async def status(self) -> StatusReport:
+        """Counters, the recent past, and how many Services answer as of the last sync."""
+        states = await self._service_states()
         proxy, now = self._proxy, time.monotonic()
         return StatusReport(
             version=__version__,
@@ -73,7 +82,7 @@ class Inspector:
             node=proxy.node.name,
             zone=proxy.node.facts.zone,
             addresses=tuple(address_text(address) for address in proxy.node.facts.ips),
-            uptime=time.time() - proxy.started_at,
+            uptime=time.time() - self._started_at,
             waiting_for=proxy.gate.waiting_for,
             source_trouble=proxy.source.trouble,
             families=tuple(self._family_status(family) for family in proxy.families.values()),
@@ -94,7 +103,17 @@ class Inspector:
             ),
             reload=self._reload(),
             degraded=proxy.degraded.current,
-        )
+            service_states=states,
+            closed_ports=proxy.closed_health_check_ports,
+        ).judged()
+
+    async def _service_states(self) -> dict[str, int]:
+        """Counted again only after a sync."""
+        version = self._version()
+        if self._states[0] != version:
+            view = await self._overview()
+            self._states = (version, await asyncio.to_thread(state_counts, view))
+        return self._states[1]
 
     def _family_status(self, family: FamilyProxy) -> FamilyStatus:
         record = self._proxy.reporter.records[family.family]

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from pointsman.explain.verdict import Verdict
+from pointsman.explain.verdict import Verdict, port_verdict
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import host_port_text
 from pointsman.model.labels import Selector, ServiceLabels, selected, selector_from_text
@@ -79,6 +79,17 @@ def service_list(view: View, labels: ServiceLabels, query: ListQuery, version: s
                     found.append((name, row.family, row))
     found.sort(key=lambda entry: entry[:2])
     return ServiceList(view.node, view.mode.name, version, rows=tuple(row for _, _, row in found))
+
+
+def state_counts(view: View) -> dict[str, int]:
+    """How many service ports answer, answer partly or are down, as a list of all would show them."""
+    counts = dict.fromkeys((verdict.value for verdict in Verdict), 0)
+    for family in view.families:
+        for name in family.states:
+            plan = family.plans.get(name)
+            verdict = Verdict.DOWN if plan is None else port_verdict(plan, family, view.mode)
+            counts[verdict.value] += 1
+    return counts
 
 
 def _row(name: ServicePortName, family: FamilyView, view: View, *, detailed: bool) -> ServiceRow:

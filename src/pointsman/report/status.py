@@ -6,10 +6,10 @@ import msgspec
 
 from pointsman.backends.contract import Difference
 from pointsman.model.findings import Rejection
+from pointsman.report.troubles import ProxyVerdict, Trouble, Weight, troubles_of, verdict_on
 from pointsman.screen import PLAIN, Screen, Table, laid_out
 
 DIFFERENCES_SHOWN = 100
-REJECTED_SHOWN = 20
 REJECTED_REPORTED = 1000
 
 
@@ -91,34 +91,21 @@ class StatusReport(msgspec.Struct, frozen=True, rename="camel"):
     degraded: dict[str, str]
     """Host settings that could not be made, and why; packets flow without them."""
 
-    @property
-    def troubles(self) -> list[str]:
-        """Everything that keeps changes from reaching the kernel, in words."""
-        found = [self.source_trouble] if self.source_trouble else []
-        if self.waiting_for:
-            found.append(f"waiting for {self.waiting_for}")
-        for family in self.families:
-            if family.last_error:
-                found.append(f"{family.family}: last sync failed: {family.last_error}")
-            if family.unhealthy:
-                found.append(f"{family.family}: {family.unhealthy}")
-            found += [f"{family.family}: {name} was refused: {why}" for name, why in family.rejected.items()]
-        found += [
-            f"watch of {watch.kind}: {watch.last_error or 'not connected'}"
-            for watch in self.watches
-            if not watch.connected and not watch.rejected and not self.source_trouble
-        ]
-        for watch in self.watches:
-            found += [f"not used: {rejection}" for rejection in watch.rejected[:REJECTED_SHOWN]]
-            if watch.bad_objects > REJECTED_SHOWN:
-                found.append(f"not used: {watch.bad_objects - REJECTED_SHOWN} more; see the log and -o json")
-        if self.reload.error:
-            found.append(f"the new configuration is not used: {self.reload.error}")
-        return found
+    service_states: dict[str, int] = {}
+    """Service ports by whether they answer; see `explain.verdict`."""
+    closed_ports: dict[str, str] = {}
+    """Health check node ports that cannot be opened, by Service, and why."""
+    verdict: ProxyVerdict = ProxyVerdict.FINE
+    troubles: tuple[Trouble, ...] = ()
+
+    def judged(self) -> StatusReport:
+        """With the troubles that follow from the rest, and the verdict that follows from them."""
+        troubles = tuple(troubles_of(self))
+        return msgspec.structs.replace(self, troubles=troubles, verdict=verdict_on(troubles))
 
     @property
     def exit_status(self) -> int:
-        return 1 if self.troubles else 0
+        return 1 if self.verdict is ProxyVerdict.TROUBLE else 0
 
 
 class FamilyVerification(msgspec.Struct, frozen=True, rename="camel"):
@@ -166,14 +153,13 @@ def status_text(status: StatusReport, screen: Screen = PLAIN) -> str:
     if status.reload.age is not None:
         state = "rejected" if status.reload.error else "in use"
         lines.append(f"Configuration read again {age_text(status.reload.age)} ago: {state}")
-    troubles = status.troubles
-    lines += [f"! degraded: {check}: {why}" for check, why in status.degraded.items()]
-    lines += [f"✗ {trouble}" for trouble in troubles] or [_all_well(status)]
+    lines += [f"{_SIGNS[trouble.weight]} {trouble.message}" for trouble in status.troubles]
+    if status.verdict is ProxyVerdict.FINE:
+        lines.append("✓ no known problems" + (" of the proxy itself" if status.troubles else ""))
     return laid_out(lines, screen)
 
 
-def _all_well(status: StatusReport) -> str:
-    return "✓ no known problems" + (" beyond that" if status.degraded else "")
+_SIGNS = {Weight.TROUBLE: "✗", Weight.DEGRADED: "! degraded:", Weight.NOTICE: "!"}
 
 
 def _family_row(family: FamilyStatus) -> list[str]:

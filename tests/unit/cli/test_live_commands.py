@@ -71,6 +71,24 @@ def test_status_shows_what_went_wrong(proxy: LiveProxy, capsys: pytest.CaptureFi
     assert "the new configuration is not used: mode: unknown" in text
     assert "Configuration read again 12s ago: rejected" in text
     assert "! degraded: oom_score_adj: not permitted" in text
+    assert "✓" not in text
+
+
+def test_status_counts_the_services_that_are_down_and_says_how_to_list_them(
+    proxy: LiveProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proxy.put(factory.service("alone", clusterIP="10.96.0.12"))
+    status, text, _ = output(["status", *proxy.arguments], capsys)
+    assert status == 0
+    assert "! 1 of 2 service ports is down; to see which: pointsman list --state down" in text
+    assert "✓ no known problems of the proxy itself" in text
+    _, listed, _ = output(["list", "--state", "down", *proxy.arguments], capsys)
+    assert "alone" in listed
+    assert "web" not in listed
+    _, text, _ = output(["status", "-o", "json", *proxy.arguments], capsys)
+    document = json.loads(text)
+    assert (document["verdict"], document["serviceStates"]["down"]) == ("fine", 1)
+    assert [(entry["weight"], entry["search"]) for entry in document["troubles"]] == [("notice", "down")]
 
 
 def test_explain_asks_the_kernel_of_the_running_proxy(

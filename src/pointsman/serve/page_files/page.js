@@ -59,25 +59,12 @@ function familyCard(family) {
     : "no sync yet";
   return make("div", { class: "card" }, make("h2", {}, family.family), list, chart(family.history), make("p", { class: "caption" }, caption));
 }
-function troublesOf(status) {
-  const found = status.waitingFor ? ["waiting for " + status.waitingFor] : [];
-  for (const family of status.families) {
-    if (family.lastError) found.push(`${family.family}: last sync failed: ${family.lastError}`);
-    if (!family.healthy) found.push(`${family.family}: changes have been waiting for too long`);
-    for (const [name, why] of Object.entries(family.rejected)) found.push(`${family.family}: the kernel refused ${name}: ${why}`);
-  }
-  for (const watch of status.watches) if (!watch.connected) found.push(`watch of ${watch.kind}: ${watch.lastError || "not connected"}`);
-  if (status.reload.error) found.push("the new configuration is not used: " + status.reload.error);
-  return found;
-}
 function showStatus(status) {
   byId("summary").textContent = `${status.mode} mode on ${status.node}` + (status.zone ? ` in zone ${status.zone}` : "") +
     ` (${status.addresses.join(", ")}), up ${age(status.uptime)}, version ${status.version}`;
   document.title = "Pointsman on " + status.node;
-  const troubles = troublesOf(status);
-  const degraded = Object.entries(status.degraded).map(([check, why]) => make("li", { class: "degraded" }, `Degraded: ${check}: ${why}`));
-  const list = troubles.length ? troubles.map((text) => make("li", {}, text)) : [make("li", { class: "fine" }, "No trouble known")];
-  byId("troubles").replaceChildren(...list, ...degraded);
+  const list = status.troubles.map((trouble) => make("li", { class: trouble.weight }, trouble.message));
+  byId("troubles").replaceChildren(...(list.length ? list : [make("li", { class: "fine" }, "No known problems")]));
   byId("families").replaceChildren(...status.families.map(familyCard));
   byId("watches").replaceChildren(...status.watches.map((watch) => make("tr", {},
     make("td", {}, watch.kind), make("td", {}, (watch.connected ? "connected" : "not connected") + (watch.synced ? "" : ", not listed yet")),
