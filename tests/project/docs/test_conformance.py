@@ -1,4 +1,5 @@
-"""Every test, matrix line and recording named in docs/conformance.md exists, and no line of the matrix is left out."""
+"""Every test, matrix line and recording named in docs/conformance.md and its neighbours exists, and no line of the
+matrix is left out."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from tests.e2e.matrix import SETTINGS
 
 ROOT = Path(__file__).parents[3]
@@ -32,6 +34,16 @@ def test_named_tests_exist() -> None:
     named = _named(r"(test_\w+)")
     assert len(named) > 100
     assert named - set(_test_functions()) == set()
+
+
+@pytest.mark.parametrize("name", ["reliability", "security"])
+def test_tests_named_in_neighbouring_documents_exist(name: str) -> None:
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", text))
+    files = set(re.findall(r"`(tests/[\w/]+\.py)`", text))
+    assert len(named) > 10
+    assert named - set(_test_functions()) == set()
+    assert {file for file in files if not (ROOT / file).is_file()} == set()
 
 
 def test_named_matrix_lines_exist() -> None:
