@@ -88,7 +88,8 @@ def test_a_pod_that_finds_no_api_server_says_where_it_looked_and_what_to_do(
     node.run("ip", "neigh", "replace", "10.96.0.1", "lladdr", "02:00:00:00:00:01", "dev", "eth0")
     process.start(f"--control-socket={control}", from_api=True, wrap=("unshare", "--mount", str(pod)))
     line = eventually(
-        lambda: [one for one in process.log_text.splitlines() if "API server cannot be reached" in one]
+        lambda: [one for one in process.log_text.splitlines() if "API server cannot be reached" in one],
+        seconds=60,
     )[0]
     assert 'err="no answer for 3 s" server="https://10.96.0.1:443"' in line
     assert "--master=https://HOST:PORT" in line

@@ -135,7 +135,7 @@ def test_a_running_kube_proxy_is_named_in_one_sentence_and_what_it_left_goes_wit
     )
     try:
         process.start(f"--control-socket={control}")
-        eventually(lambda: sentence in process.log_text)
+        eventually(lambda: sentence in process.log_text, seconds=60)
         eventually(lambda: process.log_text.count("Synced") >= 2)
         told = _status(control)
         assert next(line for line in told.splitlines() if "another proxy" in line).startswith("! degraded")
@@ -146,7 +146,7 @@ def test_a_running_kube_proxy_is_named_in_one_sentence_and_what_it_left_goes_wit
         metrics.shutdown()
         metrics.server_close()
         serving.join()
-    eventually(lambda: "KUBE-SERVICES" not in node.run("iptables-save"))
+    eventually(lambda: "KUBE-SERVICES" not in node.run("iptables-save"), seconds=60)
     assert process.log_text.count("Cannot listen") == 2
     assert "another proxy" not in _status(control)
 

@@ -41,19 +41,16 @@ class TakenPorts:
             )
             self._degraded.report("ports", [Degraded("another proxy", sentence)])
         else:
-            self._tell()
+            failures = self._failures.items()
+            self._degraded.report("ports", [Degraded(name, str(one)) for name, one in failures])
 
     def settled(self, server: str, listens: bool) -> None:
-        """It listens after all, or need not any more."""
+        """It listens after all, or need not any more; about the others their own next attempt will tell."""
         self._failures.pop(server, None)
-        self._tell()
-        if listens and not self._failures:
-            self._on_freed()
-
-    def _tell(self) -> None:
-        self._degraded.report(
-            "ports", [Degraded(server, str(failure)) for server, failure in self._failures.items()]
-        )
+        if not self._failures:
+            self._degraded.report("ports", ())
+            if listens:
+                self._on_freed()
 
 
 async def proxy_mode_at(address: str) -> str:
