@@ -7,7 +7,7 @@ export PYTHON ?= python3
 PROGRAM := $(VENV)/.program
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test quick lint coverage bench package clean setup packages demo-packages
+.PHONY: demo test quick lint coverage bench image package clean setup packages demo-packages
 
 demo: demo-packages $(PROGRAM)
 	@$(VENV)/bin/python -m pointsman demo
@@ -26,6 +26,9 @@ coverage: setup
 
 bench: setup
 	@scripts/bench
+
+image: setup
+	@$(VENV)/bin/python -m scripts.release.image
 
 package: setup
 	@$(VENV)/bin/python -m scripts.release.package

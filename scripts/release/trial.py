@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,13 +18,23 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from scripts.release import oci
 from scripts.release.source import ROOT
+from scripts.release.tree import PREFIX
 
 CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13}
 _DROP_FROM_BOUNDING_SET, _NO_NEW_PRIVILEGES = 24, 38
 _PATIENCE = 60.0
 _ADDRESS = "10.96.0.20"
 """The cluster IP of shop/web in docs/examples/shop."""
+
+_IMPORT_EVERYTHING = """
+import importlib, pkgutil, pointsman
+for module in pkgutil.walk_packages(pointsman.__path__, "pointsman."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+"""What was left out of the image's Python must not be missed by any part of the program."""
 
 
 class Failed(RuntimeError):
@@ -61,6 +72,45 @@ def try_package(package: Path) -> None:
     print(
         f"==> tried: {package.name} installs, its unit's command serves, it goes away again; {told.strip()}"
     )
+
+
+def try_image(content: bytes) -> None:
+    """Unpacks it as a runtime does, and starts its entrypoint on a read-only root; every library must be there."""
+    if not possible():
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory) / "root"
+        configured = oci.unpack(content, root)["config"]
+        _find_libraries(root)
+        (root / "etc/pointsman/manifests").mkdir()
+        shutil.copytree(ROOT / "docs/examples/shop", root / "etc/pointsman/manifests", dirs_exist_ok=True)
+        shutil.copyfile(ROOT / "deploy/systemd/config.yaml", root / "etc/pointsman/config.yaml")
+        environment = dict(setting.split("=", 1) for setting in configured["Env"])
+        sources = ("--manifests=/etc/pointsman/manifests", "--config=/etc/pointsman/config.yaml")
+        command = [*configured["Entrypoint"], *configured["Cmd"], *sources]
+        serves(root, command, environment, writable=("run", "tmp"))
+        for program in ("iptables", "iptables-legacy", "modprobe", "kube-proxy"):
+            _chrooted(root, program, "--version", **environment)
+        _chrooted(root, f"{PREFIX}/bin/python3", "-c", _IMPORT_EVERYTHING, **environment)
+    print("==> tried: the image serves on a read-only root with NET_ADMIN and NET_RAW only")
+
+
+def _find_libraries(root: Path) -> None:
+    """Asks the image's own loader for the libraries of every program and extension module in it."""
+    elf = [
+        f"/{path.relative_to(root)}"
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not path.is_symlink() and path.open("rb").read(4) == b"\x7fELF"
+    ]
+    (loader,) = [path for path in elf if re.fullmatch(r".*/ld-linux-[^/]*", path)]
+    missing = [
+        f"{path}: {line.strip()}"
+        for path in elf
+        for line in _chrooted(root, loader, "--list", path, anyway=True).splitlines()
+        if "not found" in line
+    ]
+    if missing:
+        raise Failed("libraries are missing:\n" + "\n".join(missing))
 
 
 def serves(
@@ -129,14 +179,16 @@ def _above_this_root() -> Iterator[Path]:
             subprocess.run(("umount", "--lazy", directory), check=False)
 
 
-def _chrooted(root: Path, *command: str) -> str:
+def _chrooted(root: Path, *command: str, anyway: bool = False, **environment: str) -> str:
+    """What a command prints in another root; `anyway` also when it fails."""
     done = subprocess.run(
         ("unshare", "--mount", "--net", "chroot", str(root), *command),
         check=False,
         capture_output=True,
         text=True,
+        env={**os.environ, **environment},
     )
-    if done.returncode:
+    if done.returncode and not anyway:
         raise Failed(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
 
