@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import http.client
 import json
 import re
-import shutil
 import struct
-import subprocess
 from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
@@ -17,15 +14,13 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 from tests import factory
+from tests.browser.chromium import CHROMIUM, Browser, running_chromium
 from tests.unit.cli.live_proxy import LiveProxy, live_proxy
 
 from pointsman.kernel.sysctl import Degraded
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 HOSTILE = "<img src=x onerror=document.title='harmed'>"
 NODE = factory.node("n1", addresses=[{"type": "InternalIP", "address": "192.168.1.10"}])
-
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -53,71 +48,93 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveProxy]:
         yield running
 
 
-def browse(proxy: LiveProxy, directory: Path, fragment: str, *options: str) -> str:
-    """The document after its scripts have run."""
-    assert CHROMIUM is not None
-    answer = subprocess.run(
-        [
-            CHROMIUM,
-            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-            *(f"--user-data-dir={directory}", "--virtual-time-budget=4000", "--dump-dom", *options),
-            f"{proxy.page_address}#{quote(fragment)}",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    with running_chromium(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+def opened(
+    browser: Browser, proxy: LiveProxy, search: str = "", *, width: int = 1280, dark: bool = False
+) -> str:
+    """What a reader sees once the page has its data."""
+    browser.visit(f"{proxy.page_address}#{quote(search)}", width=width, dark=dark)
+    browser.until(
+        "document.readyState === 'complete' && document.getElementById('refreshed').textContent !== ''"
     )
-    assert answer.returncode == 0, answer.stderr
-    return answer.stdout
+    return browser.text()
 
 
-def text_of(document: str) -> str:
-    """What a reader sees, scripts and styles left out."""
-    bare = re.sub(r"<(script|style)>.*?</\1>", "", document, flags=re.DOTALL)
-    return html.unescape(re.sub(r"<[^>]*>", " ", bare))
-
-
-@needs_chromium
-def test_the_page_shows_status_history_and_services(proxy: LiveProxy, tmp_path: Path) -> None:
-    document = browse(proxy, tmp_path, "")
-    shown = text_of(document)
+def test_the_page_shows_status_history_and_services(browser: Browser, proxy: LiveProxy) -> None:
+    shown = opened(browser, proxy)
     assert "nftables mode on n1 in zone zone-a (192.168.1.10)" in shown
     assert "122 service ports" in shown
     assert "1 to 50 of 122" in shown
+    assert browser.evaluate("document.querySelectorAll('tr.service').length") == 50
+    assert browser.evaluate("document.querySelectorAll('svg.chart').length") == 2
+    assert browser.evaluate("document.querySelectorAll('rect.full').length") > 0
+
+
+def test_nothing_is_green_where_something_is_degraded_or_down(browser: Browser, proxy: LiveProxy) -> None:
+    shown = opened(browser, proxy)
     assert "oom_score_adj: not permitted" in shown
-    assert len(re.findall(r'<tr class="service"', document)) == 50
-    assert document.count('<svg class="chart"') == 2
-    assert re.search(r'<rect [^>]*class="full"', document)
+    assert "1 of 122 service ports is down" in shown
+    assert browser.evaluate("document.querySelectorAll('#troubles .fine').length") == 0
 
 
-@needs_chromium
-def test_searching_narrows_and_a_single_hit_opens_with_its_explanation(
-    proxy: LiveProxy, tmp_path: Path
+def test_the_count_of_services_that_are_down_leads_to_them(browser: Browser, proxy: LiveProxy) -> None:
+    opened(browser, proxy)
+    browser.evaluate("document.querySelector('#troubles .notice a').click()")
+    browser.until("document.getElementById('found').textContent.startsWith('1 of')")
+    assert "onerror" in browser.text()
+    browser.until("document.querySelector('.detail') !== null")
+
+
+def test_searching_narrows_and_a_single_hit_opens_with_its_explanation_and_advice(
+    browser: Browser, proxy: LiveProxy
 ) -> None:
-    shown = text_of(browse(proxy, tmp_path, "203.0.113.7"))
+    shown = opened(browser, proxy, "203.0.113.7")
     assert "1 of 122" in shown
     assert "NoLocalEndpoint" in shown
     assert "they run on n2" in shown
     assert "Cluster: in, ready; Local: out" in shown
     assert "partly" in shown
+    assert "→ " in shown
+    assert browser.evaluate("document.querySelector('tr.service').getAttribute('aria-expanded')") == "true"
 
 
-@needs_chromium
-def test_names_are_text_and_never_markup(proxy: LiveProxy, tmp_path: Path) -> None:
-    document = browse(proxy, tmp_path, "onerror")
-    assert HOSTILE in text_of(document.replace(html.escape(HOSTILE, quote=False), html.escape(HOSTILE)))
-    assert "<img" not in document
-    assert "<title>Pointsman on n1</title>" in document
+def test_columns_sort_both_ways(browser: Browser, proxy: LiveProxy) -> None:
+    opened(browser, proxy)
+    first = "document.querySelector('tr.service').dataset.service"
+    for column, ways in {"state": ("onerror", "default/svc-"), "name": ("<img", "svc-119")}.items():
+        for way, name in zip(("ascending", "descending"), ways, strict=True):
+            browser.evaluate(f"document.querySelector('th.{column} button').click()")
+            browser.until(f"document.querySelector('th.{column}').getAttribute('aria-sort') === '{way}'")
+            browser.until(f"{first}.includes({json.dumps(name)})")
 
 
-@needs_chromium
-def test_the_page_can_be_drawn(proxy: LiveProxy, tmp_path: Path) -> None:
-    picture = tmp_path / "page.png"
-    browse(proxy, tmp_path / "profile", "", f"--screenshot={picture}", "--window-size=1200,900")
-    header = picture.read_bytes()[:24]
-    assert header.startswith(b"\x89PNG")
-    assert struct.unpack(">II", header[16:24]) == (1200, 900)
+def test_names_are_text_and_never_markup(browser: Browser, proxy: LiveProxy) -> None:
+    assert HOSTILE in opened(browser, proxy, "onerror")
+    assert "<img" not in browser.markup()
+    assert browser.evaluate("document.title") == "Pointsman on n1"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_fits_a_telephone_and_a_screen(
+    browser: Browser, proxy: LiveProxy, tmp_path: Path, width: int, dark: bool
+) -> None:
+    for search in ("", "203.0.113.7", "onerror"):
+        opened(browser, proxy, search, width=width, dark=dark)
+        assert browser.too_wide() == []
+        picture = browser.screenshot(tmp_path / f"page-{search or 'all'}.png")
+        assert struct.unpack(">I", picture[16:20]) == (width,)
+    visible = "getComputedStyle(document.querySelector('td.state')).display !== 'none'"
+    assert browser.evaluate(visible)
+    ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 200) == dark
 
 
 class Answer(NamedTuple):

@@ -65,7 +65,8 @@ def services_handler(inspector: Inspector) -> Handler:
     async def answer(request: web.BaseRequest) -> web.Response:
         query = request.query
         offset, limit = _number(query.get("offset"), 0), _number(query.get("limit"), MAX_ROWS)
-        return _json(await inspector.services(query.get("search", "")[:200], offset, limit))
+        search, sort, reverse = query.get("search", "")[:200], query.get("sort", ""), "reverse" in query
+        return _json(await inspector.services(search, offset, limit, sort, reverse=reverse))
 
     return answer
 

@@ -134,9 +134,11 @@ class Inspector:
             history=history,
         )
 
-    async def services(self, search: str, offset: int, limit: int) -> ServicePage:
+    async def services(
+        self, search: str, offset: int, limit: int, sort: str = "", *, reverse: bool = False
+    ) -> ServicePage:
         view = await self._overview()
-        return await asyncio.to_thread(service_page, view, search, offset, limit)
+        return await asyncio.to_thread(service_page, view, search, offset, limit, sort, reverse=reverse)
 
     async def list(self, query: ListQuery, since: str) -> ServiceList:
         """The Services that the query selects; without rows when nothing was synced since that version."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
 from pointsman.backends.contract import Mode
-from pointsman.explain.verdict import port_verdict
+from pointsman.explain.verdict import Verdict, port_verdict
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import address_text, host_port_text
 from pointsman.model.endpoint import Endpoint
@@ -18,6 +19,7 @@ from pointsman.model.service import ServicePortName
 
 MAX_ROWS = 200
 _FRONTENDS_SHOWN = 8
+_WORST_FIRST = (Verdict.DOWN, Verdict.PARTLY, Verdict.ANSWERS)
 _BEYOND_HEXADECIMAL = frozenset(string.ascii_lowercase) - frozenset("abcdef")
 
 
@@ -77,8 +79,16 @@ class ServicePage(msgspec.Struct, frozen=True, rename="camel"):
     offset: int
 
 
-def service_page(view: View, search: str = "", offset: int = 0, limit: int = MAX_ROWS) -> ServicePage:
-    """The rows whose name, address, port or state contains every word of `search`, sorted by name."""
+def service_page(
+    view: View,
+    search: str = "",
+    offset: int = 0,
+    limit: int = MAX_ROWS,
+    sort: str = "",
+    *,
+    reverse: bool = False,
+) -> ServicePage:
+    """The rows whose name, address, port or state contains every word of `search`, sorted by name or one of `ORDERS`."""
     words = search.casefold().split()
     limit, offset = max(1, min(limit, MAX_ROWS)), max(0, offset)
     named = [
@@ -87,14 +97,31 @@ def service_page(view: View, search: str = "", offset: int = 0, limit: int = MAX
         for name, plan in family.plans.items()
         if all(_contains(plan, family, view.mode, word) for word in words)
     ]
-    shown = heapq.nsmallest(offset + limit, named, key=_order)[offset:]
+    order = ORDERS.get(sort)
+    first = heapq.nlargest if reverse else heapq.nsmallest
+    key = _order if order is None else lambda entry: (order(entry[2], entry[3], view.mode), _order(entry))
+    shown = first(offset + limit, named, key=key)[offset:]
     total = sum(len(family.plans) for family in view.families)
     rows = tuple(service_row(plan, family, view.mode) for _, _, plan, family in shown)
     return ServicePage(rows, len(named), total, offset)
 
 
-def _order(entry: tuple[ServicePortName, str, ServicePlan, FamilyView]) -> tuple[ServicePortName, str]:
+_Entry = tuple[ServicePortName, str, ServicePlan, FamilyView]
+
+
+def _order(entry: _Entry) -> tuple[ServicePortName, str]:
     return entry[:2]
+
+
+ORDERS: Mapping[str, Callable[[ServicePlan, FamilyView, Mode], tuple[Any, ...]]] = {
+    "address": lambda plan, _family, _mode: tuple(
+        (len(frontend.address), frontend.address, frontend.port) for frontend in plan.frontends[:1]
+    ),
+    "policy": lambda plan, _family, _mode: (plan.port.internal_local, plan.port.external_local),
+    "endpoints": lambda plan, _family, _mode: (len(plan.reachable_endpoints), len(plan.all_endpoints)),
+    "state": lambda plan, family, mode: (_WORST_FIRST.index(port_verdict(plan, family, mode)),),
+}
+"""How rows can be sorted other than by name; equal ones are by name."""
 
 
 def _contains(plan: ServicePlan, family: FamilyView, mode: Mode, word: str) -> bool:

@@ -153,7 +153,9 @@ def status_text(status: StatusReport, screen: Screen = PLAIN) -> str:
     if status.reload.age is not None:
         state = "rejected" if status.reload.error else "in use"
         lines.append(f"Configuration read again {age_text(status.reload.age)} ago: {state}")
-    lines += [f"{_SIGNS[trouble.weight]} {trouble.message}" for trouble in status.troubles]
+    for trouble in status.troubles:
+        advice = f"; {trouble.advice}" if trouble.advice else ""
+        lines.append(f"{_SIGNS[trouble.weight]} {trouble.message}{advice}")
     if status.verdict is ProxyVerdict.FINE:
         lines.append("✓ no known problems" + (" of the proxy itself" if status.troubles else ""))
     return laid_out(lines, screen)

@@ -38,11 +38,13 @@ class ProxyVerdict(enum.Enum):
     TROUBLE = "trouble"
 
 
-class Trouble(msgspec.Struct, frozen=True):
-    """One thing to know, with what to do about it where that is known."""
+class Trouble(msgspec.Struct, frozen=True, rename="camel"):
+    """One thing to know."""
 
     weight: Weight
     message: str
+    advice: str = ""
+    """What to type next, where the message itself does not say it."""
     search: str = ""
     """What to search the list of Services for, to see which ones it is about."""
 
@@ -108,5 +110,5 @@ def _notices(status: StatusReport) -> Iterator[Trouble]:
         count = status.service_states.get(verdict.value, 0)
         if count:
             message = f"{count} of {total} service ports {'is' if count == 1 else 'are'} {words}"
-            how = f"pointsman list --state {verdict.value}"
-            yield Trouble(Weight.NOTICE, f"{message}; to see which: {how}", search=verdict.value)
+            advice = f"to see which: pointsman list --state {verdict.value}"
+            yield Trouble(Weight.NOTICE, message, advice, search=verdict.value)

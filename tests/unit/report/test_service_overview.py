@@ -81,3 +81,21 @@ def test_a_row_counts_endpoints_and_tells_the_state() -> None:
         ("ClusterIP", "Cluster", "balance"),
         ("LoadBalancerIP", "Local", "drop"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("sort", "services"),
+    [
+        ("", ["default/web", "shop/Api", "shop/edge"]),
+        ("unheard of", ["default/web", "shop/Api", "shop/edge"]),
+        ("state", ["shop/Api", "shop/edge", "default/web"]),
+        ("policy", ["default/web", "shop/Api", "shop/edge"]),
+        ("endpoints", ["shop/Api", "default/web", "shop/edge"]),
+        ("address", ["default/web", "shop/Api", "shop/edge"]),
+    ],
+)
+def test_rows_are_sorted_by_name_or_as_asked_both_ways(sort: str, services: list[str]) -> None:
+    view = _view(_family(Family.IPV4, PLANS))
+    assert [row.service for row in service_page(view, sort=sort).rows] == services
+    assert [row.service for row in service_page(view, sort=sort, reverse=True).rows] == services[::-1]
+    assert service_page(view, sort=sort, offset=1, limit=1).rows[0].service == services[1]

@@ -1,6 +1,7 @@
 "use strict";
 const PAGE = 50, REFRESH = 5000;
-let offset = 0, open = null, timer = null, fresh = true;
+const COLUMNS = [["name", "Service"], ["address", "Answers at"], ["policy", "Policy"], ["endpoints", "Endpoints"], ["state", "State"]];
+let offset = 0, open = null, timer = null, fresh = true, sort = "name", reverse = false;
 const byId = (id) => document.getElementById(id);
 
 // Everything the cluster names goes through here as text; nothing is ever parsed as markup.
@@ -63,12 +64,31 @@ function showStatus(status) {
   byId("summary").textContent = `${status.mode} mode on ${status.node}` + (status.zone ? ` in zone ${status.zone}` : "") +
     ` (${status.addresses.join(", ")}), up ${age(status.uptime)}, version ${status.version}`;
   document.title = "Pointsman on " + status.node;
-  const list = status.troubles.map((trouble) => make("li", { class: trouble.weight }, trouble.message));
+  const list = status.troubles.map((trouble) => make("li", { class: trouble.weight },
+    make("strong", {}, trouble.weight === "trouble" ? "" : trouble.weight + " "), trouble.message,
+    trouble.search ? searchLink(trouble.search, "show them") : trouble.advice ? "; " + trouble.advice : null));
   byId("troubles").replaceChildren(...(list.length ? list : [make("li", { class: "fine" }, "No known problems")]));
+  byId("states").replaceChildren(...Object.entries(status.serviceStates).map(([state, count]) =>
+    make("a", { class: "badge " + (count ? state : "faint"), href: "#" + state }, `${count.toLocaleString()} ${state}`)));
   byId("families").replaceChildren(...status.families.map(familyCard));
   byId("watches").replaceChildren(...status.watches.map((watch) => make("tr", {},
-    make("td", {}, watch.kind), make("td", {}, (watch.connected ? "connected" : "not connected") + (watch.synced ? "" : ", not listed yet")),
-    ...[ago(watch.age), watch.objects.toLocaleString(), watch.badObjects, watch.failures].map((value) => make("td", { class: "number" }, String(value))))));
+    make("td", {}, make("strong", {}, watch.kind)), make("td", {}, (watch.connected ? "connected" : "not connected") + (watch.synced ? "" : ", not listed yet")),
+    ...[["Last heard", ago(watch.age)], ["Objects", watch.objects.toLocaleString()], ["Unusable", watch.badObjects], ["Failures", watch.failures]]
+      .map(([name, value]) => make("td", { class: "number", "data-label": name }, String(value))))));
+}
+const searchLink = (search, words) => make("a", { class: "search", href: "#" + encodeURIComponent(search) }, words);
+function showColumns() {
+  byId("columns").replaceChildren(...COLUMNS.map(([name, title]) => {
+    const direction = name !== sort ? "none" : reverse ? "descending" : "ascending";
+    const button = make("button", { type: "button", class: "sort" }, title, make("span", { "aria-hidden": "true" },
+      { none: "", ascending: " ▲", descending: " ▼" }[direction]));
+    button.addEventListener("click", () => {
+      reverse = name === sort ? !reverse : false;
+      sort = name; offset = 0;
+      showColumns(); showServices();
+    });
+    return make("th", { scope: "col", class: name, "aria-sort": direction }, button);
+  }));
 }
 function lines(values) {
   return values.flatMap((value, index) => (index ? [make("br"), value] : [value]));
@@ -78,22 +98,23 @@ function serviceRow(row) {
   const places = row.frontends.map((frontend) => make("span", {}, make("span", { class: "faint" }, frontend.kind + " "), make("code", {}, frontend.address)));
   const policies = [...new Set(row.frontends.map((frontend) => frontend.policy))].join(" / ");
   const extras = [row.affinitySeconds ? "sticky" : "", row.topology].filter(Boolean).join(", ");
-  const line = make("tr", { class: "service", tabindex: "0", "data-service": row.service },
-    make("td", {}, make("strong", {}, name), make("br"), make("span", { class: "faint" }, `${row.protocol} ${row.number} · ${row.family}`)),
-    make("td", {}, ...lines(places)),
-    make("td", {}, policies, extras ? make("br") : null, extras ? make("span", { class: "faint" }, extras) : null),
-    make("td", { class: "number" }, `${row.usable} of ${row.total}`, make("br"), make("span", { class: "faint" }, row.local + " here")),
-    make("td", {}, make("span", { class: "badge " + row.state }, row.state), ...row.problems.map((problem) => make("div", { class: "faint" }, problem))));
+  const line = make("tr", { class: "service", tabindex: "0", role: "button", "aria-expanded": "false", "data-service": row.service },
+    make("td", { class: "name" }, make("strong", {}, name), make("br"), make("span", { class: "faint" }, `${row.protocol} ${row.number} · ${row.family}`)),
+    make("td", { class: "address" }, ...lines(places)),
+    make("td", { class: "policy" }, policies, extras ? make("br") : null, extras ? make("span", { class: "faint" }, extras) : null),
+    make("td", { class: "endpoints" }, `${row.usable} of ${row.total}`, make("br"), make("span", { class: "faint" }, row.local + " here")),
+    make("td", { class: "state" }, make("span", { class: "badge " + row.state }, row.state), ...row.problems.map((problem) => make("div", { class: "faint" }, problem))));
   const key = [row.service, row.port, row.protocol, row.family].join("|");
   line.addEventListener("click", () => toggle(key, row, line));
-  line.addEventListener("keydown", (event) => { if (event.key === "Enter") toggle(key, row, line); });
+  line.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); toggle(key, row, line); } });
   line.dataset.key = key;
   return line;
 }
 async function toggle(key, row, line) {
   const shown = line.nextSibling;
-  if (shown && shown.className === "detail") { shown.remove(); open = null; return; }
+  if (shown && shown.className === "detail") { shown.remove(); line.setAttribute("aria-expanded", "false"); open = null; return; }
   open = key;
+  line.setAttribute("aria-expanded", "true");
   line.after(await detail(row));
 }
 async function detail(row) {
@@ -102,7 +123,8 @@ async function detail(row) {
   try {
     const answer = await data("explain.json?target=" + encodeURIComponent(target));
     for (const port of answer.ports.filter((port) => port.family === row.family)) {
-      cell.append(...port.causes.map((cause) => make("p", { class: cause.fatal ? "down" : "partly" }, `${cause.code}: ${cause.message}`)));
+      cell.append(...port.causes.map((cause) => make("p", { class: "cause " + (cause.fatal ? "down" : "partly") }, make("strong", {}, cause.code), ": " + cause.message,
+        cause.advice ? make("span", { class: "advice" }, "→ " + cause.advice) : null)));
       cell.append(make("ul", {}, ...port.frontends.flatMap((frontend) => frontend.paths.map((path) =>
         make("li", {}, `${frontend.kind} from ${path.client}: ${path.result}${path.source ? "; source " + path.source : ""}`)))));
       cell.append(make("ul", {}, ...port.endpoints.slice(0, 100).map((endpoint) => make("li", {}, make("code", {}, endpoint.address),
@@ -112,7 +134,7 @@ async function detail(row) {
   return make("tr", { class: "detail" }, cell);
 }
 async function showServices() {
-  const query = `services.json?search=${encodeURIComponent(byId("search").value)}&offset=${offset}&limit=${PAGE}`;
+  const query = `services.json?search=${encodeURIComponent(byId("search").value)}&offset=${offset}&limit=${PAGE}&sort=${sort}${reverse ? "&reverse" : ""}`;
   let page;
   try { page = await data(query); } catch (error) {
     byId("services").replaceChildren(make("tr", {}, make("td", { colspan: "5" }, String(error.message))));
@@ -124,7 +146,7 @@ async function showServices() {
   const reopened = page.rows.find((row, index) => rows[index].dataset.key === open);
   const extra = reopened ? await detail(reopened) : null;
   byId("services").replaceChildren(...rows);
-  if (extra) rows[page.rows.indexOf(reopened)].after(extra);
+  if (extra) { const line = rows[page.rows.indexOf(reopened)]; line.setAttribute("aria-expanded", "true"); line.after(extra); }
   byId("found").textContent = page.found === page.total ? `${page.total.toLocaleString()} service ports` : `${page.found.toLocaleString()} of ${page.total.toLocaleString()}`;
   byId("range").textContent = page.rows.length ? `${offset + 1} to ${offset + page.rows.length} of ${page.found.toLocaleString()}` : "nothing found";
   byId("previous").disabled = offset === 0;
@@ -146,7 +168,13 @@ async function refresh() {
   }
   timer = setTimeout(refresh, REFRESH);
 }
-try { byId("search").value = decodeURIComponent(location.hash.slice(1)); } catch { location.hash = ""; }
+function followAddress() {
+  try { byId("search").value = decodeURIComponent(location.hash.slice(1)); } catch { location.hash = ""; }
+  offset = 0; fresh = true;
+}
+followAddress();
+showColumns();
+addEventListener("hashchange", () => { followAddress(); showServices(); byId("search-form").scrollIntoView({ block: "start" }); });
 byId("search").addEventListener("input", () => { offset = 0; fresh = true; history.replaceState(null, "", "#" + encodeURIComponent(byId("search").value)); showServices(); });
 byId("search-form").addEventListener("submit", (event) => event.preventDefault());
 byId("previous").addEventListener("click", () => { offset = Math.max(0, offset - PAGE); showServices(); });
