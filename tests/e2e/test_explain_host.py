@@ -95,6 +95,13 @@ TROUBLES = {
         fatal=False,
         **chain("forward", "meta mark 0x77 accept", policy="drop"),
     ),
+    "pairs": Trouble(
+        "ForeignMayDrop",
+        "daddr in @__set0 drop",
+        prober="",
+        fatal=False,
+        **chain("forward", f"ip daddr . tcp dport {{ {FAR_POD} . 9 }} drop"),
+    ),
     "untracked": Trouble(
         "NotTracked",
         "takes packets",

@@ -42,5 +42,7 @@ class PacketQuirks(msgspec.Struct, frozen=True, kw_only=True):
     """Packets to addresses of the service range that no Service has are dropped."""
     usual_node_ports: str = ""
     """Where node ports answer when nothing is configured, in words, unless everywhere."""
+    untraceable: str = ""
+    """What nftables' own tracing does not show of this mode, in words."""
     loopback_denial: Callable[[LoopbackNodePort], str] = _never_on_loopback
     """Why the node port does not answer there; empty when it does."""

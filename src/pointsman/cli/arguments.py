@@ -24,6 +24,8 @@ from pointsman.printable import printable
 ERROR = 2
 """Exit status when the question could not be answered at all."""
 
+_LONGEST_SECONDS = 3600
+
 _OWN = frozenset(("manifests", "control-socket", "help", "mode", "proxy-mode"))
 """Flags of `run` that these commands declare themselves."""
 
@@ -111,6 +113,19 @@ def add_colour(to: argparse.ArgumentParser) -> None:
         default="auto",
         help="default auto: on a terminal, unless NO_COLOR is set",
     )
+
+
+def seconds(text: str) -> float:
+    """The value of a flag that says how long something may take."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= _LONGEST_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of seconds between 0 and {_LONGEST_SECONDS}"
+        )
+    return found
 
 
 def offline_options(given: argparse.Namespace, flags: Sequence[str]) -> RunOptions:

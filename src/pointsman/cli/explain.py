@@ -15,6 +15,7 @@ from pointsman.cli.arguments import (
     offline_options,
     parser,
     print_json,
+    seconds,
     split_run_flags,
     warn,
 )
@@ -62,7 +63,7 @@ def command() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--probe-seconds",
-        type=_seconds,
+        type=seconds,
         default=2.0,
         metavar="SECONDS",
         help="how long each connection may take; default 2",
@@ -79,16 +80,6 @@ def _source(text: str) -> bytes:
     if address is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not an IP address")
     return address
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 60:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0 and 60")
-    return seconds
 
 
 def main(argv: Sequence[str]) -> int:

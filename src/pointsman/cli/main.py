@@ -17,6 +17,7 @@ SUBCOMMANDS: Mapping[str, str] = {
     "run": "program this node's Services, from the API server or from manifests",
     "render": "print the rules for a set of manifests, without a cluster",
     "explain": "say why a Service does or does not answer here",
+    "trace": "follow a real packet to a Service through every rule of this node",
     "status": "show what the running proxy is doing",
     "list": "list Services with their ports, endpoints and whether they answer",
     "top": "show connections per second, active flows and shares of endpoints",

@@ -30,7 +30,7 @@ def places_of(explanation: Explanation) -> list[Place]:
         texts = [place for frontend in port.frontends if frontend.asked for place in frontend.places]
         texts += [endpoint.address for endpoint in port.endpoints]
         for text in texts:
-            place = _place(text, port.protocol)
+            place = place_of(text, port.protocol)
             if place is not None:
                 found[place] = None
     return list(found)[:MOST_PLACES]
@@ -42,7 +42,8 @@ def with_probes(explanation: Explanation, attempts: Mapping[Place, Attempt]) -> 
     return msgspec.structs.replace(explanation, ports=ports)
 
 
-def _place(text: str, protocol: str) -> Place | None:
+def place_of(text: str, protocol: str) -> Place | None:
+    """Where `ip:port` leads, or None when the text is none."""
     host, port_text = split_host_port(text) or ("", "")
     address, port = address_from_text(host), port_from_text(port_text)
     return Place(address, port, Protocol[protocol]) if address is not None and port else None
@@ -50,7 +51,7 @@ def _place(text: str, protocol: str) -> Place | None:
 
 def _port(port: PortAnswer, attempts: Mapping[Place, Attempt]) -> PortAnswer:
     def probed(text: str) -> ProbeAnswer | None:
-        place = _place(text, port.protocol)
+        place = place_of(text, port.protocol)
         attempt = attempts.get(place) if place is not None else None
         return None if attempt is None else _answer(text, attempt)
 

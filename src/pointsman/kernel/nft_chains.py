@@ -65,6 +65,7 @@ class ChainReader:
                     self._family,
                     lambda wanted: self._elements(proto, name, wanted),
                     int.from_bytes(found.get(nf.NFTA_RULE_HANDLE, b""), "big"),
+                    _comment(found.get(nf.NFTA_RULE_USERDATA, b"")),
                 )
 
     @property
@@ -105,6 +106,11 @@ class ChainReader:
         if len(items) > _LARGEST_SET:
             return None
         return _ranges(items) if flags & nf.NFT_SET_INTERVAL else [_element(item) for item in items]
+
+
+def _comment(userdata: bytes) -> str:
+    """The nft program keeps a rule's comment as the entry of type 0."""
+    return nla.text_of(userdata[2 : 2 + userdata[1]]) if len(userdata) > 2 and userdata[0] == 0 else ""
 
 
 def _element(item: dict[int, bytes]) -> SetElement:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
 from pointsman.model import packet_filter as pf
@@ -32,6 +34,7 @@ _META = {
     nf.NFT_META_IIFNAME: PacketField.IN_INTERFACE,
     nf.NFT_META_OIFNAME: PacketField.OUT_INTERFACE,
 }
+_META_WORDS = {nf.NFT_META_MARK: "mark", nf.NFT_META_IIF: "iif", nf.NFT_META_OIF: "oif"}
 _CT = {nf.NFT_CT_STATE: PacketField.CT_STATE, nf.NFT_CT_STATUS: PacketField.CT_STATUS}
 _NAMES = (PacketField.IN_INTERFACE, PacketField.OUT_INTERFACE)
 _XT_STATES = {
@@ -73,6 +76,9 @@ _VERDICTS = {
     nf.NFT_CONTINUE & 0xFFFFFFFF: Deed.PASS,
 }
 _MAX_ALL = b"\xff"
+_ANONYMOUS = "__"
+"""How the kernel's names of sets begin that are part of a rule."""
+_MOST_LISTED = 10
 
 
 class SetElement(NamedTuple):
@@ -97,7 +103,9 @@ class _Loaded(NamedTuple):
     mask: bytes = b""
 
 
-def rules_of(expressions: bytes, family: Family, elements: Elements, handle: int = 0) -> list[FilterRule]:
+def rules_of(
+    expressions: bytes, family: Family, elements: Elements, handle: int = 0, comment: str = ""
+) -> list[FilterRule]:
     """A rule as seen by packets of one family; a lookup in a verdict map makes several of one."""
     decoder = _Decoder(family, elements)
     for _, item in nla.iter_attributes(expressions):
@@ -108,10 +116,10 @@ def rules_of(expressions: bytes, family: Family, elements: Elements, handle: int
     matches = tuple(decoder.matches)
     if decoder.branches:
         return [
-            FilterRule((*matches, branch), element.deed, element.target, handle)
+            FilterRule((*matches, branch), element.deed, element.target, handle, comment)
             for branch, element in decoder.branches
         ]
-    return [FilterRule(matches, decoder.deed, decoder.target, handle)]
+    return [FilterRule(matches, decoder.deed, decoder.target, handle, comment or decoder.comment)]
 
 
 class _Decoder:
@@ -125,6 +133,7 @@ class _Decoder:
         self.branches: list[tuple[Match, SetElement]] = []
         self.deed = Deed.PASS
         self.target = ""
+        self.comment = ""
 
     def take(self, name: str, data: Mapping[int, bytes]) -> None:
         handler = getattr(self, f"_take_{name}", None)
@@ -163,7 +172,8 @@ class _Decoder:
             key = _number(data.get(nf.NFTA_META_KEY))
             field = _META.get(key)
             self._load(
-                _number(data[nf.NFTA_META_DREG]), _Loaded(field, field.value if field else f"meta {key}")
+                _number(data[nf.NFTA_META_DREG]),
+                _Loaded(field, field.value if field else _META_WORDS.get(key, f"meta {key}")),
             )
 
     def _take_ct(self, data: Mapping[int, bytes]) -> None:
@@ -196,7 +206,7 @@ class _Decoder:
         held = self._held(data, nf.NFTA_LOOKUP_SREG)
         name = nla.text_of(data.get(nf.NFTA_LOOKUP_SET, b""))
         found = self._elements(name)
-        usable = found is not None and held.field is not None and not held.mask
+        usable = found is not None and not held.mask and all(self._fits(held, element) for element in found)
         if nf.NFTA_LOOKUP_DREG in data:
             if _number(data[nf.NFTA_LOOKUP_DREG]) != nf.NFT_REG_VERDICT:
                 self._load(_number(data[nf.NFTA_LOOKUP_DREG]), _Loaded(None, f"map @{name}"))
@@ -214,7 +224,19 @@ class _Decoder:
             self.matches.append(Match(f"{held.text}{' not' if negated else ''} in @{name}"))
         else:
             ranges = tuple((element.low, element.high) for element in found)
-            self.matches.append(_within(held, ranges, self._family, negated=negated))
+            match = _within(held, ranges, self._family, negated=negated)
+            if not name.startswith(_ANONYMOUS) or len(found) > _MOST_LISTED:
+                match = msgspec.structs.replace(
+                    match, text=f"{held.text}{' not' if negated else ''} in @{name}"
+                )
+            self.matches.append(match)
+
+    def _fits(self, held: _Loaded, element: SetElement) -> bool:
+        """Whether a key is this one field, and not several fields put together."""
+        if held.field is None:
+            return False
+        length = 4 if held.field in BIT_WORDS else _length(held.field, self._family)
+        return len(element.low) == length
 
     def _take_immediate(self, data: Mapping[int, bytes]) -> None:
         if _number(data.get(nf.NFTA_IMMEDIATE_DREG)) == nf.NFT_REG_VERDICT:
@@ -232,6 +254,7 @@ class _Decoder:
     def _take_match(self, data: Mapping[int, bytes]) -> None:
         name, info = nla.text_of(data.get(nf.NFTA_MATCH_NAME, b"")), data.get(nf.NFTA_MATCH_INFO, b"")
         if name == "comment":
+            self.comment = info.partition(b"\0")[0].decode(errors="replace")
             return
         if name in ("tcp", "udp"):
             self.matches += _port_extension(name, info)
@@ -243,7 +266,11 @@ class _Decoder:
 
 def verdict_of(data: Mapping[int, bytes]) -> tuple[Deed, str]:
     """The deed and the chain it leads to, from the attributes of a value that is a verdict."""
-    parts = nla.attributes(data.get(nf.NFTA_DATA_VERDICT, b""))
+    return verdict_in(nla.attributes(data.get(nf.NFTA_DATA_VERDICT, b"")))
+
+
+def verdict_in(parts: Mapping[int, bytes]) -> tuple[Deed, str]:
+    """The same from the attributes of the verdict itself."""
     deed = _VERDICTS.get(_number(parts.get(nf.NFTA_VERDICT_CODE)), Deed.UNKNOWN)
     return deed, nla.text_of(parts.get(nf.NFTA_VERDICT_CHAIN, b""))
 
@@ -282,7 +309,8 @@ def _within(
     """The value lies in one of the ranges; shorter values stand for every value that begins with them."""
     field = held.field
     if field is None:
-        return Match(f"{held.text} {'!= ' if negated else ''}…")
+        mask = f" & {_hex(held.mask)}" if held.mask else ""
+        return Match(f"{held.text}{mask} {'!= ' if negated else ''}{_hex(ranges[0][0])}")
     if field in BIT_WORDS:
         bits = 0
         for low, _ in ranges:
@@ -299,6 +327,10 @@ def _within(
     text = f"{held.text} {'!= ' if negated else ''}{words if len(widened) == 1 else '{ ' + words + ' }'}"
     # Which family a packet has stands in the names of the other fields, so nobody needs to read it.
     return Match("" if field is PacketField.FAMILY else text, field, widened, negated=negated)
+
+
+def _hex(value: bytes) -> str:
+    return hex(int.from_bytes(value, sys.byteorder))
 
 
 def _length(field: PacketField, family: Family) -> int:

@@ -83,11 +83,16 @@ class FilterRule(msgspec.Struct, frozen=True):
     """The chain of a jump or goto."""
     handle: int = 0
     """The kernel's number, where it has one."""
+    comment: str = ""
+
+    @property
+    def conditions(self) -> str:
+        return " ".join(match.text for match in self.matches if match.text)
 
     @property
     def text(self) -> str:
-        words = [match.text for match in self.matches if match.text]
-        return " ".join([*words, *filter(None, (self.deed.value, self.target))])
+        remark = f"/* {self.comment} */" if self.comment else ""
+        return " ".join(filter(None, (self.conditions, remark, self.deed.value, self.target)))
 
 
 class FilterChain(msgspec.Struct, frozen=True):

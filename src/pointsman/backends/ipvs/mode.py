@@ -37,7 +37,10 @@ MODE = Mode(
     cleanup=lambda cleaning: cleanup(runners_in_use(cleaning.families), cleaning.keep),
     chains=CHAINS,
     quirks=PacketQuirks(
-        local_falls_back=True, holds_addresses=True, refuses_other_ports_of=frozenset(FrontendKind)
+        local_falls_back=True,
+        holds_addresses=True,
+        refuses_other_ports_of=frozenset(FrontendKind),
+        untraceable="IPVS chooses the endpoint itself, between the hooks input and output; how cannot be followed",
     ),
     localhost_node_ports=lambda _config: False,
     uses_local_addresses=True,

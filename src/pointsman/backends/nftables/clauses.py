@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pointsman.backends.nftables import wire as w
 from pointsman.backends.nftables.family_traits import FamilyTraits
 from pointsman.backends.nftables.key_fields import Field, field_length, key_length
 from pointsman.kernel import nf_tables as nf
+from pointsman.kernel import nft_wire as w
 from pointsman.kernel.attributes import nested, text, u8, u32be, u64be
 from pointsman.model.addresses import Cidr, address_text
 from pointsman.model.service import Protocol

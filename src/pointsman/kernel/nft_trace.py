@@ -1,0 +1,260 @@
+"""Following real packets through netfilter: nftables marks those that a narrow rule takes and tells what each rule did.
+
+The rule stands in a table of its own that belongs to the socket that made it: the kernel removes it when that socket
+closes, however the process ends. Kernels before 5.12 know no owners; there the table is removed on the way out, and by the
+next trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import struct
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from pointsman.errors import Busy, KernelError
+from pointsman.kernel import attributes as nla
+from pointsman.kernel import netlink, nfnl
+from pointsman.kernel import nf_tables as nf
+from pointsman.kernel import nft_wire as w
+from pointsman.kernel.netlink import Answer, Message, NetlinkSocket
+from pointsman.kernel.nfnl import BatchRefused, NftablesSocket, nftables_message
+from pointsman.kernel.nft_chains import FAMILY_WORDS, NFPROTO
+from pointsman.kernel.nft_rules import verdict_in
+from pointsman.model.addresses import Family, host_port_text
+from pointsman.model.packet_filter import Deed
+from pointsman.model.service import Protocol
+
+TABLE: Final = "pointsman-trace"
+_PRIORITY: Final = -350
+"""After fragments were put together, before everything else, `raw` rules included."""
+_HOOKS: Final = {"prerouting": 0, "output": 3}
+_TRACE_GROUP: Final = 1 << 8
+"""NFNLGRP_NFTRACE, as a bit."""
+_OFFSETS: Final = {Family.IPV4: (12, 16), Family.IPV6: (8, 24)}
+_TCP_FLAGS: Final = 13
+_FIN_SYN_RST_ACK, _SYN = b"\x17", b"\x02"
+
+
+class TraceFilter(msgspec.Struct, frozen=True):
+    """Which packets to follow: the first ones of connections to one address and port."""
+
+    family: Family
+    destination: bytes
+    port: int
+    protocol: Protocol
+    source: bytes = b""
+    """Empty: from anybody."""
+
+
+class Header(msgspec.Struct, frozen=True):
+    """Where a packet comes from and goes to at one moment."""
+
+    source: str
+    """`ip:port`."""
+    destination: str
+
+
+class TraceEvent(msgspec.Struct, frozen=True):
+    """What one rule, or the end of a chain, did to one packet."""
+
+    packet: int
+    """The same for all events of one packet."""
+    table: str
+    """With its family, as in FilterChain."""
+    chain: str
+    handle: int
+    """Of the rule; 0 for the policy or the end of a chain."""
+    deed: Deed
+    target: str = ""
+    by_policy: bool = False
+    header: Header | None = None
+    """Told once for every base chain."""
+    in_interface: int = 0
+    out_interface: int = 0
+
+
+class Tracer:
+    """Marks packets while it is open, and hands out what happens to them. Needs CAP_NET_ADMIN."""
+
+    def __init__(self, wanted: TraceFilter) -> None:
+        self._wanted = wanted
+        self._events = NetlinkSocket(netlink.NETLINK_NETFILTER, groups=_TRACE_GROUP)
+        self._table = NftablesSocket()
+        self._owned = True
+        try:
+            self._make_table()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if not self._owned:
+            with contextlib.suppress(KernelError):
+                self._table.commit([self._message(nf.NFT_MSG_DELTABLE, 0, _NAME)])
+        self._table.close()
+        self._events.close()
+
+    def events(self, seconds: float, enough: Callable[[], bool]) -> Iterator[TraceEvent]:
+        """What happens until it is enough, or the time is over."""
+        until = time.monotonic() + seconds
+        while not enough() and (left := until - time.monotonic()) > 0:
+            if not select.select([self._events], [], [], min(left, 0.05))[0]:
+                continue
+            for answer in self._events.receive(wait=False):
+                event = event_of(answer)
+                if event is not None:
+                    yield event
+
+    def _make_table(self) -> None:
+        try:
+            self._table.commit(self._messages(nf.NFT_TABLE_F_OWNER))
+        except BatchRefused as refused:
+            if refused.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise _in_use(refused) from refused
+            self._owned = False
+            self._table.commit(self._messages(0))
+        except KernelError as error:
+            raise _in_use(error) from error
+
+    def _messages(self, flags: int) -> list[Message]:
+        table = _NAME + nla.u32be(nf.NFTA_TABLE_FLAGS, flags)
+        made = []
+        if not flags:
+            # What a killed trace left; making it first keeps the deletion from failing.
+            made += [
+                self._message(nf.NFT_MSG_NEWTABLE, netlink.NLM_F_CREATE, table),
+                self._message(nf.NFT_MSG_DELTABLE, 0, _NAME),
+            ]
+        made.append(self._message(nf.NFT_MSG_NEWTABLE, netlink.NLM_F_CREATE, table))
+        for name, hook in _HOOKS.items():
+            made.append(self._message(nf.NFT_MSG_NEWCHAIN, netlink.NLM_F_CREATE, _chain(name, hook)))
+            rule = nla.attribute(nf.NFTA_RULE_EXPRESSIONS | nla.NLA_F_NESTED, self._expressions())
+            body = _NAME + nla.text(nf.NFTA_RULE_CHAIN, name) + rule
+            made.append(self._message(nf.NFT_MSG_NEWRULE, netlink.NLM_F_CREATE | netlink.NLM_F_APPEND, body))
+        return made
+
+    def _message(self, kind: int, flags: int, body: bytes) -> Message:
+        return nftables_message(kind, NFPROTO[self._wanted.family], flags, body)
+
+    def _expressions(self) -> bytes:
+        """As narrow as possible, first packets only, and few per second: a busy Service must not drown in traces."""
+        wanted, register = self._wanted, w.FIRST_REGISTER
+        source, destination = _OFFSETS[wanted.family]
+        length = wanted.family.address_length
+        network, transport = nf.NFT_PAYLOAD_NETWORK_HEADER, nf.NFT_PAYLOAD_TRANSPORT_HEADER
+        parts = [
+            w.payload(register, network, destination, length) + w.compare(nf.NFT_CMP_EQ, wanted.destination),
+            w.meta(nf.NFT_META_L4PROTO, register) + w.compare(nf.NFT_CMP_EQ, bytes((wanted.protocol.value,))),
+            w.payload(register, transport, 2, 2) + w.compare(nf.NFT_CMP_EQ, struct.pack(">H", wanted.port)),
+        ]
+        if wanted.source:
+            parts.append(
+                w.payload(register, network, source, length) + w.compare(nf.NFT_CMP_EQ, wanted.source)
+            )
+        if wanted.protocol is Protocol.TCP:
+            flags = w.payload(register, transport, _TCP_FLAGS, 1) + w.bitwise(_FIN_SYN_RST_ACK, b"\0")
+            parts.append(flags + w.compare(nf.NFT_CMP_EQ, _SYN))
+        parts.append(
+            w.expression(
+                "limit",
+                nla.u64be(nf.NFTA_LIMIT_RATE, 1),
+                nla.u64be(nf.NFTA_LIMIT_UNIT, 1),
+                nla.u32be(nf.NFTA_LIMIT_BURST, 3),
+            )
+        )
+        parts.append(w.immediate(register, w.plain(b"\1")))
+        parts.append(
+            w.expression(
+                "meta",
+                nla.u32be(nf.NFTA_META_KEY, nf.NFT_META_NFTRACE),
+                nla.u32be(nf.NFTA_META_SREG, register),
+            )
+        )
+        return b"".join(parts)
+
+
+_NAME: Final = nla.text(nf.NFTA_TABLE_NAME, TABLE)
+
+
+def _chain(name: str, hook: int) -> bytes:
+    return (
+        _NAME
+        + nla.text(nf.NFTA_CHAIN_NAME, name)
+        + nla.nested(
+            nf.NFTA_CHAIN_HOOK,
+            nla.u32be(nf.NFTA_HOOK_HOOKNUM, hook),
+            nla.attribute(nf.NFTA_HOOK_PRIORITY, struct.pack(">i", _PRIORITY)),
+        )
+        + nla.u32be(nf.NFTA_CHAIN_POLICY, nf.NF_ACCEPT)
+        + nla.text(nf.NFTA_CHAIN_TYPE, "filter")
+    )
+
+
+def _in_use(error: KernelError) -> KernelError:
+    """A table with an owner refuses everybody else; without any privilege the same is said."""
+    if error.errno == errno.EPERM:
+        return Busy(
+            f"cannot make table {TABLE}: another trace is running, or CAP_NET_ADMIN is missing", errno.EPERM
+        )
+    return error
+
+
+def event_of(answer: Answer) -> TraceEvent | None:
+    """The event in a message of the kernel; None for other messages."""
+    if answer.kind != (nfnl.SUBSYS_NFTABLES << 8) | nf.NFT_MSG_TRACE:
+        return None
+    found = nfnl.attributes_of(answer)
+    kind = _number(found, nf.NFTA_TRACE_TYPE)
+    by_policy = kind == nf.NFT_TRACETYPE_POLICY
+    if by_policy:
+        dropped = _number(found, nf.NFTA_TRACE_POLICY) == nf.NF_DROP
+        deed, target = Deed.DROP if dropped else Deed.ACCEPT, ""
+    elif kind == nf.NFT_TRACETYPE_RETURN:
+        deed, target = Deed.RETURN, ""
+    else:
+        deed, target = verdict_in(nla.attributes(found.get(nf.NFTA_TRACE_VERDICT, b"")))
+    return TraceEvent(
+        packet=_number(found, nf.NFTA_TRACE_ID),
+        table=f"{FAMILY_WORDS.get(answer.payload[0], '?')} {nla.text_of(found.get(nf.NFTA_TRACE_TABLE, b''))}",
+        chain=nla.text_of(found.get(nf.NFTA_TRACE_CHAIN, b"")),
+        handle=_number(found, nf.NFTA_TRACE_RULE_HANDLE),
+        deed=deed,
+        target=target,
+        by_policy=by_policy,
+        header=_header(
+            found.get(nf.NFTA_TRACE_NETWORK_HEADER, b""), found.get(nf.NFTA_TRACE_TRANSPORT_HEADER, b"")
+        ),
+        in_interface=_number(found, nf.NFTA_TRACE_IIF),
+        out_interface=_number(found, nf.NFTA_TRACE_OIF),
+    )
+
+
+def _number(found: dict[int, bytes], attribute: int) -> int:
+    return int.from_bytes(found.get(attribute, b""), "big")
+
+
+def _header(network: bytes, transport: bytes) -> Header | None:
+    if len(network) < 20 or len(transport) < 4:
+        return None
+    family = Family.IPV4 if network[0] >> 4 == 4 else Family.IPV6
+    if len(network) < (20 if family is Family.IPV4 else 40):
+        return None
+    length = family.address_length
+    source, destination = (network[offset : offset + length] for offset in _OFFSETS[family])
+    first, last = struct.unpack_from(">HH", transport)
+    return Header(host_port_text(source, first), host_port_text(destination, last))
