@@ -91,6 +91,15 @@ def add_offline(to: Parser, *, required: bool) -> None:
     to.epilog = "Further flags, such as --config or --cluster-cidr, are those of `pointsman run`."
 
 
+def add_services(to: argparse.ArgumentParser) -> None:
+    to.add_argument(
+        "services",
+        nargs="*",
+        metavar="SERVICE",
+        help="names, or NAMESPACE/NAME; * and ? stand for any characters; default: all",
+    )
+
+
 def add_live(to: argparse.ArgumentParser) -> None:
     to.add_argument(
         "--control-socket", type=Path, default=CONTROL_SOCKET, help=f"of the proxy; default {CONTROL_SOCKET}"

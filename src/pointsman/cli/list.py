@@ -13,6 +13,7 @@ from pointsman.cli.arguments import (
     add_colour,
     add_live,
     add_offline,
+    add_services,
     families_of,
     guarded,
     offline_options,
@@ -46,12 +47,7 @@ Ask = Callable[[str], ServiceList]
 
 def command() -> argparse.ArgumentParser:
     made = parser("list", _ABOUT)
-    made.add_argument(
-        "services",
-        nargs="*",
-        metavar="SERVICE",
-        help="names, or NAMESPACE/NAME; * and ? stand for any characters; default: all",
-    )
+    add_services(made)
     made.add_argument("-n", "--namespace", default="", help="only Services of this namespace")
     made.add_argument(
         "-l", "--selector", default="", help="only Services with these labels, such as app=web,tier!=test"

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from pointsman import __version__
-from pointsman.cli.surface import Command, Option, commands, kube_proxy
+from pointsman.cli.surface import Command, Option, commands, kube_proxy, kubectl_plugin
 
 SECTION = 8
 _ABOUT = """Pointsman turns Services and EndpointSlices, from an API server or from files, into nftables, iptables or ipvs rules
@@ -26,8 +26,9 @@ def pages() -> dict[str, str]:
         found[f"pointsman-{each.name}.{SECTION}"] = _page(
             each, f"pointsman-{each.name}", f"pointsman {each.name}"
         )
-    alias = kube_proxy()
+    alias, plugin = kube_proxy(), kubectl_plugin()
     found[f"kube-proxy.{SECTION}"] = _page(alias, alias.name, alias.name)
+    found[f"{plugin.name}.{SECTION}"] = _page(plugin, plugin.name, "kubectl pointsman")
     return found
 
 

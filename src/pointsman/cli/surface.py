@@ -89,6 +89,12 @@ def kube_proxy() -> Command:
     return Command("kube-proxy", summary, (_ABOUT_KUBE_PROXY, _ABOUT_RUN), run_flags())
 
 
+def kubectl_plugin() -> Command:
+    from pointsman.cli.kubectl_plugin import command
+
+    return from_parser("kubectl-pointsman", "ask the proxies of a cluster through kubectl", command())
+
+
 def from_parser(name: str, summary: str, parser: argparse.ArgumentParser) -> Command:
     """What an argument parser takes."""
     found = [_from_action(action) for action in parser._actions]

@@ -15,7 +15,7 @@ from typing import Final
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Counting
-from pointsman.cli.arguments import add_live, add_output, guarded, parser, print_json
+from pointsman.cli.arguments import add_live, add_output, add_services, guarded, parser, print_json
 from pointsman.cli.control_client import ask
 from pointsman.cli.output import screen
 from pointsman.errors import PointsmanError
@@ -47,12 +47,7 @@ _LINES_AROUND: Final = 9
 
 def command() -> argparse.ArgumentParser:
     made = parser("top", _ABOUT)
-    made.add_argument(
-        "services",
-        nargs="*",
-        metavar="SERVICE",
-        help="names, or NAMESPACE/NAME; * and ? stand for any characters; default: all",
-    )
+    add_services(made)
     made.add_argument("--namespace", default="", help="only Services of this namespace")
     made.add_argument(
         "-d", "--delay", type=float, default=2.0, metavar="SECONDS", help="between readings; default 2"

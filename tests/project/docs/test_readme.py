@@ -1,4 +1,4 @@
-"""What README.md shows is what the program does."""
+"""What README.md and docs/commands.md show is what the program does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ README = (ROOT / "README.md").read_text()
 
 def _console() -> list[tuple[str, str]]:
     """Commands and the output shown for each."""
-    blocks = re.findall(r"^```console\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    shown = README + (ROOT / "docs/commands.md").read_text()
+    blocks = re.findall(r"^```console\n(.*?)^```$", shown, re.DOTALL | re.MULTILINE)
     parts = (block.removeprefix("$ ").partition("\n") for block in blocks)
     return [(command, shown) for command, _, shown in parts]
 

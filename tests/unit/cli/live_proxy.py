@@ -76,6 +76,19 @@ class LiveProxy:
 
         asyncio.run_coroutine_threadsafe(deliver(), loop).result(20)
 
+    def put_without_waiting(self, *objects: KubeObject) -> None:
+        """Deliver objects that may never be programmed; returns after the first attempt."""
+        assembly, loop = self._assembly, self._loop
+        assert assembly is not None
+        assert loop is not None
+        record = assembly.proxy.reporter.records[Family.IPV4]
+        before = len(record.history)
+        loop.call_soon_threadsafe(assembly.source.put, *objects)
+        until = time.monotonic() + 20
+        while len(record.history) == before:
+            assert time.monotonic() < until, "no sync was tried"
+            time.sleep(0.01)
+
     def degrade(self, *found: Degraded) -> None:
         """Have checks of the node fail."""
         assembly, loop = self._assembly, self._loop
