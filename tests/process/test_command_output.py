@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -95,24 +96,30 @@ def test_an_argument_that_is_no_text_is_told_in_a_sentence() -> None:
     assert errors == b"pointsman explain: an argument holds bytes that are no text in UTF-8: \\udcf6\n"
 
 
-class _Server:
-    """Listens at a socket and does with each connection what the test says."""
+@contextlib.contextmanager
+def _served(path: Path, serve: Callable[[socket.socket, bytes], None]) -> Iterator[None]:
+    """Something listens at a socket and does with each connection what the test says."""
 
-    def __init__(self, path: Path, serve: Callable[[socket.socket, bytes], None]) -> None:
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self._serve = serve
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            connection, _ = self._listener.accept()
-            threading.Thread(target=self._one, args=(connection,), daemon=True).start()
-
-    def _one(self, connection: socket.socket) -> None:
+    def one(connection: socket.socket) -> None:
         with connection:
-            self._serve(connection, connection.recv(4096))
+            serve(connection, connection.recv(4096))
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                started.append(threading.Thread(target=one, args=(connection,)))
+                started[-1].start()
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        started = [threading.Thread(target=accept)]
+        started[0].start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+        for thread in started:
+            thread.join(30)
 
 
 def test_a_proxy_that_hangs_is_reported(tmp_path: Path) -> None:
@@ -135,5 +142,5 @@ def test_a_proxy_that_is_busy_with_a_long_answer_is_waited_for(tmp_path: Path) -
             assert asked_if_alive.wait(30)
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
-    _Server(path, serve)
-    assert ask(path, "/verify", dict, alive_seconds=0.05) == {}
+    with _served(path, serve):
+        assert ask(path, "/verify", dict, alive_seconds=1.0) == {}

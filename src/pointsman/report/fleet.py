@@ -11,6 +11,7 @@ from pointsman.explain.report import Explanation, PortAnswer
 from pointsman.report.overview import ServiceRow
 from pointsman.report.service_list import ServiceList
 from pointsman.report.status import StatusReport
+from pointsman.report.troubles import Weight
 from pointsman.screen import PLAIN, Screen, Table, laid_out
 
 _NODES_SHOWN = 8
@@ -75,7 +76,7 @@ def _each(answers: Mapping[str, T], says: Callable[[T], str]) -> dict[str, str]:
 
 def fleet_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, str]) -> FleetReport:
     """Versions, modes and numbers of every node, and all their troubles."""
-    rows = [("NODE", "VERSION", "MODE", "SERVICE PORTS", "ENDPOINTS", "PENDING", "TROUBLES")]
+    rows = [("NODE", "VERSION", "MODE", "SERVICE PORTS", "ENDPOINTS", "PENDING", "VERDICT")]
     for node, status in sorted(answers.items()):
         families = status.families
         numbers = (
@@ -83,11 +84,12 @@ def fleet_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, s
             "+".join(str(family.endpoints) for family in families),
             str(sum(family.pending for family in families)),
         )
-        rows.append((node, status.version, status.mode, *numbers, str(len(status.troubles))))
+        rows.append((node, status.version, status.mode, *numbers, status.verdict.value))
     troubles: dict[str, list[str]] = {}
     for node, status in sorted(answers.items()):
         for trouble in status.troubles:
-            troubles.setdefault(trouble, []).append(node)
+            if trouble.weight is Weight.TROUBLE:
+                troubles.setdefault(trouble.message, []).append(node)
     found: list[Disagreement] = []
     found += disagreement("the version", _each(answers, lambda status: status.version))
     found += disagreement("the mode", _each(answers, lambda status: status.mode))
