@@ -55,6 +55,16 @@ def address_from_text(text: str) -> bytes | None:
     return packed[12:] if packed.startswith(_MAPPED_PREFIX) else packed
 
 
+def address_and_text(text: str) -> tuple[bytes, str] | None:
+    """The packed address and its canonical text, or None when the text is no address."""
+    try:
+        first, second, third, fourth = text.split(".")
+        return bytes((_OCTETS[first], _OCTETS[second], _OCTETS[third], _OCTETS[fourth])), text
+    except (ValueError, KeyError):
+        address = address_from_text(text)
+    return None if address is None else (address, address_text(address))
+
+
 def _ipv4_from_text(text: str) -> bytes | None:
     parts = text.split(".")
     if len(parts) != 4:

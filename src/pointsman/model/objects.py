@@ -6,6 +6,8 @@ optional has the API's meaning of "absent" as its default, so one struct serves 
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
@@ -30,8 +32,8 @@ class Meta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
     @property
     def key(self) -> str:
-        """`namespace/name`, or `name` for cluster-scoped objects."""
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+        """`namespace/name`, or `name` for cluster-scoped objects; one string for all who keep it."""
+        return sys.intern(f"{self.namespace}/{self.name}") if self.namespace else self.name
 
     def label(self, name: str) -> str | None:
         return self.labels.get(name) if self.labels else None

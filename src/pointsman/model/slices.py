@@ -8,14 +8,12 @@ leaves, then the better state, so the result does not depend on the order of eve
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import itemgetter
-from typing import NamedTuple
 
 from pointsman.model.addresses import (
     Family,
-    address_from_text,
-    host_port_text,
+    address_and_text,
     unusable_reason,
 )
 from pointsman.model.endpoint import UNSAID_WEIGHT, Endpoint
@@ -37,7 +35,7 @@ def endpoints_from_slice(
     problems: list[Problem] = []
     if endpoint_slice.address_type != family.value:
         return {}, problems
-    usable = sorted(_usable_endpoints(endpoint_slice, family, problems), key=itemgetter(0))
+    usable = sorted(_usable_endpoints(endpoint_slice, family, problems), key=_ORDER)
     unique = len({address for _, address, _ in usable}) == len(usable)
     rules = weight_rules(endpoint_slice.metadata, problems) if endpoint_slice.metadata.annotations else ()
     found: SliceEndpoints = {}
@@ -45,7 +43,8 @@ def endpoints_from_slice(
         key = _port_key(port, problems)
         if key is None or port.port is None:
             continue
-        entries = tuple(_endpoint(address, port.port, item, node_name, rules) for _, address, item in usable)
+        number = port.port
+        entries = tuple([_endpoint(address, number, item, node_name, rules) for _, address, item in usable])
         if key in found:
             found[key] = merged([found[key], entries])
         else:
@@ -82,34 +81,36 @@ def _rank(
     )
 
 
-class _Located(NamedTuple):
-    """A usable endpoint; `order` makes slices sort as `merged` does, once for all their ports."""
-
-    order: str
-    address: bytes
-    endpoint: SliceEndpoint
+_Located = tuple[str, bytes, SliceEndpoint]
+"""A usable endpoint: what it is ordered by, so that slices sort as `merged` does, once for all their ports; its packed
+address; itself."""
+_ORDER = itemgetter(0)
 
 
 def _usable_endpoints(
     endpoint_slice: EndpointSlice, family: Family, problems: list[Problem]
-) -> Iterator[_Located]:
+) -> list[_Located]:
+    found: list[_Located] = []
     length = family.address_length
     for endpoint in endpoint_slice.endpoints or ():
         if not endpoint.addresses:
             problems.append(Problem("EndpointWithoutAddress", "an endpoint has no address"))
             continue
         text = endpoint.addresses[0]
-        address = address_from_text(text)
-        if address is None:
+        read = address_and_text(text)
+        if read is None:
             problems.append(Problem("BadEndpointAddress", f"endpoint address {text!r} is not an IP address"))
-        elif len(address) != length:
+            continue
+        address, canonical = read
+        if len(address) != length:
             problems.append(
                 Problem("WrongFamilyEndpoint", f"endpoint address {text!r} is not {family.value}")
             )
         elif (reason := unusable_reason(address)) is not None:
             problems.append(Problem("ForbiddenEndpointAddress", f"endpoint address {text!r} is {reason}"))
         else:
-            yield _Located(host_port_text(address, 0)[:-1], address, endpoint)
+            found.append((f"{canonical}:" if length == 4 else f"[{canonical}]:", address, endpoint))
+    return found
 
 
 def _port_key(port: SlicePort, problems: list[Problem]) -> PortKey | None:
@@ -131,8 +132,8 @@ def _endpoint(
     node = sys.intern(item.node_name or "")
     pod = target.name if target is not None and target.kind == "Pod" else ""
     return Endpoint(
-        address=address,
-        port=port,
+        address,
+        port,
         ready=conditions is None or conditions.ready is not False,
         serving=conditions is None or conditions.serving is not False,
         terminating=conditions is not None and conditions.terminating is True,

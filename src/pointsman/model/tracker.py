@@ -7,6 +7,7 @@ nothing. It knows no kernel and no clock and lives on one thread; what it hands 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 
@@ -123,20 +124,21 @@ class Tracker:
     def slice_upserted(self, endpoint_slice: EndpointSlice) -> bool:
         """Take note of an EndpointSlice; True when the endpoints of some service port changed."""
         meta = endpoint_slice.metadata
+        key = meta.key
         service_name = meta.label(SERVICE_NAME_LABEL)
         if not service_name or endpoint_slice.address_type != self.family.value:
-            return self.slice_deleted(meta.key)
-        service_key = f"{meta.namespace}/{service_name}"
+            return self.slice_deleted(key)
+        service_key = sys.intern(f"{meta.namespace}/{service_name}")
         moved = False
-        if self._slice_service.get(meta.key, service_key) != service_key:
-            moved = self.slice_deleted(meta.key)
+        if self._slice_service.get(key, service_key) != service_key:
+            moved = self.slice_deleted(key)
         endpoints, problems = endpoints_from_slice(endpoint_slice, self.family, self.node_name)
         self._report("EndpointSlice", meta, problems)
         slices = self._slices.setdefault(service_key, {})
-        if slices.get(meta.key) == endpoints:
+        if slices.get(key) == endpoints:
             return moved
-        slices[meta.key] = endpoints
-        self._slice_service[meta.key] = service_key
+        slices[key] = endpoints
+        self._slice_service[key] = service_key
         changed = self._endpoints_changed(service_key)
         if changed:
             self._note_trigger_time(service_key, meta)
