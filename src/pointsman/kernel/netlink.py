@@ -223,7 +223,7 @@ class NetlinkSocket:
         self._sequence += count
         return first
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | bytearray) -> None:
         """Send one datagram; the kernel runs its requests before this returns."""
         self.reserve_send_buffer(len(data) + (len(data) >> 3) + 65536)
         try:

@@ -87,15 +87,12 @@ class NftablesSocket:
     def _run(self, messages: Sequence[Message], *, apply: bool) -> tuple[int, list[Fault]]:
         first = self._netlink.next_sequence(len(messages) + 2)
         request = netlink.NLM_F_REQUEST
-        frames = [netlink.frame(_BATCH_BEGIN, request, first, header(0, SUBSYS_NFTABLES))]
-        frames += [
-            netlink.frame(message.kind, message.flags | request, first + index, message.payload)
-            for index, message in enumerate(messages, 1)
-        ]
+        data = bytearray(netlink.frame(_BATCH_BEGIN, request, first, header(0, SUBSYS_NFTABLES)))
+        for index, message in enumerate(messages, 1):
+            data += netlink.frame(message.kind, message.flags | request, first + index, message.payload)
         if apply:
             last = first + len(messages) + 1
-            frames.append(netlink.frame(_BATCH_END, request, last, header(0, SUBSYS_NFTABLES)))
-        data = b"".join(frames)
+            data += netlink.frame(_BATCH_END, request, last, header(0, SUBSYS_NFTABLES))
         self._netlink.send(data)
         return len(data), self._faults(first, len(messages))
 

@@ -38,7 +38,7 @@ class AddElements(NamedTuple):
     def words(self, traits: FamilyTraits) -> list[str]:
         return [text.element_words(element, label, self.spec, traits) for element, label in self.entries]
 
-    def items(self) -> list[bytes]:
+    def items(self) -> Iterator[bytes]:
         return encode.element_items(self.entries)
 
     def key(self, index: int) -> bytes:
@@ -54,7 +54,7 @@ class AddSlots(NamedTuple):
     def words(self, traits: FamilyTraits) -> list[str]:
         return [text.slot_words(key, data, self.spec, traits) for key, data in self.entries]
 
-    def items(self) -> list[bytes]:
+    def items(self) -> Iterator[bytes]:
         return encode.slot_items(self.entries)
 
     def key(self, index: int) -> bytes:
@@ -73,7 +73,7 @@ class DeleteElements(NamedTuple):
             for key, end in self.keys
         ]
 
-    def items(self) -> list[bytes]:
+    def items(self) -> Iterator[bytes]:
         return encode.key_items(self.keys)
 
     def key(self, index: int) -> bytes:
@@ -167,16 +167,14 @@ class Batch:
         if words:
             yield f"{verb} element {self.traits.keyword} {TABLE} {operation.spec.name} {{ {words} }}"
 
-    def messages(self, *, one_by_one: bool = False) -> list[Encoded]:
+    def messages(self, *, one_by_one: bool = False) -> Iterator[Encoded]:
         """The encoded messages; `one_by_one` gives each element its own, so that a refusal names it."""
-        messages: list[Encoded] = []
         for operation in self.operations:
             if isinstance(operation, Step):
-                messages.append(operation.message)
+                yield operation.message
                 continue
             encoder = encode.delete_elements if isinstance(operation, DeleteElements) else encode.new_elements
-            messages.extend(encoder(operation.spec.name, operation.items(), one_by_one=one_by_one))
-        return messages
+            yield from encoder(operation.spec.name, operation.items(), one_by_one=one_by_one)
 
     def culprit(self, position: int) -> Culprit:
         """What message number `position` of the batch, encoded one by one, was about."""

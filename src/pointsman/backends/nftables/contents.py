@@ -18,8 +18,8 @@ from pointsman.backends.nftables.batch import (
     Steps,
 )
 from pointsman.backends.nftables.family_traits import traits_of
-from pointsman.backends.nftables.fragment import Element, Fragment
-from pointsman.backends.nftables.key_fields import SLOT_LENGTH, packed_slots, slot_number
+from pointsman.backends.nftables.fragment import Element, Fragment, Slots
+from pointsman.backends.nftables.key_fields import SLOT_LENGTH, slot_number
 from pointsman.backends.nftables.schema import Chain, Data, SetSpec
 from pointsman.model.node_context import NodeContext
 from pointsman.model.service import ServicePortName
@@ -141,15 +141,12 @@ class Contents:
         found[schema.FIREWALL_ALLOW].sort(key=lambda entry: entry[0].key)
         return found
 
-    def slots(self) -> dict[str, list[tuple[bytes, bytes]]]:
+    def slots(self) -> dict[str, Slots]:
         """Elements of endpoint maps."""
-        found: dict[str, list[tuple[bytes, bytes]]] = {
-            name: [] for name, spec in self.sets.items() if spec.data is Data.ENDPOINT
-        }
-        numbers = packed_slots(_longest(self.fragments.values()))
+        found = {name: Slots() for name, spec in self.sets.items() if spec.data is Data.ENDPOINT}
         for fragment in self.fragments.values():
-            for where, prefix, slots in fragment.pools:
-                found[where] += [(prefix + numbers[i], data) for i, data in enumerate(slots)]
+            for pool in fragment.pools:
+                found[pool.where].add(pool)
         return found
 
     def element_counts(self) -> dict[str, int]:
@@ -211,10 +208,6 @@ def _add(counts: Counter[_T], difference: Counter[_T]) -> None:
         counts[key] += change
         if counts[key] <= 0:
             del counts[key]
-
-
-def _longest(fragments: Iterable[Fragment]) -> int:
-    return max((len(pool.slots) for fragment in fragments for pool in fragment.pools), default=0)
 
 
 def balancer_order(balancer: Balancer) -> tuple[int, str, bool, str, int, int]:

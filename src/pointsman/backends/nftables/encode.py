@@ -145,9 +145,8 @@ def _key_end(key: bytes) -> bytes:
     return nested(nf.NFTA_SET_ELEM_KEY_END, attribute(nf.NFTA_DATA_VALUE, key))
 
 
-def element_items(entries: Iterable[tuple[Element, str]]) -> list[bytes]:
+def element_items(entries: Iterable[tuple[Element, str]]) -> Iterator[bytes]:
     """Encoded list members for sets and verdict maps."""
-    items = []
     for element, label in entries:
         body = _key_prefix(len(element.key)) + element.key
         if element.key_end:
@@ -156,37 +155,34 @@ def element_items(entries: Iterable[tuple[Element, str]]) -> list[bytes]:
             body += _verdict(element.chain)
         if label:
             body += attribute(nf.NFTA_SET_ELEM_USERDATA, userdata.comment(label))
-        items.append(struct.pack("=HH", len(body) + 4, _ITEM) + body)
-    return items
+        yield struct.pack("=HH", len(body) + 4, _ITEM) + body
 
 
-def slot_items(entries: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+def slot_items(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
     """Encoded list members for endpoint maps: all of one size, so one template serves."""
-    if not entries:
-        return []
-    key_size, data_size = len(entries[0][0]), len(entries[0][1])
-    head = struct.pack("=HH", key_size + data_size + 20, _ITEM) + _key_prefix(key_size)
-    middle = struct.pack("=HHHH", data_size + 8, _DATA, data_size + 4, nf.NFTA_DATA_VALUE)
-    return [head + key + middle + data for key, data in entries]
+    head = middle = b""
+    for key, data in entries:
+        if not head:
+            head = struct.pack("=HH", len(key) + len(data) + 20, _ITEM) + _key_prefix(len(key))
+            middle = struct.pack("=HHHH", len(data) + 8, _DATA, len(data) + 4, nf.NFTA_DATA_VALUE)
+        yield head + key + middle + data
 
 
-def key_items(keys: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+def key_items(keys: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
     """Encoded list members for deletion: keys only."""
-    items = []
     for key, end in keys:
         body = _key_prefix(len(key)) + key
         if end:
             body += _key_end(end)
-        items.append(struct.pack("=HH", len(body) + 4, _ITEM) + body)
-    return items
+        yield struct.pack("=HH", len(body) + 4, _ITEM) + body
 
 
-def new_elements(name: str, items: Sequence[bytes], *, one_by_one: bool) -> Iterator[Encoded]:
+def new_elements(name: str, items: Iterable[bytes], *, one_by_one: bool) -> Iterator[Encoded]:
     for chunk in _chunks(items, one_by_one):
         yield nf.NFT_MSG_NEWSETELEM, NLM_F_CREATE, element_list(name, chunk)
 
 
-def delete_elements(name: str, items: Sequence[bytes], *, one_by_one: bool) -> Iterator[Encoded]:
+def delete_elements(name: str, items: Iterable[bytes], *, one_by_one: bool) -> Iterator[Encoded]:
     for chunk in _chunks(items, one_by_one):
         yield nf.NFT_MSG_DELSETELEM, 0, element_list(name, chunk)
 
@@ -197,13 +193,16 @@ def element_list(name: str, items: Sequence[bytes] = ()) -> bytes:
     return body + attribute(_ELEMENTS, b"".join(items)) if items else body
 
 
-def _chunks(items: Sequence[bytes], one_by_one: bool) -> Iterator[Sequence[bytes]]:
+def _chunks(items: Iterable[bytes], one_by_one: bool) -> Iterator[list[bytes]]:
+    """As many items as fit into one message; those of a full load never exist all at once."""
     limit = 0 if one_by_one else _BYTES_PER_MESSAGE
-    start = size = 0
-    for index, item in enumerate(items):
-        if size and size + len(item) > limit:
-            yield items[start:index]
-            start, size = index, 0
+    chunk: list[bytes] = []
+    size = 0
+    for item in items:
+        if chunk and size + len(item) > limit:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(item)
         size += len(item)
-    if start < len(items):
-        yield items[start:]
+    if chunk:
+        yield chunk

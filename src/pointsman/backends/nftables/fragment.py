@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from pointsman.backends.nftables.balancers import Balancer, Pick
+from pointsman.backends.nftables.key_fields import packed_slots
 from pointsman.backends.nftables.schema import Chain, SetSpec
 
 
@@ -29,6 +31,32 @@ class Pool(NamedTuple):
     prefix: bytes
     slots: tuple[bytes, ...]
     """Address, port and padding, as the kernel stores them."""
+
+
+class Slots(Sequence[tuple[bytes, bytes]]):
+    """The elements of an endpoint map, key and endpoint, made while they are read: a full load has a hundred thousand."""
+
+    def __init__(self) -> None:
+        self._pools: list[Pool] = []
+        self._count = 0
+        self._longest = 0
+
+    def add(self, pool: Pool) -> None:
+        self._pools.append(pool)
+        self._count += len(pool.slots)
+        self._longest = max(self._longest, len(pool.slots))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        numbers = packed_slots(self._longest)
+        for _, prefix, slots in self._pools:
+            for number, data in zip(numbers, slots, strict=False):
+                yield prefix + number, data
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
 
 
 class Fragment(msgspec.Struct, frozen=True, gc=False):

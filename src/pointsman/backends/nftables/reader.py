@@ -131,7 +131,9 @@ class Reader:
 
     def look_up(self, wanted: Sequence[tuple[SetSpec, bytes]]) -> list[KernelElement | None]:
         """The elements under these keys, None where there is none that such a key can find."""
-        bodies = [encode.element_list(spec.name, encode.key_items([(key, b"")])) for spec, key in wanted]
+        bodies = [
+            encode.element_list(spec.name, list(encode.key_items([(key, b"")]))) for spec, key in wanted
+        ]
         answers = self._socket.get_each(
             nf.NFT_MSG_GETSETELEM, self._traits.nfproto, bodies, "look up elements"
         )

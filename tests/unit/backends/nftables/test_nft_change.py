@@ -92,7 +92,7 @@ def test_replacing_one_of_ten_endpoints_takes_two_elements() -> None:
     contents = loaded(context(), {before.name: before})
     change = changed(contents, {before.name: after})
     assert change.batch.element_counts() == {"endpoints": 2}
-    assert len(change.batch.messages(one_by_one=False)) == 2
+    assert len(list(change.batch.messages(one_by_one=False))) == 2
 
 
 def test_removing_one_of_ten_endpoints_moves_the_last_slot_and_the_verdict() -> None:
