@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pointsman.cli.output import delivered
 from pointsman.cli.preamble import options_to_run
-from pointsman.node.footprint import economise, raise_descriptor_limit
+from pointsman.node.footprint import economise, expect_a_long_list, raise_descriptor_limit
 
 
 def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
@@ -26,4 +26,5 @@ def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
 
     if options.init_only:
         return initialise(options)
+    expect_a_long_list()
     return serve(argv, options)
