@@ -3,7 +3,7 @@
     sudo python -m bench.process [--sizes 0x0,1000x10,10000x10] [--mode nftables] [--json FILE]
 
 With KUBE_PROXY_BINARY set to the path of a kube-proxy, it runs on the same objects after ours and ratios are printed.
-The API server is the tests' fake one; its own CPU use is the same for both.
+The API server is the tests' fake one, which has every object encoded in protobuf before either starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from typing import Any
 
 from bench.objects import service_json, slice_json
 
-NAMESPACE = "pm-bench-process"
+from pointsman.kube.protobuf import PROTOBUF
+
+NAMESPACE = f"pm-bench-process-{os.getpid()}"
 PORT = 18099
 NODE = {
     "kind": "Node",
@@ -39,7 +41,7 @@ mode: {mode}
 hostnameOverride: n1
 clusterCIDR: 10.128.0.0/9
 conntrack: {{maxPerCore: 0}}
-clientConnection: {{kubeconfig: {kubeconfig}, contentType: application/json, qps: 100, burst: 200}}
+clientConnection: {{kubeconfig: {kubeconfig}, qps: 100, burst: 200}}
 iptables: {{minSyncPeriod: 10ms, syncPeriod: 1h}}
 nftables: {{minSyncPeriod: 10ms, syncPeriod: 1h}}
 """
@@ -80,18 +82,39 @@ def started(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def fetch(url: str) -> str:
-    done = subprocess.run(
-        inside(
-            sys.executable,
-            "-c",
-            f"import urllib.request as u; print(u.urlopen({url!r}, timeout=5).read().decode())",
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
+def fetch(url: str, accept: str = "*/*") -> str:
+    """The answer, or nothing when there is none; what is no text comes mangled."""
+    script = (
+        "import sys, urllib.request as u\n"
+        f"answer = u.urlopen(u.Request({url!r}, headers={{'Accept': {accept!r}}}), timeout=60)\n"
+        "sys.stdout.buffer.write(answer.read())"
     )
-    return done.stdout
+    done = subprocess.run(inside(sys.executable, "-c", script), capture_output=True, check=False)
+    return done.stdout.decode(errors="replace")
+
+
+def wait_synced(url: str, metric_name: str) -> float:
+    """When the first sync ended (Unix seconds), by the proxy's own metric.
+
+    One watcher asks now and then, so that asking costs the proxy little of the machine.
+    """
+    script = f"""
+import re, time, urllib.request as u
+while True:
+    time.sleep(0.2)
+    try:
+        text = u.urlopen({url!r}, timeout=60).read().decode()
+    except OSError:
+        continue
+    found = re.search(r'^{metric_name}{{[^}}]*ip_family="IPv4"[^}}]*}} (\\S+)$', text, re.MULTILINE)
+    if found and float(found[1]) > 0:
+        print(found[1])
+        break
+"""
+    done = subprocess.run(
+        inside(sys.executable, "-c", script), capture_output=True, text=True, check=True, timeout=900
+    )
+    return float(done.stdout)
 
 
 def metric(text: str, name: str, family: str = "IPv4") -> float:
@@ -107,10 +130,16 @@ def wait(condition: Callable[[], Any], seconds: float, what: str) -> None:
         time.sleep(0.1)
 
 
-def resident_mb(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+def memory_mib(pid: int, what: str) -> float:
+    """VmRSS, what it holds now, or VmHWM, the most it ever held."""
+    found = re.search(rf"{what}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) / 1024 if found else 0.0
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def put_slice(index: int, endpoints: int, generation: int) -> None:
@@ -125,18 +154,19 @@ def put_slice(index: int, endpoints: int, generation: int) -> None:
 
 def measure(command: list[str], services: int, endpoints: int, changes: int, work: Path) -> dict[str, float]:
     """Time to the first complete sync, memory after it, and the sync time of single changes."""
-    began = time.monotonic()
+    began = time.time()
     with started(command, work / "proxy.log") as process:
         url = "http://127.0.0.1:10249/metrics"
         last = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
-        wait(lambda: metric(fetch(url), last) > 0, 600, "the first sync")
-        first_seen = time.monotonic() - began
+        first_seen, cpu = wait_synced(url, last) - began, cpu_seconds(process.pid)
         time.sleep(3)
         before = fetch(url)
         result = {
             "started_to_synced_s": first_seen,
             "full_sync_s": metric(before, "kubeproxy_sync_full_proxy_rules_duration_seconds_sum"),
-            "rss_mib": resident_mb(process.pid),
+            "start_cpu_s": cpu,
+            "rss_mib": memory_mib(process.pid, "VmRSS"),
+            "peak_mib": memory_mib(process.pid, "VmHWM"),
         }
         each: list[float] = []
         partial = "kubeproxy_sync_partial_proxy_rules_duration_seconds"
@@ -217,6 +247,8 @@ def main() -> None:
                 )
                 with started(server, work / "api.log"):
                     wait(lambda: fetch(f"http://127.0.0.1:{PORT}/api/v1/nodes"), 60, "the API server")
+                    for path in ("/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"):
+                        fetch(f"http://127.0.0.1:{PORT}{path}", PROTOBUF)
                     full = [part.format(work=work) for part in command] + [f"--config={work / 'config.yaml'}"]
                     row = measure(inside(*full), services, endpoints, options.changes, work)
             rows.append({"program": name, "services": services, "endpoints": endpoints, **row})

@@ -39,6 +39,7 @@ from pointsman.testing.apistore import (
 )
 
 _JSON = "application/json"
+_WRITE_BYTES = 64 * 1024
 _KIND_BY_PLURAL = {path.rpartition("/")[2]: kind for kind, path in PATHS.items()}
 
 
@@ -80,12 +81,13 @@ class _Watcher:
 
     kind: str
     selects: Callable[[KubeDict], bool]
-    protobuf: bool
+    encode: Callable[[KubeDict], bytes]
+    content_type: str = _JSON
     initial: bool = False
     queue: asyncio.Queue[bytes | Exception | None] = field(default_factory=asyncio.Queue)
 
     def send(self, event: KubeDict) -> None:
-        self.queue.put_nowait(protobuf.frame(event) if self.protobuf else _line(event))
+        self.queue.put_nowait(self.encode(event))
 
 
 class FakeApiServer:
@@ -112,6 +114,7 @@ class FakeApiServer:
         self.chunk_size: int | None = None
         """When set, watch events are sent in pieces of this size: slow and cut anywhere."""
         self.requests: list[SeenRequest] = []
+        self._encoder = protobuf.Encoder()
         self._faults: list[Fault] = []
         self._watchers: list[_Watcher] = []
         self._pages: dict[str, tuple[list[KubeDict], int]] = {}
@@ -294,7 +297,11 @@ class FakeApiServer:
         if not in_protobuf and _JSON not in accepted and "*/*" not in accepted:
             return _refusal(406, f"only {_JSON} is served", "NotAcceptable")
         if seen.is_watch:
-            return await self._watch(request, seen, _Watcher(kind, selects, in_protobuf))
+            watcher = _Watcher(kind, selects, _line)
+            if in_protobuf:
+                content_type = f"{protobuf.MEDIA_TYPE};stream=watch"
+                watcher = _Watcher(kind, selects, self._encoder.frame, content_type)
+            return await self._watch(request, seen, watcher)
         return self._list(seen, kind, selects, in_protobuf=in_protobuf)
 
     def _list(
@@ -320,7 +327,7 @@ class FakeApiServer:
             metadata |= {"continue": token, "remainingItemCount": len(rest)}
         version_name = API_VERSIONS[kind]
         if in_protobuf:
-            body = protobuf.listing(kind, version_name, metadata, page)
+            body = self._encoder.listing(kind, version_name, metadata, page)
             response = web.Response(body=body, content_type=protobuf.MEDIA_TYPE)
         else:
             response = web.json_response(
@@ -335,8 +342,7 @@ class FakeApiServer:
             return _refusal(422, "sendInitialEvents: Forbidden: the WatchList feature gate is disabled")
         watcher.initial = initial
         self._fill(watcher, seen)
-        content_type = f"{protobuf.MEDIA_TYPE};stream=watch" if watcher.protobuf else _JSON
-        response = web.StreamResponse(headers={"Content-Type": content_type})
+        response = web.StreamResponse(headers={"Content-Type": watcher.content_type})
         response.enable_chunked_encoding()
         self._watchers.append(watcher)
         try:
@@ -376,14 +382,27 @@ class FakeApiServer:
             watcher.queue.put_nowait(None)
 
     async def _deliver(self, response: web.StreamResponse, watcher: _Watcher) -> None:
-        while (item := await watcher.queue.get()) is not None:
+        queue = watcher.queue
+        while (item := await queue.get()) is not None:
             if isinstance(item, Exception):
                 raise item
-            size = self.chunk_size or len(item)
-            for start in range(0, len(item), size):
-                await response.write(item[start : start + size])
-                if self.chunk_size:
-                    await asyncio.sleep(0)
+            batch = bytearray(item)
+            while len(batch) < _WRITE_BYTES and not queue.empty():
+                following = queue.get_nowait()
+                if not isinstance(following, bytes):
+                    await self._write(response, batch)
+                    if following is None:
+                        return
+                    raise following
+                batch += following
+            await self._write(response, batch)
+
+    async def _write(self, response: web.StreamResponse, data: bytes | bytearray) -> None:
+        size = self.chunk_size or len(data)
+        for start in range(0, len(data), size):
+            await response.write(bytes(data[start : start + size]))
+            if self.chunk_size:
+                await asyncio.sleep(0)
 
     def _bookmark(self, kind: str) -> KubeDict:
         return {

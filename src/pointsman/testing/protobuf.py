@@ -213,14 +213,29 @@ def document(item: KubeDict) -> bytes:
     return envelope(item["kind"], item["apiVersion"], encoded(SCHEMAS[item["kind"]], item))
 
 
-def listing(kind: str, api_version: str, metadata: KubeDict, items: Iterable[KubeDict]) -> bytes:
-    contents = _delimited(1, encoded(_LIST_META, metadata))
-    contents += b"".join(_delimited(2, encoded(SCHEMAS[kind], item)) for item in items)
-    return envelope(f"{kind}List", api_version, contents)
+class Encoder:
+    """Lists and watches; each version of an object is encoded once, so that a large cluster does not wait for it."""
 
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, bytes]] = {}
 
-def frame(event: KubeDict) -> bytes:
-    """An event of a watch, with its length in front."""
-    raw = _delimited(1, document(event["object"]))
-    message = _delimited(1, string(event["type"])) + _delimited(2, raw)
-    return struct.pack(">I", len(message)) + message
+    def listing(self, kind: str, api_version: str, metadata: KubeDict, items: Iterable[KubeDict]) -> bytes:
+        parts = [_delimited(1, encoded(_LIST_META, metadata))]
+        parts += [_delimited(2, self._contents(kind, item)) for item in items]
+        return envelope(f"{kind}List", api_version, b"".join(parts))
+
+    def frame(self, event: KubeDict) -> bytes:
+        """An event of a watch, with its length in front."""
+        item = event["object"]
+        whole = envelope(item["kind"], item["apiVersion"], self._contents(item["kind"], item))
+        message = _delimited(1, string(event["type"])) + _delimited(2, _delimited(1, whole))
+        return struct.pack(">I", len(message)) + message
+
+    def _contents(self, kind: str, item: KubeDict) -> bytes:
+        metadata = item["metadata"]
+        uid, version = metadata.get("uid", ""), metadata.get("resourceVersion", "")
+        known, data = self._known.get(uid, ("", b""))
+        if not uid or not version or known != version:
+            data = encoded(SCHEMAS[kind], item)
+            self._known[uid] = (version, data)
+        return data

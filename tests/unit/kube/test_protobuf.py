@@ -41,7 +41,9 @@ def test_a_recorded_list_is_the_same_in_both_formats(name: str) -> None:
 def test_the_fake_server_encodes_what_the_real_one_sent(name: str) -> None:
     document = json.loads((RECORDED / f"{name}.json").read_bytes())
     kind = KINDS[name]
-    body = server_side.listing(kind.__name__, document["apiVersion"], document["metadata"], document["items"])
+    body = server_side.Encoder().listing(
+        kind.__name__, document["apiVersion"], document["metadata"], document["items"]
+    )
     recorded = ProtobufDecoder(kind).page((RECORDED / f"{name}.pb").read_bytes())
     assert ProtobufDecoder(kind).page(body) == recorded
 
