@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from aiohttp import web
+
 from pointsman import KUBERNETES_MINOR, __version__
 from pointsman.app.control_handlers import control_routes, page_data_routes
 from pointsman.app.taken_ports import TakenPorts
@@ -16,14 +18,18 @@ from pointsman.config.types import KubeProxyConfiguration
 from pointsman.node.proxy import Proxy
 from pointsman.node.snapshot import Inspector
 from pointsman.node.surroundings import Recorder
-from pointsman.obs.log import set_verbosity
+from pointsman.obs.log import recent_lines, set_verbosity
 from pointsman.serve.control import ControlServer
-from pointsman.serve.http import BindFailed, Listener, routed
-from pointsman.serve.metrics import Pages, health_routes, metrics_routes
+from pointsman.serve.http import BindFailed, Listener, routed, text_response
+from pointsman.serve.metrics import Pages, description_routes, health_routes, metrics_routes
 from pointsman.serve.page import page_routes
 
 _GO_NAMES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "armv7l": "arm"}
 """Go's names of processors, where the kernel has others; dashboards compare the label with those of other components."""
+
+
+async def _log_lines(_request: web.BaseRequest) -> web.Response:
+    return text_response("".join(recent_lines()))
 
 
 class Servers:
@@ -80,7 +86,12 @@ class Servers:
 
         self._control: ControlServer | None = None
         if control_socket is not None:
-            self._control = ControlServer(control_socket, control_routes(inspector), proxy.connections)
+            routes = {
+                **control_routes(inspector),
+                **description_routes(proxy.metrics, pages),
+                "/log": _log_lines,
+            }
+            self._control = ControlServer(control_socket, routes, proxy.connections)
 
     async def start(self, config: KubeProxyConfiguration) -> None:
         await self._health.start(config.healthz_bind_address)

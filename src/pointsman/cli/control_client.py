@@ -63,7 +63,7 @@ def ask(
     alive_seconds: float = ALIVE_SECONDS,
 ) -> T:
     """The proxy's answer decoded as `kind`; raises NoProxy."""
-    body = _body(path, f"{route}?{urlencode(query)}" if query else route, alive_seconds)
+    body = asked(path, f"{route}?{urlencode(query)}" if query else route, alive_seconds)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
@@ -72,7 +72,8 @@ def ask(
         ) from error
 
 
-def _body(path: Path, url: str, alive_seconds: float) -> bytes:
+def asked(path: Path, url: str, alive_seconds: float = ALIVE_SECONDS) -> bytes:
+    """The proxy's answer as it came; raises NoProxy."""
     connection = _UnixConnection(path, _LONGEST_SECONDS)
     try:
         connection.request("GET", url)

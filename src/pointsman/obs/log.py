@@ -16,6 +16,7 @@ import io
 import logging
 import sys
 import threading
+from collections import deque
 from typing import TextIO
 
 import msgspec
@@ -23,6 +24,8 @@ import msgspec
 from pointsman.obs.log_format import JsonFormatter, TextFormatter
 
 _OWN = "pointsman"
+RECENT_LINES = 1000
+_LONGEST_RECENT_LINE = 4000
 
 
 class LogSettings(msgspec.Struct, frozen=True):
@@ -75,6 +78,7 @@ class _State:
         self.settings = LogSettings()
         self.logs: dict[str, Log] = {}
         self.handler: _Output | None = None
+        self.recent: deque[str] = deque(maxlen=RECENT_LINES)
         self.lock = threading.Lock()
 
 
@@ -115,6 +119,11 @@ def current_settings() -> LogSettings:
     return _state.settings
 
 
+def recent_lines() -> list[str]:
+    """The last lines as they were written, credentials already taken out; for bug reports."""
+    return list(_state.recent)
+
+
 def flush() -> None:
     """Write out what is buffered; call it before the process ends."""
     if _state.handler is not None:
@@ -153,6 +162,7 @@ class _Output(logging.Handler):
         except Exception:  # noqa: BLE001  a value that cannot be shown must not stop the work being logged
             self.handleError(record)
             return
+        _state.recent.append(line[:_LONGEST_RECENT_LINE])
         split = self._settings.split_stream and record.levelno < logging.ERROR
         if not split:
             _write(self.stderr, line)

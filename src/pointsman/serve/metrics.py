@@ -50,11 +50,24 @@ class Pages(msgspec.Struct, frozen=True):
     """Further routes, such as the status page at `/`."""
 
 
-def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
-    """All paths of the metrics port."""
+def description_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
+    """What the process tells about itself, for those who may ask anything."""
 
     async def exposition(_request: web.BaseRequest) -> web.Response:
         return reply(metrics.exposition(), CONTENT_TYPE)
+
+    async def configz(_request: web.BaseRequest) -> web.Response:
+        return reply(pages.configuration(), "application/json")
+
+    async def flagz(_request: web.BaseRequest) -> web.Response:
+        return text_response(flags_page(pages.flags()))
+
+    return {"/metrics": exposition, "/configz": configz, "/flagz": flagz}
+
+
+def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
+    """All paths of the metrics port."""
+    described = description_routes(metrics, pages)
 
     async def slis(_request: web.BaseRequest) -> web.Response:
         return reply(metrics.sli_exposition(), CONTENT_TYPE)
@@ -72,23 +85,17 @@ def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
     async def proxy_mode(_request: web.BaseRequest) -> web.Response:
         return text_response(metrics.mode)
 
-    async def configz(_request: web.BaseRequest) -> web.Response:
-        return reply(pages.configuration(), "application/json")
-
-    async def flagz(_request: web.BaseRequest) -> web.Response:
-        return text_response(flags_page(pages.flags()))
-
     routes: dict[str, Handler] = {
-        "/metrics": exposition,
+        "/metrics": described["/metrics"],
         "/metrics/slis": slis,
         "/healthz": healthz,
         "/healthz/ping": ping,
         "/proxyMode": proxy_mode,
-        "/configz": by_address(configz),
+        "/configz": by_address(described["/configz"]),
         **pages.extra,
     }
     if pages.gates.enabled("ComponentFlagz"):
-        routes["/flagz"] = by_address(flagz)
+        routes["/flagz"] = by_address(described["/flagz"])
     if pages.profiling:
         routes |= profiling_routes(pages.set_verbosity)
     if pages.gates.enabled("ComponentStatusz"):

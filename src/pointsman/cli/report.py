@@ -1,0 +1,87 @@
+"""`pointsman report`: what a bug report needs, in one archive, without credentials."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pointsman.app.bug_report import machine_parts
+from pointsman.cli.arguments import add_colour, add_live, guarded, parser
+from pointsman.cli.control_client import NoProxy, asked
+from pointsman.cli.output import screen
+from pointsman.errors import PointsmanError
+from pointsman.kernel.command import SystemCommands
+from pointsman.report.archive import Part, archive, archive_text, without_credentials
+
+_ABOUT = """Collect what a bug report needs into one .tar.gz: status, configuration, flags, metrics and the last log lines of
+the running proxy, how the kernel differs from its plans, rules, kernel settings, routes, counts of tracked connections,
+versions. Prints what is inside. Changes nothing.
+
+Tokens, passwords, keys and certificates are left out. Names and addresses are not: --no-rules leaves the rules out,
+which name every Service.
+
+Exit status: 0 written, 1 written, but the running proxy could not be asked, 2 not written."""
+
+_OF_THE_PROXY = (
+    ("status.json", "/status", "what `pointsman status -o json` prints"),
+    ("configuration.json", "/configz", "the configuration in use"),
+    ("flags.txt", "/flagz", "the flags it was started with"),
+    ("metrics.txt", "/metrics", "all metrics"),
+    ("log.txt", "/log", "its last log lines"),
+)
+_VERIFICATION = ("verification.json", "/verify", "how the kernel differs from the plans")
+
+
+def command() -> argparse.ArgumentParser:
+    made = parser("report", _ABOUT)
+    made.add_argument(
+        "-f", "--file", type=Path, help="the archive to write; default pointsman-report-NODE-TIME.tar.gz here"
+    )
+    made.add_argument("--no-rules", action="store_true", help="leave out rules and how they differ")
+    add_colour(made)
+    add_live(made)
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status 0 when complete, 1 without the running proxy's part, 2 when nothing could be written."""
+    given = command().parse_args(argv)
+    return guarded("report", lambda: _report(given))
+
+
+def _report(given: argparse.Namespace) -> int:
+    at = time.time()
+    of_proxy = list(_proxy_parts(given.control_socket, rules=not given.no_rules))
+    parts = without_credentials([*of_proxy, *machine_parts(SystemCommands(), rules=not given.no_rules)])
+    node = re.sub(r"[^\w.-]", "_", platform.node()) or "node"
+    name = f"pointsman-report-{node}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}"
+    path = given.file or Path(f"{name}.tar.gz")
+    packed = archive(name, parts, at)
+    _write(path, packed)
+    sys.stdout.write(archive_text(str(path), len(packed), parts, screen(given.color)))
+    return 1 if all(part.missing for part in of_proxy) else 0
+
+
+def _proxy_parts(control_socket: Path, *, rules: bool) -> Iterator[Part]:
+    for name, route, about in (*_OF_THE_PROXY, *([_VERIFICATION] if rules else [])):
+        try:
+            yield Part(name, about, asked(control_socket, route).decode(errors="replace"))
+        except NoProxy as error:
+            yield Part(name, about, missing=str(error))
+
+
+def _write(path: Path, packed: bytes) -> None:
+    """For its owner only, and never over a file that is there."""
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(packed)
+    except OSError as error:
+        raise PointsmanError(
+            f"cannot write {path}: {error.strerror}; name another one with --file"
+        ) from error

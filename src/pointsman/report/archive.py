@@ -1,0 +1,77 @@
+"""A bug report as one archive: parts by name, credentials taken out of each, and a list of what is inside. Pure."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from pointsman.obs.redact import redacted
+from pointsman.screen import PLAIN, Screen, Table, laid_out
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One file of the archive, or why it could not be had."""
+
+    name: str
+    about: str
+    """What it is, in a few words."""
+    content: str = ""
+    missing: str = ""
+
+
+def without_credentials(parts: Iterable[Part]) -> list[Part]:
+    """What looks like a token, a password, a key or a certificate is replaced wherever it stands."""
+    return [
+        msgspec.structs.replace(part, content=redacted(part.content), missing=redacted(part.missing))
+        for part in parts
+    ]
+
+
+def archive(name: str, parts: Sequence[Part], at: float) -> bytes:
+    """A .tar.gz with one directory; what is missing is told in a file of its own."""
+    files = {part.name: part.content for part in parts if not part.missing}
+    missing = "".join(f"{names}: {why}\n" for names, why in _missing(parts))
+    if missing:
+        files["missing.txt"] = missing
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=int(at)) as compressed,
+        tarfile.open(fileobj=compressed, mode="w") as tar,
+    ):
+        for path, content in files.items():
+            data = content.encode()
+            entry = tarfile.TarInfo(f"{name}/{path}")
+            entry.size, entry.mtime, entry.mode = len(data), int(at), 0o600
+            tar.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def archive_text(where: str, size: int, parts: Sequence[Part], screen: Screen = PLAIN) -> str:
+    """What was written and what is inside."""
+    rows = [["FILE", "SIZE", "WHAT"]]
+    rows += [
+        [part.name, size_text(len(part.content.encode())), part.about] for part in parts if not part.missing
+    ]
+    lines: list[str | Table] = [Table(rows), ""]
+    lines += [f"! not inside: {names}: {why}" for names, why in _missing(parts)]
+    lines.append(
+        f"Wrote {where}, {size_text(size)}. Tokens, passwords, keys and certificates are left out; names and "
+        "addresses of this node, its Services and their endpoints are inside: look before you publish it."
+    )
+    return laid_out(lines, screen)
+
+
+def _missing(parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
+    """What could not be had, those with the same reason together."""
+    for why in dict.fromkeys(part.missing for part in parts if part.missing):
+        yield ", ".join(part.name for part in parts if part.missing == why), why
+
+
+def size_text(size: int) -> str:
+    if size < 1024:
+        return f"{size} B"
+    return f"{size / 1024:.1f} KiB" if size < 1 << 20 else f"{size / (1 << 20):.1f} MiB"
