@@ -17,8 +17,11 @@ from tests.e2e.world import World, running, settles
 
 from pointsman.cli.control_client import ask
 from pointsman.cli.main import main
+from pointsman.kernel.nfnl import NftablesSocket
+from pointsman.kernel.nft_trace import remove_leftover
 from pointsman.lab import HOSTS
 from pointsman.lab.objects import LabService, backends
+from pointsman.model.addresses import Family
 from pointsman.report.status import StatusReport
 
 pytestmark = [
@@ -129,7 +132,7 @@ def test_who_drops_or_rejects_a_packet_is_named(world: World, capsys: pytest.Cap
         assert status == 1
         assert "✗ Result: dropped" in text
         assert said in text
-        assert "Connection: silent" in text
+        assert "Connection: no answer within 0.5 s" in text
     status, text, _ = traced(world, capsys, "lab/empty")
     assert status == 1
     assert "✗ Result: rejected in chain" in text
@@ -142,6 +145,23 @@ def test_nothing_is_left_behind_however_it_ends(world: World, number: signal.Sig
         process.send_signal(number)
         process.communicate(timeout=20)
         assert settles(lambda: not is_tracing(world), bool)
+
+
+@pytest.mark.parametrize("world", ["nftables"], indirect=True)
+def test_what_an_old_kernel_kept_goes_with_the_next_trace_or_a_clean_up(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leftover = ["nft", "add table ip pointsman-trace; add chain ip pointsman-trace output"]
+    world.cluster["n1"].run(leftover)
+    assert traced(world, capsys, "lab/far")[0] == 0
+    world.cluster["n1"].run(leftover)
+    with world.cluster["n1"].entered():
+        socket = NftablesSocket()
+        try:
+            assert [remove_leftover(socket, Family.IPV4) for _ in range(2)] == [True, False]
+        finally:
+            socket.close()
+    assert not is_tracing(world)
 
 
 @pytest.mark.parametrize("world", ["nftables"], indirect=True)

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.unit.cli.walkthrough import DOCS, Shell, compare, sessions, settled
 
 from pointsman.cli.main import main
 from pointsman.lab.netns import LabUnavailable, Namespace
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "shop"
+EXAMPLES = DOCS / "examples" / "shop"
 FLAGS = ("--cluster-cidr=10.244.0.0/16",)
 DAMAGE = {
     "nftables": "nft delete element ip kube-proxy service-ips { 10.96.0.20 . tcp . 80 }",
@@ -138,3 +139,13 @@ def test_without_privileges_the_diff_says_so(node: RunningNode, tmp_path: Path) 
     assert answer.returncode == 2, answer
     assert "pointsman render:" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize("node", ["nftables"], indirect=True)
+def test_the_recipes_for_a_node_print_what_is_shown(node: RunningNode, tmp_path: Path) -> None:
+    shown = list(sessions(DOCS / "recipes.md", "node"))
+    assert len(shown) > 10
+    bin_directory = tmp_path / "bin"
+    bin_directory.mkdir()
+    with node.namespace.entered():
+        compare(Shell(bin_directory, f"--control-socket {node.socket}"), shown, settled)

@@ -17,7 +17,7 @@ from pointsman.cli.arguments import add_live, add_output, guarded, parser, print
 from pointsman.cli.control_client import ask
 from pointsman.cli.output import screen
 from pointsman.errors import PointsmanError
-from pointsman.explain.probes import place_of
+from pointsman.explain.probes import attempt_words, place_of
 from pointsman.explain.report import Explanation
 from pointsman.explain.trace import TraceReport, report_of, trace_text
 from pointsman.kernel.iptables_programs import LEGACY, variants_in_use
@@ -159,7 +159,7 @@ def _silence(place: Place, attempt: Attempt | None, patience: float) -> str:
     where = f"{host_port_text(place.address, place.port)}/{place.protocol.name}"
     if attempt is None:
         return f"no connection to {where} began within {patience:g} s"
-    return f"no packet to {where} met nftables ({attempt.reached.value}{': ' if attempt.detail else ''}{attempt.detail})"
+    return f"no packet to {where} met nftables: the connection was {attempt_words(attempt)}"
 
 
 def _report(
@@ -189,10 +189,7 @@ def _report(
     )
     if attempt is None:
         return report
-    words = f"connected in {attempt.seconds * 1000:.1f} ms"
-    if attempt.reached is not Reached.CONNECTED:
-        words = attempt.detail or attempt.reached.value
-    return msgspec.structs.replace(report, connection=words)
+    return msgspec.structs.replace(report, connection=attempt_words(attempt))
 
 
 def _chains(events: Sequence[TraceEvent], place: Place) -> dict[tuple[str, str], FilterChain]:

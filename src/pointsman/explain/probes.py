@@ -85,8 +85,13 @@ def _should_answer(frontend: FrontendAnswer) -> bool:
 
 
 def _answer(text: str, attempt: Attempt) -> ProbeAnswer:
+    return ProbeAnswer(text, attempt.reached.value, attempt_words(attempt))
+
+
+def attempt_words(attempt: Attempt) -> str:
+    """How it ended."""
     milliseconds = attempt.seconds * 1000
-    words = {
+    return {
         Reached.CONNECTED: f"connected in {milliseconds:.1f} ms",
         Reached.REFUSED: "refused",
         Reached.SILENT: f"no answer within {attempt.seconds:g} s",
@@ -94,7 +99,6 @@ def _answer(text: str, attempt: Attempt) -> ProbeAnswer:
         Reached.BLOCKED: f"not sent: {attempt.detail}",
         Reached.UNKNOWN: attempt.detail,
     }[attempt.reached]
-    return ProbeAnswer(text, attempt.reached.value, words)
 
 
 def _failures(what: str, probes: Iterable[ProbeAnswer]) -> Iterator[Cause]:

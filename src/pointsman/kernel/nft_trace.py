@@ -105,7 +105,7 @@ class Tracer:
     def close(self) -> None:
         if not self._owned:
             with contextlib.suppress(KernelError):
-                self._table.commit([self._message(nf.NFT_MSG_DELTABLE, 0, _NAME)])
+                remove_leftover(self._table, self._wanted.family)
         self._table.close()
         self._events.close()
 
@@ -122,6 +122,7 @@ class Tracer:
 
     def _make_table(self) -> None:
         try:
+            remove_leftover(self._table, self._wanted.family)
             self._table.commit(self._messages(nf.NFT_TABLE_F_OWNER))
         except BatchRefused as refused:
             if refused.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
@@ -133,14 +134,7 @@ class Tracer:
 
     def _messages(self, flags: int) -> list[Message]:
         table = _NAME + nla.u32be(nf.NFTA_TABLE_FLAGS, flags)
-        made = []
-        if not flags:
-            # What a killed trace left; making it first keeps the deletion from failing.
-            made += [
-                self._message(nf.NFT_MSG_NEWTABLE, netlink.NLM_F_CREATE, table),
-                self._message(nf.NFT_MSG_DELTABLE, 0, _NAME),
-            ]
-        made.append(self._message(nf.NFT_MSG_NEWTABLE, netlink.NLM_F_CREATE, table))
+        made = [self._message(nf.NFT_MSG_NEWTABLE, netlink.NLM_F_CREATE, table)]
         for name, hook in _HOOKS.items():
             made.append(self._message(nf.NFT_MSG_NEWCHAIN, netlink.NLM_F_CREATE, _chain(name, hook)))
             rule = nla.attribute(nf.NFTA_RULE_EXPRESSIONS | nla.NLA_F_NESTED, self._expressions())
@@ -189,6 +183,17 @@ class Tracer:
 
 
 _NAME: Final = nla.text(nf.NFTA_TABLE_NAME, TABLE)
+
+
+def remove_leftover(socket: NftablesSocket, family: Family) -> bool:
+    """Remove what a trace left on a kernel that knows no owners; False when there was nothing. Raises KernelError."""
+    try:
+        socket.commit([nftables_message(nf.NFT_MSG_DELTABLE, NFPROTO[family], 0, _NAME)])
+    except BatchRefused as refused:
+        if refused.errno != errno.ENOENT:
+            raise
+        return False
+    return True
 
 
 def _chain(name: str, hook: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Removes the table `kube-proxy` of both IP families, whoever made it."""
+"""Removes the table `kube-proxy` of both IP families, whoever made it, and what a trace left."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pointsman.backends.nftables.inventory import owner_words
 from pointsman.backends.nftables.reader import Reader, TableHead
 from pointsman.backends.nftables.schema import TABLE
 from pointsman.errors import KernelError, NotSupported
+from pointsman.kernel import nft_trace
 from pointsman.kernel.nfnl import NftablesSocket, nftables_message
 from pointsman.model.addresses import Family
 
@@ -30,8 +31,18 @@ def cleanup(_cleaning: Cleaning) -> Iterator[Removed]:
                 return
             if head is not None:
                 yield _table_removed(socket, traits, head)
+            yield from _trace_removed(socket, family)
     finally:
         socket.close()
+
+
+def _trace_removed(socket: NftablesSocket, family: Family) -> Iterator[Removed]:
+    name = f"{traits_of(family).keyword} {nft_trace.TABLE}"
+    try:
+        if nft_trace.remove_leftover(socket, family):
+            yield Removed("table", name)
+    except KernelError as error:
+        yield Removed("table", name, fate=Fate.LEFT, why=f"a trace is running ({error})")
 
 
 def _table_removed(socket: NftablesSocket, traits: FamilyTraits, head: TableHead) -> Removed:

@@ -1,4 +1,4 @@
-"""The commands in docs/debugging.md print what the document shows."""
+"""Documents that show commands with their output, and a shell that runs them as a reader would."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.cli.live_proxy import live_proxy
 
-from pointsman.source.manifest_files import load_objects
-
-DOCUMENT = Path(__file__).parents[3] / "docs" / "debugging.md"
-BLOCK = re.compile(r"^```console(?P<live> live)?\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
-pytestmark = pytest.mark.slow
+DOCS = Path(__file__).parents[3] / "docs"
+EXAMPLES = DOCS / "examples" / "shop"
+BLOCK = re.compile(r"^```console(?: (?P<where>\w+))?\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
-def sessions(*, live: bool) -> Iterator[tuple[str, str]]:
-    """Every command with the output shown for it."""
-    for block in BLOCK.finditer(DOCUMENT.read_text()):
-        if bool(block["live"]) is not live:
+def sessions(document: Path, where: str = "") -> Iterator[tuple[str, str]]:
+    """Every command that the document shows in one kind of place, with the output shown for it."""
+    for block in BLOCK.finditer(document.read_text()):
+        if (block["where"] or "") != where:
             continue
         for entry in re.split(r"^\$ ", block["body"], flags=re.MULTILINE)[1:]:
             command, _, shown = entry.partition("\n")
@@ -50,7 +47,7 @@ class Shell:
         script = "\n".join(f"{command}\nstatus=$?; echo '{end}'; (exit $status)" for command in commands)
         done = subprocess.run(
             ["bash", "-c", f"exec 2>&1\n{script}"],
-            cwd=DOCUMENT.parent,
+            cwd=DOCS,
             env={**os.environ, "PATH": self._path, "PYTHONIOENCODING": "utf-8"},
             capture_output=True,
             text=True,
@@ -65,18 +62,3 @@ def compare(shell: Shell, shown: list[tuple[str, str]], form: Callable[[str], st
     for (command, expected), output in zip(shown, outputs, strict=True):
         if form(output) != form(expected):
             pytest.fail(f"$ {command}\n--- shown in the document\n{expected}\n--- printed\n{output}")
-
-
-def test_commands_on_manifests_print_what_is_shown(tmp_path: Path) -> None:
-    shown = list(sessions(live=False))
-    assert len(shown) > 20
-    compare(Shell(tmp_path), shown)
-
-
-def test_commands_on_a_running_proxy_print_what_is_shown(tmp_path: Path) -> None:
-    objects, problems = load_objects(DOCUMENT.parent / "examples" / "shop")
-    assert problems == []
-    bin_directory = tmp_path / "bin"
-    bin_directory.mkdir()
-    with live_proxy(tmp_path, *objects, node_name="node-a") as proxy:
-        compare(Shell(bin_directory, " ".join(proxy.arguments)), list(sessions(live=True)), settled)
