@@ -22,7 +22,8 @@ from pathlib import Path
 from pointsman.errors import ConfigError, KubeError
 from pointsman.files import Signature, file_signature, read_file
 from pointsman.kube.access import LARGEST_CREDENTIAL, Access, ExecPlugin, Material, material_bytes
-from pointsman.kube.execplugin import ExecCredential, run_plugin
+from pointsman.kube.client_metrics import RequestListener
+from pointsman.kube.execplugin import ExecCredential, PluginFailed, run_plugin
 from pointsman.kube.kubeconfig import access_from_kubeconfig, read_kubeconfig
 from pointsman.obs.log import get_log
 
@@ -46,11 +47,17 @@ class Credentials:
     """The identity of an `Access`, kept fresh."""
 
     def __init__(
-        self, access: Access, *, clock: Callable[[], float] = time.time, run: PluginRunner = run_plugin
+        self,
+        access: Access,
+        *,
+        clock: Callable[[], float] = time.time,
+        run: PluginRunner = run_plugin,
+        listener: RequestListener | None = None,
     ) -> None:
         self._access = access
         self._clock = clock
         self._run_plugin = run
+        self._listener = listener or RequestListener()
         self._granted: ExecCredential | None = None
         self._plugin_lock = asyncio.Lock()
         self._token = access.token
@@ -115,8 +122,19 @@ class Credentials:
             if granted is None or (
                 granted.expires is not None and granted.expires - _EXPIRY_MARGIN_SECONDS <= self._clock()
             ):
-                granted = self._granted = await self._run_plugin(plugin, self._access)
+                granted = self._granted = await self._ask(plugin)
         return granted
+
+    async def _ask(self, plugin: ExecPlugin) -> ExecCredential:
+        """A plugin that ran well and printed nonsense counts as one that ran well."""
+        outcome, code = "no_error", 0
+        try:
+            return await self._run_plugin(plugin, self._access)
+        except PluginFailed as failed:
+            outcome, code = failed.outcome, failed.code
+            raise
+        finally:
+            self._listener.plugin_called(outcome, code)
 
     def _current_token(self) -> str:
         path = self._access.token_file

@@ -20,6 +20,9 @@ class RequestListener:
         Streams are not reported: their duration says nothing.
         """
 
+    def plugin_called(self, outcome: str, code: int) -> None:
+        """A credential plugin was run, with that exit status."""
+
 
 class ClientMetrics(RequestListener):
     """Feeds the families `rest_client_*`."""
@@ -40,3 +43,6 @@ class ClientMetrics(RequestListener):
         self._metrics.rest_sent.labels(**labels).observe(sent)
         if received is not None:
             self._metrics.rest_received.labels(**labels).observe(received)
+
+    def plugin_called(self, outcome: str, code: int) -> None:
+        self._metrics.plugin_calls.labels(code=str(code), call_status=outcome).inc()

@@ -20,6 +20,15 @@ from pointsman.kube.access import Access, ExecPlugin, material_bytes
 _TIMEOUT_SECONDS = 60.0
 
 
+class PluginFailed(KubeError):
+    """A plugin could not be run to a good end; `code` is its exit status, or 1 where it has none."""
+
+    def __init__(self, message: str, outcome: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.outcome, self.code = outcome, code
+        """As the metric of every Kubernetes component names it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExecCredential:
     """What a plugin granted; `expires` is a Unix time, None when it lasts until the server refuses it."""
@@ -63,19 +72,24 @@ async def run_plugin(plugin: ExecPlugin, access: Access) -> ExecCredential:
     except (OSError, ValueError) as error:
         hint = f"; {plugin.install_hint}" if plugin.install_hint else ""
         reason = error.strerror if isinstance(error, OSError) else error
-        raise KubeError(f"{name}: cannot be started: {reason}{hint}") from error
+        outcome = (
+            "plugin_not_found_error" if isinstance(error, FileNotFoundError) else "client_internal_error"
+        )
+        raise PluginFailed(f"{name}: cannot be started: {reason}{hint}", outcome) from error
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             output, complaint = await process.communicate()
     except TimeoutError as error:
-        raise KubeError(f"{name}: gave no answer within {_TIMEOUT_SECONDS:.0f} s") from error
+        message = f"{name}: gave no answer within {_TIMEOUT_SECONDS:.0f} s"
+        raise PluginFailed(message, "client_internal_error") from error
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
         last_line = complaint.decode(errors="replace").strip().rpartition("\n")[2][:200]
-        raise KubeError(f"{name}: exit status {process.returncode}: {last_line or 'no message'}")
+        message = f"{name}: exit status {process.returncode}: {last_line or 'no message'}"
+        raise PluginFailed(message, "plugin_execution_error", process.returncode)
     return credential_from_output(output, plugin.api_version, name)
 
 

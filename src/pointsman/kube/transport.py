@@ -93,7 +93,7 @@ class Transport:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._access = access
-        self._credentials = credentials or Credentials(access)
+        self._credentials = credentials or Credentials(access, listener=listener)
         environment = os.environ if environ is None else environ
         self._proxy = access.proxy_url or proxy_from_environment(access.server, environment)
         self._rate = RateLimit(qps, burst, clock=clock, sleep=sleep)

@@ -289,6 +289,11 @@ class Metrics:
             by_verb,
             buckets=SIZE_BUCKETS,
         )
+        self.plugin_calls = family.counter(
+            "rest_client_exec_plugin_call_total",
+            "[ALPHA] Calls of the credential plugin by exit status and outcome",
+            ["code", "call_status"],
+        )
         self.metrics_hidden = family.counter("hidden_metrics_total", "[BETA] Metrics hidden: none ever is")
         self.metrics_disabled = family.counter(
             "disabled_metrics_total", "[BETA] Metrics switched off: none ever is"

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.errors import KubeError
-from pointsman.kube.access import Access
+from pointsman.kube.access import Access, ExecPlugin
 from pointsman.kube.client_metrics import ClientMetrics
 from pointsman.kube.transport import Transport
 from pointsman.obs.registry import Metrics
@@ -17,6 +17,9 @@ from pointsman.testing.apiserver import FakeApiServer
 from pointsman.testing.kube_objects import service
 
 SERVICES = "/api/v1/services"
+GRANTED = (
+    '{"kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1", "status": {"token": "t"}}'
+)
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
@@ -26,7 +29,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
         for family in text_string_to_metric_families(metrics.exposition().decode())
         if family.name.startswith("rest_client_")
         for sample in family.samples
-        if sample.labels["host"] == "api.test"
+        if sample.labels.get("host", "api.test") == "api.test"
     }
 
 
@@ -86,3 +89,26 @@ async def test_waiting_for_a_turn_is_measured_streams_are_not_timed() -> None:
     assert found["rest_client_rate_limiter_duration_seconds_sum", "GET"] == pytest.approx(0.5)
     assert found["rest_client_requests_total", "200 GET"] == 2
     assert not [name for name, _ in found if name.startswith("rest_client_request_duration")]
+
+
+@pytest.mark.parametrize(
+    ("command", "counted"),
+    [
+        (("sh", "-c", "exit 7"), "plugin_execution_error 7"),
+        (("/no/such/program",), "plugin_not_found_error 1"),
+        (("/dev",), "client_internal_error 1"),
+        (("echo", "nonsense"), "no_error 0"),
+        (("echo", GRANTED), "no_error 0"),
+    ],
+)
+async def test_calls_of_the_credential_plugin_are_counted_by_outcome(
+    command: tuple[str, ...], counted: str
+) -> None:
+    metrics = Metrics("nftables")
+    plugin = ExecPlugin(command[0], "client.authentication.k8s.io/v1", command[1:])
+    access = Access("http://127.0.0.1:1", "test", exec_plugin=plugin)
+    transport = Transport(access, environ={}, listener=ClientMetrics(metrics, "api.test"))
+    with contextlib.suppress(KubeError):
+        await transport.request("GET", SERVICES)
+    await transport.close()
+    assert samples(metrics)["rest_client_exec_plugin_call_total", counted] == 1
