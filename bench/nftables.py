@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,18 @@ def percentile(times: Sequence[float], share: float) -> float:
 class Cluster:
     """A made-up cluster in memory and the proxy over it."""
 
-    def __init__(self, services: int, endpoints: int, *, metrics: bool) -> None:
+    def __init__(
+        self,
+        services: int,
+        endpoints: int,
+        *,
+        metrics: bool,
+        annotations: Mapping[str, str] | None = None,
+        annotated: int = 0,
+    ) -> None:
+        """The first `annotated` Services carry the annotations."""
         self.services, self.endpoints, self.metrics = services, endpoints, metrics
+        self._annotations, self._annotated = annotations, annotated
         self.tracker = self._tracker()
         self.backend = NftablesBackend(Family.IPV4, service_metrics=metrics)
         self.reconciler = Reconciler(self.backend)
@@ -92,7 +102,8 @@ class Cluster:
         services = msgspec.json.Decoder(Service)
         slices = msgspec.json.Decoder(EndpointSlice)
         for index in range(self.services):
-            tracker.service_upserted(services.decode(service_json(index)))
+            asked = self._annotations if index < self._annotated else None
+            tracker.service_upserted(services.decode(service_json(index, asked)))
             tracker.slice_upserted(slices.decode(slice_json(index, self.endpoints)))
         return tracker
 

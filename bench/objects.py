@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 _STAMP = "2026-01-01T00:00:00Z"
@@ -18,7 +20,7 @@ def endpoint_address(index: int, slot: int, generation: int = 0) -> str:
     return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
 
 
-def service_json(index: int) -> bytes:
+def service_json(index: int, annotations: Mapping[str, str] | None = None) -> bytes:
     address = service_address(index)
     return msgspec.json.encode(
         {
@@ -31,6 +33,7 @@ def service_json(index: int) -> bytes:
                 "resourceVersion": str(1000 + index),
                 "creationTimestamp": _STAMP,
                 "labels": {"app": f"app-{index}"},
+                **({"annotations": annotations} if annotations else {}),
             },
             "spec": {
                 "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}],

@@ -273,6 +273,21 @@ def test_a_fresh_replica_catches_up_with_those_that_have_long_lived_connections(
     assert counts[identity(fresh)] > 0.65 * 400 / 3, "even chances would have given it 67 of 200"
 
 
+def test_a_kernel_without_hashes_balances_at_random_and_says_so(world: World) -> None:
+    node = context(world.family)
+    made = plan(
+        udp(world.family, Scheduler.SOURCE_HASH), *servers(world.family, {1: 1, 2: 1}), node_context=node
+    )
+    with world.namespace.entered():
+        poor = NftablesBackend(world.family, lacks_hash=lambda _socket, _traits: True)
+        report = poor.sync(everything(node, {made.name: made}))
+        assert [found.check for found in report.degraded] == ["source-hash"]
+        assert poor.comparison(everything(node, {made.name: made})).differences() == []
+        poor.close()
+    found = [Counter(world.send(clients(world.family, 200)).values()) for _ in range(2)]
+    assert all(counts.keys() == {1, 2} for counts in found)
+
+
 @pytest.mark.parametrize("family", list(Family), ids=lambda family: family.value)
 def test_two_nodes_choose_alike_for_every_client_and_another_seed_chooses_differently(
     family: Family,

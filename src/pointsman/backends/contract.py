@@ -311,6 +311,8 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     """Its metrics count Services without local endpoints, not their ports; each as kube-proxy does in that mode."""
     schedulers: frozenset[Scheduler] = frozenset((Scheduler.RANDOM,))
     """The ways of choosing an endpoint that it has."""
+    names_default_scheduler: bool = False
+    """Its part of the configuration says what Services get that ask for none."""
     adjusts_shares: bool = False
     """It can change the shares of endpoints every few seconds without much work."""
     metrics: frozenset[MetricGroup] = frozenset()

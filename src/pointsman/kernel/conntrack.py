@@ -11,9 +11,10 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, Self, cast
+from typing import Final, NamedTuple, Self, TypeVar, cast
 
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel import attributes, netlink
@@ -23,17 +24,22 @@ from pointsman.model.addresses import Family, host_port_text
 _SUBSYSTEM: Final = 1 << 8
 _GET, _DELETE = _SUBSYSTEM | 1, _SUBSYSTEM | 2
 _TUPLE_ORIGINAL, _TUPLE_REPLY, _STATUS, _ID, _ZONE, _FILTER, _STATUS_MASK = 1, 2, 3, 12, 18, 25, 26
-_PROTOCOL_INFO, _INFO_TCP, _TCP_STATE, _ESTABLISHED = 4, 1, 1, 3
 _IP, _PROTO, _TUPLE_ZONE = 1, 2, 3
 _NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
 _FILTER_ORIGINAL_FLAGS: Final = 1
 _BY_DESTINATION, _BY_PROTOCOL, _BY_DESTINATION_PORT = 1 << 1, 1 << 3, 1 << 5
 _SEEN_REPLY: Final = 1 << 1
+_ESTABLISHED: Final = 3
+_TCP_STATE: Final = struct.pack("=HHH", 1 | attributes.NLA_F_NESTED, 5, 1)
+"""What stands before the state of a TCP flow in a message: the kind of the block and the head of its first attribute."""
+_ZONE_HEADER: Final = struct.pack("=HH", 6, _ZONE)
 _NESTED: Final = attributes.NLA_F_NESTED
 _HEADER_LENGTH: Final = 4
 _DELETES_PER_CHECK: Final = 2000
 _NEEDS: Final = "CONFIG_NF_CT_NETLINK (module nf_conntrack_netlink)"
 _REFUSED_FILTER: Final = frozenset((errno.EOPNOTSUPP, errno.EINVAL))
+
+T = TypeVar("T")
 
 Expired = Callable[[], bool]
 Wanted = Callable[[bytes, int, bytes, int], bool]
@@ -67,8 +73,6 @@ class Flow(NamedTuple):
     id: bytes
     replied: bool = False
     """A packet has come back."""
-    closing: bool = False
-    """TCP: one side at least has said goodbye."""
 
     def __str__(self) -> str:
         return (
@@ -76,6 +80,15 @@ class Flow(NamedTuple):
             f"{host_port_text(self.destination, self.destination_port)} answered by "
             f"{host_port_text(self.reply_source, self.reply_source_port)}"
         )
+
+
+class Opened(NamedTuple):
+    """Where the first packet of an open flow went, and who answers."""
+
+    destination: bytes
+    destination_port: int
+    reply_source: bytes
+    reply_source_port: int
 
 
 class FlowQuery(NamedTuple):
@@ -178,8 +191,22 @@ class FlowDecoder:
             int.from_bytes(fields[9], "big"),
             found.get(_ID, b""),
             replied,
-            _tcp_state(found.get(_PROTOCOL_INFO, b"")) > _ESTABLISHED,
         )
+
+    def opened(self, payload: bytes, query: FlowQuery) -> Opened | None:
+        """Who talks to whom in the flow of a message, if it matches the query and nobody has begun to close it."""
+        fields = self.by_layout(payload) or self.by_attributes(payload)
+        if fields is None:
+            return None
+        port = int.from_bytes(fields[4], "big")
+        if not query.matches(fields[2], fields[1], port):
+            return None
+        state = payload.find(_TCP_STATE)
+        if state >= 0 and payload[state + len(_TCP_STATE)] > _ESTABLISHED:
+            return None
+        if _ZONE_HEADER in payload and any(attributes.attributes(payload, _HEADER_LENGTH).get(_ZONE, b"")):
+            return None
+        return Opened(fields[1], port, fields[5], int.from_bytes(fields[8], "big"))
 
     def by_layout(self, payload: bytes) -> _Fields | None:
         """The fields of a message that looks as every kernel so far writes it."""
@@ -208,12 +235,6 @@ class FlowDecoder:
         if len(ports.get(_NUMBER, b"")) != 1 or _SOURCE_PORT not in ports or _DESTINATION_PORT not in ports:
             return None
         return source, destination, ports[_NUMBER][0], ports[_SOURCE_PORT], ports[_DESTINATION_PORT]
-
-
-def _tcp_state(info: bytes) -> int:
-    """The kernel's number of the state of a TCP flow; 0 for others."""
-    tcp = attributes.attributes(attributes.attributes(info).get(_INFO_TCP, b""))
-    return int.from_bytes(tcp.get(_TCP_STATE, b""), "big")
 
 
 def selection(family: Family, query: FlowQuery) -> bytes:
@@ -258,9 +279,17 @@ class ConntrackTable:
 
         Raises DeadlinePassed when `expired` says so; this table must not be used again then.
         """
+        return self._asked(query, lambda payload: self._decoder.decoded(payload, query, wanted), expired)
+
+    def opened(self, query: FlowQuery, expired: Expired = lambda: False) -> Counter[Opened]:
+        """How many flows that match the query are open, by who talks to whom; raises as `flows` does."""
+        return Counter(self._asked(query, lambda payload: self._decoder.opened(payload, query), expired))
+
+    def _asked(self, query: FlowQuery, decode: Callable[[bytes], T | None], expired: Expired) -> list[T]:
+        """What `decode` makes of the flows that match, selected by the kernel where it can."""
         if self._filters:
             try:
-                return list(self._dump(query, self._select(self.family, query), wanted, expired))
+                return list(self._dump(self._select(self.family, query), decode, expired))
             except DeadlinePassed:
                 raise
             except KernelError as error:
@@ -268,7 +297,7 @@ class ConntrackTable:
                     raise
                 self._filters = False
         try:
-            return list(self._dump(query, b"", wanted, expired))
+            return list(self._dump(b"", decode, expired))
         except KernelError as error:
             if error.errno == errno.EINVAL:
                 raise NotSupported(f"list tracked flows: the kernel needs {_NEEDS}", error.errno) from error
@@ -326,7 +355,7 @@ class ConntrackTable:
     def _deletion(self, flow: Flow) -> Message:
         return self._naming(_DELETE, flow, attributes.attribute(_ID, flow.id) if flow.id else b"")
 
-    def _dump(self, query: FlowQuery, selection: bytes, wanted: Wanted, expired: Expired) -> Iterator[Flow]:
+    def _dump(self, selection: bytes, decode: Callable[[bytes], T | None], expired: Expired) -> Iterator[T]:
         """Streamed, so that a large table costs no memory for the flows nobody asked about."""
         sequence = self._socket.next_sequence()
         flags = netlink.NLM_F_REQUEST | netlink.NLM_F_DUMP
@@ -344,6 +373,6 @@ class ConntrackTable:
                             reply.errno, "list tracked flows", reply.text, needs=_NEEDS
                         )
                     return
-                flow = self._decoder.decoded(answer.payload, query, wanted)
-                if flow is not None:
-                    yield flow
+                found = decode(answer.payload)
+                if found is not None:
+                    yield found

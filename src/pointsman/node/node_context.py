@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from pointsman.backends import mode_named
+from pointsman.backends.contract import Mode
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Cidr, Family, cidr_from_text
 from pointsman.model.local_traffic import local_detector
 from pointsman.model.node import NodeFacts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.node_ports import node_port_addresses
-from pointsman.model.scheduling import EVENLY, Balancing
+from pointsman.model.scheduling import EVENLY, Balancing, Scheduler
 
 
 def node_context(
@@ -53,7 +54,15 @@ def node_context(
         masquerade_bit=config.masquerade_bit,
         external_allow=_of_family(external_allow, family),
         addresses_in_rules=tuple(sorted(local_addresses)) if mode.uses_local_addresses else (),
-        balancing=msgspec.structs.replace(balancing, possible=mode.schedulers, adjusts=mode.adjusts_shares),
+        balancing=_balancing(balancing, mode),
+    )
+
+
+def _balancing(asked: Balancing, mode: Mode) -> Balancing:
+    """What is configured, as far as the mode leaves it to that, and what the mode can do."""
+    scheduler = Scheduler.RANDOM if mode.names_default_scheduler else asked.scheduler
+    return msgspec.structs.replace(
+        asked, scheduler=scheduler, possible=mode.schedulers, adjusts=mode.adjusts_shares
     )
 
 

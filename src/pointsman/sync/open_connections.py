@@ -15,7 +15,7 @@ from pointsman.model.shares import identity
 from pointsman.model.tracker import PortState
 from pointsman.sync.flow_checklist import FrontendKey, flow_queries
 
-DEADLINE: Final = 2.0
+DEADLINE: Final = 10.0
 """Seconds a reading may take; one that takes longer counts for nothing."""
 
 Counts = Mapping[ServicePortName, Mapping[Identity, int]]
@@ -45,18 +45,10 @@ def open_connections(
     counts: dict[ServicePortName, Counter[Identity]] = {name: Counter() for name in states}
     ends = monotonic() + DEADLINE
 
-    def owner(protocol: int, to: bytes, port: int) -> ServicePortName | None:
-        return owners.get((protocol, to, port)) or owners.get((protocol, b"", port))
-
     with open_table(family) as table:
         for query in flow_queries(owners):
-
-            def ours(to: bytes, port: int, by: bytes, by_port: int, number: int = query.protocol) -> bool:
-                name = owner(number, to, port)
-                return name is not None and (by, by_port) in endpoints[name]
-
-            for flow in table.flows(query, ours, lambda: monotonic() > ends):
-                name = owner(flow.protocol, flow.destination, flow.destination_port)
-                if name is not None and not flow.closing:
-                    counts[name][flow.reply_source, flow.reply_source_port] += 1
+            for (to, port, by, by_port), count in table.opened(query, lambda: monotonic() > ends).items():
+                name = owners.get((query.protocol, to, port)) or owners.get((query.protocol, b"", port))
+                if name is not None and (by, by_port) in endpoints[name]:
+                    counts[name][by, by_port] += count
     return counts

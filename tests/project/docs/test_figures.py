@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from bench import report
+from bench import pictures, report
 
 MEASURED = re.compile(
     r"\d[\d.,]* ?(?:ms|µs|us|kB|KiB|MiB|GiB|MB|GB|% of|per cent)\b|\d+ times (?:faster|less|more)"
@@ -15,6 +15,15 @@ MEASURED = re.compile(
 
 def test_documents_show_the_kept_results() -> None:
     assert list(report.outdated()) == [], "run: python -m bench.report"
+
+
+def test_pictures_show_the_kept_results() -> None:
+    drawn = pictures.pictures()
+    assert [path.name for path, text in drawn.items() if path.read_text() != text] == [], (
+        "run: python -m bench.pictures"
+    )
+    page = (report.ROOT / "docs" / "balancing.md").read_text()
+    assert all(f"({path.name})" in page for path in drawn)
 
 
 def test_every_kept_result_is_shown() -> None:

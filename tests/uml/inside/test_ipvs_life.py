@@ -303,6 +303,24 @@ def test_a_scheduler_can_be_chosen_per_service(world: World) -> None:
     assert not outcomes[Family.IPV4].report.notes
 
 
+def test_the_annotations_for_all_modes_choose_schedulers_and_weights(world: World) -> None:
+    annotated = WEB.manifests()[0]
+    for asked, scheduler, weight in (
+        ({"scheduler": "least-connections"}, "-s lc", "-w 1"),
+        ({"scheduler": "source-hash"}, "-s mh", "-w 1"),
+        ({"weights": "node/n1=3"}, "-s wrr", "-w 3"),
+        ({}, "-s rr", "-w 1"),
+    ):
+        annotated["metadata"]["annotations"] = {f"pointsman.dev/{k}": v for k, v in asked.items()}
+        outcome = world.apply_manifests(Family.IPV4, [annotated, *WEB.manifests()[1:]])
+        assert not outcome.report.rejected
+        saved = world.in_node("ipvsadm", "-Sn").splitlines()
+        assert any(line.startswith(f"-A -t 10.96.1.1:80 {scheduler}") for line in saved)
+        assert any(line.startswith("-a -t 10.96.1.1:80") and line.endswith(weight) for line in saved)
+        with world.cluster["n1"].entered():
+            assert world.backends[Family.IPV4].drift() is None
+
+
 def test_traffic_is_counted_per_service(world: World) -> None:
     world.apply([WEB, STICKY])
     world.ask("client", WEB, "lb", count=5)

@@ -10,15 +10,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from pointsman.backends.ipvs.fragment import SetMember
+from pointsman.backends.ipvs.fragment import WEIGHT, SetMember
 from pointsman.backends.ipvs.known import Known
 from pointsman.backends.ipvs.rules import RuleSet
 from pointsman.backends.netfilter.jumps import Jump
 from pointsman.kernel import ipvs
 from pointsman.kernel.ipvs_objects import IPVS_DEVICE, RealOf, VirtualKey, VirtualServer
-
-WEIGHT = 1
-"""Of a real server that gets connections; one that is to go has 0."""
 
 T = TypeVar("T")
 _GONE = frozenset((errno.ENOENT, errno.ESRCH, errno.EADDRNOTAVAIL, errno.ENODEV))
@@ -127,7 +124,7 @@ class AddReals(IpvsStep[RealOf], frozen=True):
 
 
 class WeighReals(AddReals, frozen=True):
-    """Weight 0: they get no new connections."""
+    """Another weight; with 0 they get no new connections."""
 
     action: ClassVar[str] = "set the weight of real server"
     command: ClassVar[int] = ipvs.CMD_SET_DEST

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from pointsman.backends.ipvs.batch import (
-    WEIGHT,
     AddEntries,
     AddReals,
     AddServers,
@@ -71,8 +70,8 @@ class _ServerSteps:
         added: list[VirtualServer] = []
         altered: list[VirtualServer] = []
         removed: list[VirtualKey] = []
-        joining: list[RealOf] = []
-        returning: list[RealOf] = []
+        joining: dict[int, list[RealOf]] = {}
+        weighing: dict[int, list[RealOf]] = {}
         leaving: list[RealOf] = []
         for key in touched.servers:
             want, have = desired.servers.get(key), known.servers.get(key)
@@ -84,11 +83,17 @@ class _ServerSteps:
             if have != server:
                 (added if have is None else altered).append(server)
             weights = known.weights.get(key, {})
-            for real in reals:
-                if weights.get(real) != WEIGHT:
-                    (returning if real in weights else joining).append(RealOf(key, real))
-            leaving += (RealOf(key, real) for real in weights.keys() - reals)
-        self.extend = (AddServers(added), AlterServers(altered), AddReals(joining), WeighReals(returning))
+            for real, weight in reals.items():
+                if weights.get(real) != weight:
+                    by_weight = weighing if real in weights else joining
+                    by_weight.setdefault(weight, []).append(RealOf(key, real))
+            leaving += (RealOf(key, real) for real in weights.keys() - reals.keys())
+        self.extend: tuple[NetlinkStep[Any], ...] = (
+            AddServers(added),
+            AlterServers(altered),
+            *(AddReals(items, weight) for weight, items in joining.items()),
+            *(WeighReals(items, weight) for weight, items in weighing.items()),
+        )
         self.shrink = (RetireReals(leaving), RemoveServers(removed))
 
 

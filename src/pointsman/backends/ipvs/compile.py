@@ -7,8 +7,10 @@ and a service without endpoints keeps an empty virtual server, which refuses.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pointsman.backends.ipvs import sets
-from pointsman.backends.ipvs.fragment import Fragment, SetMember
+from pointsman.backends.ipvs.fragment import WEIGHT, Fragment, SetMember
 from pointsman.backends.ipvs.schedulers import MAGLEV, Choice, Schedulers
 from pointsman.backends.ipvs.sets import SetSpec
 from pointsman.kernel.ipset_objects import SetEntry
@@ -17,6 +19,7 @@ from pointsman.model.addresses import is_link_local, is_loopback
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
+from pointsman.model.scheduling import Balance
 from pointsman.model.service import Protocol
 
 _NODE_PORT_SETS = {
@@ -54,7 +57,7 @@ class Compiler:
         self._names = {spec: spec.name(context.family) for spec in sets.ALL}
 
     def fragment(self, plan: ServicePlan) -> Fragment:
-        scheduler = self._schedulers.choice_for(plan.port)
+        scheduler = self._schedulers.choice_for(plan)
         pieces = _Pieces(plan, scheduler)
         protocol = plan.port.protocol.value
         for endpoint in plan.all_endpoints:
@@ -131,7 +134,7 @@ class _Pieces:
     """A fragment while it is put together."""
 
     def __init__(self, plan: ServicePlan, scheduler: Choice) -> None:
-        self.servers: list[tuple[VirtualServer, tuple[RealKey, ...]]] = []
+        self.servers: list[tuple[VirtualServer, Mapping[RealKey, int]]] = []
         self.entries: list[SetMember] = []
         self.addresses: list[bytes] = []
         self.hidden: list[VirtualKey] = []
@@ -140,13 +143,13 @@ class _Pieces:
         self._flags = (PERSISTENT if self._timeout else 0) | (
             SCHEDULER_2 if scheduler.name == MAGLEV and scheduler.by_port else 0
         )
-        self._everywhere = _real_keys(plan.cluster_endpoints)
-        self._here = _real_keys(plan.local_endpoints)
+        self._everywhere = _weighed(plan.cluster_endpoints, plan.balance)
+        self._here = _weighed(plan.local_endpoints, plan.balance)
 
     def serve(self, key: VirtualKey, *, local: bool) -> None:
         server = VirtualServer(key, self._scheduler, self._flags, self._timeout)
         self.servers.append((server, (self._here or self._everywhere) if local else self._everywhere))
 
 
-def _real_keys(endpoints: tuple[Endpoint, ...]) -> tuple[RealKey, ...]:
-    return tuple(RealKey(endpoint.address, endpoint.port) for endpoint in endpoints)
+def _weighed(endpoints: tuple[Endpoint, ...], balance: Balance | None) -> dict[RealKey, int]:
+    return {RealKey(e.address, e.port): balance.weight(e) if balance else WEIGHT for e in endpoints}

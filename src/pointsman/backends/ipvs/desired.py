@@ -38,7 +38,7 @@ class Desired:
 
     def __init__(self, fragments: Mapping[ServicePortName, Fragment] | None = None) -> None:
         self.fragments: dict[ServicePortName, Fragment] = {}
-        self.servers: dict[VirtualKey, tuple[VirtualServer, tuple[RealKey, ...]]] = {}
+        self.servers: dict[VirtualKey, tuple[VirtualServer, Mapping[RealKey, int]]] = {}
         self.owners: dict[VirtualKey, ServicePortName] = {}
         self.entries: Counter[SetMember] = Counter()
         self.addresses: Counter[bytes] = Counter()

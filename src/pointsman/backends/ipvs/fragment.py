@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from pointsman.kernel.ipset_objects import SetEntry
@@ -10,11 +12,15 @@ from pointsman.kernel.ipvs_objects import RealKey, VirtualKey, VirtualServer
 SetMember = tuple[str, SetEntry]
 """Set name and entry."""
 
+WEIGHT = 1
+"""Of a real server whose Service does not say; one that is to go has 0."""
+
 
 class Fragment(msgspec.Struct, frozen=True, gc=False):
     """Everything in the kernel that exists because of one service port."""
 
-    servers: tuple[tuple[VirtualServer, tuple[RealKey, ...]], ...] = ()
+    servers: tuple[tuple[VirtualServer, Mapping[RealKey, int]], ...] = ()
+    """Virtual servers, each with its real servers and their weights."""
     entries: tuple[SetMember, ...] = ()
     addresses: tuple[bytes, ...] = ()
     """To be bound to the dummy device."""

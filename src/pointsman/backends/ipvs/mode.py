@@ -45,6 +45,7 @@ MODE = Mode(
     localhost_node_ports=lambda _config: False,
     uses_local_addresses=True,
     schedulers=frozenset(Scheduler),
+    names_default_scheduler=True,
     counts_services=True,
     counting=Counting(
         server_counts,

@@ -47,7 +47,7 @@ def servers_text(desired: Desired) -> str:
     for key in sorted(desired.servers):
         server, reals = desired.servers[key]
         lines.append(f"-A {key.option} {_options(server)}")
-        lines += [f"-a {key.option} -r {real} -m -w 1" for real in sorted(reals)]
+        lines += [f"-a {key.option} -r {real} -m -w {reals[real]}" for real in sorted(reals)]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pointsman.model.plan import ServicePlan
 from pointsman.model.scheduling import IPVS_WORDS, SCHEDULER_ANNOTATION, Scheduler
-from pointsman.model.service import IPVS_SCHEDULER_ANNOTATION, ServicePort
+from pointsman.model.service import IPVS_SCHEDULER_ANNOTATION
 
 KNOWN = frozenset(IPVS_WORDS)
 MAGLEV = "mh"
@@ -53,16 +54,20 @@ class Schedulers:
         """What was asked so far, as a copy."""
         return dict(self._known)
 
-    def choice_for(self, port: ServicePort) -> Choice:
+    def choice_for(self, plan: ServicePlan) -> Choice:
         """The scheduler of a service port: the annotation for this mode decides, then the one for all modes."""
+        port, balance = plan.port, plan.balance
         if port.ipvs_scheduler:
             return self.choice(port.ipvs_scheduler, IPVS_SCHEDULER_ANNOTATION)
-        asked = port.scheduling.scheduler
-        word = port.scheduling.word
+        word, asked = port.scheduling.word, port.scheduling.scheduler
+        if asked is None and balance is not None and balance.scheduler is Scheduler.WEIGHTED:
+            asked = Scheduler.WEIGHTED
         if asked is None or word in KNOWN:
             return self.choice(word, SCHEDULER_ANNOTATION)
-        found = self.choice(_OURS[asked], SCHEDULER_ANNOTATION)
-        return found._replace(by_port=asked is not Scheduler.SOURCE_HASH)
+        wish = _OURS[asked]
+        if asked is Scheduler.LEAST_CONNECTIONS and balance is not None and balance.weights:
+            wish = "wlc"
+        return self.choice(wish, SCHEDULER_ANNOTATION)._replace(by_port=asked is not Scheduler.SOURCE_HASH)
 
     def choice(self, wish: str, annotation: str) -> Choice:
         """The scheduler for a Service whose annotation has this IPVS word; empty means it has none."""

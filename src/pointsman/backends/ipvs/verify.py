@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping
 
 from pointsman.backends.contract import Difference
-from pointsman.backends.ipvs.batch import WEIGHT
 from pointsman.backends.ipvs.desired import Desired
 from pointsman.backends.ipvs.known import Known
 from pointsman.backends.ipvs.rules import CHAINS, JUMPS, RuleSet
@@ -33,11 +32,11 @@ def server_differences(
         if have != server:
             yield Difference(what, describe(server), describe(have), service)
         weights = found.weights.get(key, {})
-        for real in reals:
-            if weights.get(real) != WEIGHT:
+        for real, weight in reals.items():
+            if weights.get(real) != weight:
                 seen = f"weight {weights[real]}" if real in weights else ""
-                yield Difference(f"real server {real} of {key}", f"weight {WEIGHT}", seen, service)
-        for real in weights.keys() - set(reals):
+                yield Difference(f"real server {real} of {key}", f"weight {weight}", seen, service)
+        for real in weights.keys() - reals.keys():
             if weights[real] or RealOf(key, real) not in draining:
                 yield Difference(f"real server {real} of {key}", "", f"weight {weights[real]}", service)
     for key, server in found.servers.items():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import msgspec
 
 from pointsman.backends.contract import Drift, SyncReport, SyncRequest, Traffic, chosen, compiled_each
 from pointsman.backends.nftables.batch import Batch
@@ -20,16 +22,22 @@ from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
 from pointsman.backends.nftables.fragment import Fragment
 from pointsman.backends.nftables.inventory import can_be_filled, owner_words
 from pointsman.backends.nftables.loopback import LoopbackNodePorts
+from pointsman.backends.nftables.preflight import lacks_hash
 from pointsman.backends.nftables.reader import KernelTable, Reader
 from pointsman.backends.nftables.schema import TABLE
 from pointsman.errors import Busy, KernelError, Rejected
 from pointsman.kernel.netlink import Message
 from pointsman.kernel.nfnl import BatchRefused, Fault, NftablesSocket, nftables_message
+from pointsman.kernel.sysctl import Degraded
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 
 _BLAME_ROUNDS = 5
+_NO_HASH = Degraded(
+    "source-hash",
+    "the kernel lacks CONFIG_NFT_HASH (nft_hash): Services that ask for it are balanced at random",
+)
 
 Fragments = dict[ServicePortName, Fragment]
 
@@ -42,7 +50,12 @@ class NftablesBackend:
     """
 
     def __init__(
-        self, family: Family, *, service_metrics: bool = False, localhost_node_ports: bool = False
+        self,
+        family: Family,
+        *,
+        service_metrics: bool = False,
+        localhost_node_ports: bool = False,
+        lacks_hash: Callable[[NftablesSocket, FamilyTraits], bool] = lacks_hash,
     ) -> None:
         self.family = family
         self._traits = traits_of(family)
@@ -51,6 +64,9 @@ class NftablesBackend:
         self._contents: Contents | None = None
         self._rejected: dict[ServicePortName, str] = {}
         self._watch = Watch()
+        self._ask_for_hash = lacks_hash
+        self._without_hash: bool | None = None
+        """None until a Service asks for one."""
         self._totals = ConnectionTotals()
         self._loopback = LoopbackNodePorts(family) if localhost_node_ports else None
 
@@ -72,9 +88,10 @@ class NftablesBackend:
     def comparison(
         self, request: SyncRequest, only: Collection[ServicePortName] | None = None
     ) -> NftablesComparison:
+        asked = chosen(request.plans, only, self._rejected)
         return NftablesComparison(
             request.context,
-            chosen(request.plans, only, self._rejected),
+            {name: self._possible(plan) for name, plan in asked.items()},
             counters=self._counters,
             complete=only is None,
         )
@@ -204,6 +221,7 @@ class NftablesBackend:
             notes=(*notes, *unopened),
             listeners=self._loopback.listeners if self._loopback is not None else None,
             listeners_failed=len(unopened),
+            degraded=(_NO_HASH,) if self._without_hash else (),
         )
 
     # --- compiling ------------------------------------------------------------------------------------------
@@ -213,7 +231,9 @@ class NftablesBackend:
     ) -> dict[ServicePortName, Fragment | None]:
         def compile_one(plan: ServicePlan) -> Fragment:
             previous = contents.fragments.get(plan.name)
-            return fragment_from_plan(plan, request.context, previous, counters=self._counters)
+            return fragment_from_plan(
+                self._possible(plan), request.context, previous, counters=self._counters
+            )
 
         present = {name: plan for name, plan in request.changed.items() if plan is not None}
         gone = dict.fromkeys(request.changed.keys() - present.keys())
@@ -222,8 +242,18 @@ class NftablesBackend:
     def _compile_all(self, request: SyncRequest, rejected: dict[ServicePortName, str]) -> Fragments:
         context, counters = request.context, self._counters
         return compiled_each(
-            request.plans, lambda plan: fragment_from_plan(plan, context, counters=counters), rejected
+            request.plans,
+            lambda plan: fragment_from_plan(self._possible(plan), context, counters=counters),
+            rejected,
         )
+
+    def _possible(self, plan: ServicePlan) -> ServicePlan:
+        """The plan, balanced at random where it asks for a hash that this kernel lacks."""
+        if plan.balance is None or not plan.balance.scheduler.hashes:
+            return plan
+        if self._without_hash is None:
+            self._without_hash = self._ask_for_hash(self._open(), self._traits)
+        return msgspec.structs.replace(plan, balance=None) if self._without_hash else plan
 
     def _contents_of(self, request: SyncRequest, fragments: Mapping[ServicePortName, Fragment]) -> Contents:
         contents = Contents(request.context, counters=self._counters)

@@ -49,6 +49,21 @@ def preflight(family: Family) -> list[str]:
     return problems
 
 
+def lacks_hash(socket: NftablesSocket, traits: FamilyTraits) -> bool:
+    """Whether the kernel has no hashes of packet fields (CONFIG_NFT_HASH), which only some Services ask for."""
+    draw = c.Draw(2, (Field.SOURCE,), 1)
+    fields = (*schema.FRONTEND, Field.SLOT)
+    chain = Chain(
+        "preflight",
+        (c.rule(c.dnat_from(fields, draw, schema.ENDPOINTS, traits)),),
+        hook=Hook("nat", HookPoint.PREROUTING, 0),
+    )
+    steps = Steps(traits)
+    endpoints = next(spec for spec in schema.static_sets() if spec.name == schema.ENDPOINTS)
+    table = [steps.add_table("preflight"), steps.add_set(endpoints), steps.add_chain(chain)]
+    return bool(socket.check(_messages(traits, [*table, *steps.add_rules(chain)])))
+
+
 def version_problems(release: str, environment: Mapping[str, str]) -> list[str]:
     """kube-proxy's rule: distributions that ported everything back set the variable."""
     if environment.get(SKIP_VERSION_CHECK) or not (0, 0) < kernel_version(release) < OLDEST_KERNEL:

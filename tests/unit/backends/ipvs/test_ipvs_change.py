@@ -11,7 +11,6 @@ from tests.factory import context, packed
 
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.batch import (
-    WEIGHT,
     AddEntries,
     AddReals,
     AddServers,
@@ -52,7 +51,7 @@ fragments = st.builds(
         tuple(served), tuple(entries), tuple({server.key.address for server, _ in served}), tuple(hidden)
     ),
     st.lists(
-        st.tuples(servers, st.lists(st.sampled_from(REALS), unique=True).map(tuple)),
+        st.tuples(servers, st.dictionaries(st.sampled_from(REALS), st.sampled_from((1, 1, 7)))),
         max_size=3,
         unique_by=lambda served: served[0].key,
     ),
@@ -121,7 +120,7 @@ class Simulation:
         for key, (_, reals) in desired.servers.items():
             weights = known.weights.get(key, {})
             assert {real for real, weight in weights.items() if weight} == set(reals)
-            assert all(weights[real] == WEIGHT for real in reals)
+            assert all(weights[real] == weight for real, weight in reals.items())
             assert all(RealOf(key, real) in self.draining for real, weight in weights.items() if not weight)
         assert {(n, e) for n, entries in known.entries.items() for e in entries} == set(desired.entries)
         assert known.addresses == set(desired.addresses)
@@ -179,7 +178,7 @@ def test_nothing_is_used_before_it_exists_or_taken_away_before_its_replacement_i
     def servers_are_there() -> bool:
         return all(
             known.servers.get(key) == server
-            and all(known.weights.get(key, {}).get(real) == WEIGHT for real in reals)
+            and all(known.weights.get(key, {}).get(real) == weight for real, weight in reals.items())
             for key, (server, reals) in desired.servers.items()
         )
 
@@ -235,7 +234,7 @@ def test_a_tcp_endpoint_with_connections_is_never_cut_off(
 def test_what_was_refused_is_not_remembered_and_asked_for_again() -> None:
     known = Known(SET_NAMES)
     server = VirtualServer(VirtualKey(6, ADDRESSES[0], 80), "rr")
-    desired = Desired({NAMES[0]: Fragment(((server, (REALS[0],)),), addresses=(ADDRESSES[0],))})
+    desired = Desired({NAMES[0]: Fragment(((server, {REALS[0]: 1}),), addresses=(ADDRESSES[0],))})
     simulation = Simulation(known)
     refused = {server, RealOf(server.key, REALS[0]), ADDRESSES[0]}
     first = [step for step in simulation.steps(desired) if isinstance(step, NetlinkStep)]

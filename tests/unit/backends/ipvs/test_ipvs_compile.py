@@ -208,10 +208,22 @@ def test_loopback_and_link_local_are_not_the_nodes_own() -> None:
 
 def test_endpoints_keep_their_own_ports() -> None:
     fragment = compiled(service_port(), endpoint("10.244.1.1", 8080), endpoint("10.244.1.1", 9090))
-    assert fragment.servers[0][1] == (
-        RealKey(packed("10.244.1.1"), 8080),
-        RealKey(packed("10.244.1.1"), 9090),
-    )
+    assert fragment.servers[0][1] == {
+        RealKey(packed("10.244.1.1"), 8080): 1,
+        RealKey(packed("10.244.1.1"), 9090): 1,
+    }
+
+
+def test_weights_are_those_of_real_servers_and_choose_a_scheduler_that_heeds_them() -> None:
+    heavy, light = endpoint("10.244.1.1", weight=3), endpoint("10.244.1.2")
+    for scheduling, scheduler in (
+        (Scheduling(), "wrr"),
+        (Scheduling(Scheduler.LEAST_CONNECTIONS, "least-connections"), "wlc"),
+        (Scheduling(Scheduler.SOURCE_HASH, "source-hash"), "mh"),
+    ):
+        server, weights = compiled(service_port(scheduling=scheduling), heavy, light).servers[0]
+        assert server.scheduler == scheduler
+        assert weights == {RealKey(heavy.address, 8080): 3, RealKey(light.address, 8080): 1}
 
 
 def test_nothing_is_listed_twice() -> None:

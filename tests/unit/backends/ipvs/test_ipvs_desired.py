@@ -22,7 +22,9 @@ History = list[tuple[ServicePortName, Fragment | None]]
 def fragment(port: int, *reals: RealKey, address: bytes = ONE) -> Fragment:
     server = VirtualServer(VirtualKey(6, address, port), "rr")
     entries = (("KUBE-CLUSTER-IP", SetEntry(address, 6, port)), ("KUBE-IPVS-IPS", SetEntry(address)))
-    return Fragment(((server, reals),), entries, (address,), (server.key,) if port == 81 else ())
+    return Fragment(
+        ((server, dict.fromkeys(reals, 1)),), entries, (address,), (server.key,) if port == 81 else ()
+    )
 
 
 def test_an_address_stays_while_one_port_needs_it() -> None:
@@ -53,9 +55,9 @@ def test_the_same_again_touches_nothing() -> None:
 def test_the_first_claimant_of_a_server_keeps_it_and_the_next_inherits() -> None:
     key = VirtualKey(6, ONE, 80)
     desired = Desired({A: fragment(80, REAL), B: fragment(80, OTHER)})
-    assert (desired.owners[key], desired.servers[key][1]) == (A, (REAL,))
+    assert (desired.owners[key], desired.servers[key][1]) == (A, {REAL: 1})
     touched = desired.update({A: None})
-    assert (desired.owners[key], desired.servers[key][1]) == (B, (OTHER,))
+    assert (desired.owners[key], desired.servers[key][1]) == (B, {OTHER: 1})
     assert key in touched.servers
 
 

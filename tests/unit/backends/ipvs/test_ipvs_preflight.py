@@ -83,7 +83,7 @@ def fragment(port: int, *reals: RealKey) -> Fragment:
     address = packed("10.96.0.1")
     server = VirtualServer(VirtualKey(6, address, port), "rr")
     entries = (("KUBE-CLUSTER-IP", SetEntry(address, 6, port)), ("KUBE-IPVS-IPS", SetEntry(address)))
-    return Fragment(((server, reals),), entries, (address,))
+    return Fragment(((server, dict.fromkeys(reals, 1)),), entries, (address,))
 
 
 def test_verification_names_every_kind_of_difference() -> None:
