@@ -23,7 +23,7 @@ from pointsman.sync.reconcile import Reconciler, Snapshot
 
 T = TypeVar("T")
 
-_READINGS = 5
+_READINGS = 3
 
 Choice = Callable[[Mapping[ServicePortName, ServicePlan]], Collection[ServicePortName] | None]
 """Of all plans, the service ports to compare; None for all of them and whatever else is there."""
@@ -91,12 +91,12 @@ class FamilyProxy:
     async def compared(self, context: NodeContext, choose: Choice) -> Compared:
         """The kernel against the plans, read on a thread of its own while syncs go on; raises KernelError.
 
-        A sync that ran meanwhile makes two things be compared that never belonged together, so it is done again.
-        Where syncs follow each other too closely for that, a difference counts that two readings agree on.
+        A sync that ran meanwhile makes two things be compared that never belonged together, so it is done again until
+        none did, or until no difference is left that every reading has seen.
         """
         async with self._looking:
-            before: frozenset[Difference] | None = None
-            for _ in range(_READINGS):
+            agreed: tuple[Difference, ...] = ()
+            for reading in range(_READINGS):
                 taken = await self.snapshot()
                 only = await asyncio.to_thread(choose, taken.plans)
                 comparison = await self.run_blocking(
@@ -105,8 +105,10 @@ class FamilyProxy:
                 found = await in_daemon_thread(comparison.differences, f"look-{self.family.value}")
                 if (await self.snapshot()).syncs == taken.syncs:
                     return Compared(taken, tuple(found))
-                agreed = tuple(found) if before is None else tuple(one for one in found if one in before)
-                before = frozenset(found)
+                seen = frozenset(agreed)
+                agreed = tuple(one for one in found if not reading or one in seen)
+                if not agreed:
+                    break
             return Compared(taken, agreed)
 
     async def close(self) -> None:

@@ -128,7 +128,9 @@ def test_small_steps_lead_to_the_recorded_state(
         for family, outcome in running.advance(step).items():
             assert not outcome.report.full
             reconciler = running.reconcilers[family]
-            comparison = reconciler.comparison(reconciler.snapshot(), outcome.situation.context)
-            assert comparison.differences() == []
+            taken, context = reconciler.snapshot(), outcome.situation.context
+            assert reconciler.comparison(taken, context).differences() == []
+            for one in taken.plans:
+                assert reconciler.comparison(taken, context, [one]).differences() == []
             assert running.reconcilers[family].backend.drift() is None
         _assert_recorded(step, families, dump)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
+import pytest
 from tests import factory
 from tests.process.assembled import Assembly, assembled
 
@@ -57,26 +58,30 @@ async def test_a_sync_completes_while_a_verification_is_stuck_in_the_kernel() ->
         assert (await verification).differences == ()
 
 
-async def test_what_a_sync_changes_during_the_reading_is_no_difference() -> None:
+@pytest.mark.parametrize(("damaged", "readings"), [(False, 2), (True, 3)])
+async def test_what_a_sync_changes_during_the_reading_is_no_difference(damaged: bool, readings: int) -> None:
     async with served() as assembly:
         backend = assembly.backends[Family.IPV4]
         loop = asyncio.get_running_loop()
-        readings = 0
+        done = 0
 
         async def replaced() -> None:
-            assembly.source.put(factory.endpoint_slice(f"10.244.1.{100 + readings}"))
+            assembly.source.put(factory.endpoint_slice(f"10.244.1.{100 + done}"))
             await assembly.settled()
 
         def reading() -> None:
-            nonlocal readings
-            readings += 1
+            nonlocal done
+            done += 1
             asyncio.run_coroutine_threadsafe(replaced(), loop).result(20)
 
         backend.reading = reading
         lost = factory.service_port("lost", cluster_ip="10.96.0.12")
         assembly.source.put(factory.service("lost", clusterIP="10.96.0.12"))
         await assembly.settled()
-        del backend.programmed[lost.name]
+        if damaged:
+            del backend.programmed[lost.name]
         found = await verified(assembly)
-        assert readings > 2
-        assert [difference.service for difference in found.differences] == [str(lost.name)]
+        assert done == readings
+        assert [difference.service for difference in found.differences] == (
+            [str(lost.name)] if damaged else []
+        )
