@@ -1,4 +1,7 @@
-"""What the commands that look at things share: manifests, node, mode and the kube-proxy flags behind them."""
+"""What the commands that look at things share: manifests, node, mode and the kube-proxy flags behind them.
+
+What only offline work needs is imported there, so that a question to the running proxy is asked without delay.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pointsman.cli.output import COLOUR_CHOICES, ascii_escape, screen
-from pointsman.config.command_line import RunOptions, parse_run
-from pointsman.config.defaults import with_mode
-from pointsman.config.flag_table import BY_NAME
-from pointsman.config.goflags import Kind
 from pointsman.config.mode_table import BY_PREFERENCE, MODES
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.files import CONTROL_SOCKET
 from pointsman.model.addresses import Family
 from pointsman.printable import printable
+
+if TYPE_CHECKING:
+    from pointsman.config.command_line import RunOptions
 
 ERROR = 2
 """Exit status when the question could not be answered at all."""
@@ -139,6 +142,9 @@ def seconds(text: str) -> float:
 
 def offline_options(given: argparse.Namespace, flags: Sequence[str]) -> RunOptions:
     """The configuration to plan with; the mode is decided. Raises ConfigError."""
+    from pointsman.config.command_line import parse_run
+    from pointsman.config.defaults import with_mode
+
     argv = [*flags, *([f"--hostname-override={given.node}"] if given.node else [])]
     options = parse_run(argv, program="pointsman")
     mode = given.mode or options.config.mode or BY_PREFERENCE[0]
@@ -151,6 +157,11 @@ def families_of(given: argparse.Namespace) -> tuple[Family, ...]:
 
 def split_run_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The command's own arguments, and those flags among them that `pointsman run` has, each with its value."""
+    if not any(argument.startswith("--") for argument in argv):
+        return list(argv), []
+    from pointsman.config.flag_table import BY_NAME
+    from pointsman.config.goflags import Kind
+
     own: list[str] = []
     flags: list[str] = []
     pending = list(reversed(argv))

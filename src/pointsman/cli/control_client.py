@@ -7,14 +7,14 @@ that needs no work, on a connection of its own.
 
 from __future__ import annotations
 
-import http.client
 import select
 import socket
 import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from types import TracebackType
+from typing import Final, Self, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -24,6 +24,7 @@ from pointsman.errors import PointsmanError
 ALIVE_SECONDS: Final = 3.0
 """A proxy that is alive takes note of a question within that time, however long the answer takes."""
 _LONGEST_SECONDS: Final = 130.0
+_CHUNK: Final = 1 << 16
 _CREDENTIALS = struct.Struct("3i")
 
 T = TypeVar("T")
@@ -33,23 +34,53 @@ class NoProxy(PointsmanError):
     """There is no answer from a running proxy; the message says why and what to do."""
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
+class _Connection:
+    """One question over the Unix socket, in HTTP/1.0: what http.client would do, without the time to load it."""
 
     def __init__(self, path: Path, seconds: float) -> None:
-        super().__init__("localhost", timeout=seconds)
-        self._path = path
-        self._seconds = seconds
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(seconds)
+        try:
+            self._socket.connect(str(path))
+        except BaseException:
+            self._socket.close()
+            raise
 
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self._seconds)
-        self.sock.connect(str(self._path))
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def request(self, url: str) -> None:
+        self._socket.sendall(f"GET {url} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode("ascii"))
+
+    def begins_within(self, seconds: float) -> bool:
+        """Whether the answer, or the end of the connection, comes in that time."""
+        return bool(select.select([self._socket], [], [], seconds)[0])
+
+    def answer(self) -> tuple[int, bytes]:
+        """HTTP status and body; raises OSError when there is no complete answer."""
+        received = bytearray()
+        while part := self._socket.recv(_CHUNK):
+            received += part
+        head, _, body = bytes(received).partition(b"\r\n\r\n")
+        first = head.split(b"\r\n", 1)[0].split()
+        lengths = [
+            int(line.partition(b":")[2])
+            for line in head.lower().split(b"\r\n")
+            if line.startswith(b"content-length:")
+        ]
+        if len(first) < 2 or not first[1].isdigit() or lengths != [len(body)]:
+            raise OSError("it closed the connection before its answer was complete")
+        return int(first[1]), body
 
     @property
     def peer(self) -> str:
         """The process that listens there, as far as the kernel tells."""
-        credentials = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         process, _, _ = _CREDENTIALS.unpack(credentials)
         return f" (process {process})" if process else ""
 
@@ -74,16 +105,15 @@ def ask(
 
 def asked(path: Path, url: str, alive_seconds: float = ALIVE_SECONDS) -> bytes:
     """The proxy's answer as it came; raises NoProxy."""
-    connection = _UnixConnection(path, _LONGEST_SECONDS)
     try:
-        connection.request("GET", url)
-        _await_answer(connection, path, url, alive_seconds)
-        answer = connection.getresponse()
-        body = answer.read()
+        with _Connection(path, _LONGEST_SECONDS) as connection:
+            connection.request(url)
+            _await_answer(connection, path, url, alive_seconds)
+            status, body = connection.answer()
     except FileNotFoundError:
         raise NoProxy(
             f"no proxy runs here: there is no control socket {path}. Start one with `pointsman run`, or name "
-            "another socket with --control-socket; explain and render also work offline, with --manifests"
+            "another socket with --control-socket; list, explain and render also work offline, with --manifests"
         ) from None
     except ConnectionRefusedError:
         raise NoProxy(
@@ -95,19 +125,17 @@ def asked(path: Path, url: str, alive_seconds: float = ALIVE_SECONDS) -> bytes:
         raise NoProxy(
             f"the proxy at {path} hangs: others wait for it already, and it takes no more questions; look at its log"
         ) from None
-    except (OSError, http.client.HTTPException) as error:
+    except OSError as error:
         raise NoProxy(f"the proxy at {path} does not answer: {error}") from error
-    finally:
-        connection.close()
-    if answer.status != 200:
-        raise NoProxy(body.decode(errors="replace").strip() or f"the proxy answered {answer.status}")
+    if status != 200:
+        raise NoProxy(body.decode(errors="replace").strip() or f"the proxy answered {status}")
     return body
 
 
-def _await_answer(connection: _UnixConnection, path: Path, url: str, alive_seconds: float) -> None:
+def _await_answer(connection: _Connection, path: Path, url: str, alive_seconds: float) -> None:
     """Until the answer begins; raises NoProxy when the proxy shows no sign of life meanwhile."""
     began = time.monotonic()
-    while not select.select([connection.sock], [], [], alive_seconds)[0]:
+    while not connection.begins_within(alive_seconds):
         waited = time.monotonic() - began
         if waited < _LONGEST_SECONDS and _alive(path, alive_seconds):
             continue
@@ -120,12 +148,10 @@ def _await_answer(connection: _UnixConnection, path: Path, url: str, alive_secon
 
 def _alive(path: Path, seconds: float) -> bool:
     """Whether it answers at all; that it does not know the question is an answer, too."""
-    connection = _UnixConnection(path, seconds)
     try:
-        connection.request("GET", "/alive")
-        connection.getresponse()
-    except (OSError, http.client.HTTPException):
+        with _Connection(path, seconds) as connection:
+            connection.request("/alive")
+            connection.answer()
+    except OSError:
         return False
-    finally:
-        connection.close()
     return True

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from pointsman.cli.output import delivered, screen
-from pointsman.suggestions import did_you_mean
 
 SUBCOMMANDS: Mapping[str, str] = {
     "run": "program this node's Services, from the API server or from manifests",
@@ -46,6 +45,8 @@ def _answer(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     name = "version" if name == "--version" else name
     if name not in SUBCOMMANDS:
+        from pointsman.suggestions import did_you_mean
+
         close = did_you_mean(name, SUBCOMMANDS)
         sys.stderr.write(f"pointsman: unknown sub-command {name}{close}\n\n{usage()}")
         return 2

@@ -12,10 +12,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Final, TextIO, TypeVar
+from typing import TYPE_CHECKING, Final, TextIO, TypeVar
 
-from pointsman.screen import Screen, ascii_look
+if TYPE_CHECKING:
+    from pointsman.screen import Screen
 
 COLOUR_CHOICES: Final = ("auto", "always", "never")
 CLOSED: Final = 128 + signal.SIGPIPE
@@ -32,6 +32,8 @@ def screen(
     colour: str = "auto", stream: TextIO | None = None, environment: Mapping[str, str] = os.environ
 ) -> Screen:
     """What is behind standard output: a terminal has a width and, unless NO_COLOR or a dumb one forbids it, colours."""
+    from pointsman.screen import Screen
+
     out = sys.stdout if stream is None else stream
     terminal = out.isatty()
     allowed = terminal and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
@@ -77,6 +79,8 @@ def _prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
+            from pathlib import Path
+
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 for the whole process
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=_LOOK_ALIKE)
@@ -84,6 +88,8 @@ def _prepare_streams() -> None:
 
 def _look_alike(error: UnicodeError) -> tuple[str, int]:
     """For characters an encoding lacks: our own marks in ASCII, others as escapes."""
+    from pointsman.screen import ascii_look
+
     assert isinstance(error, UnicodeEncodeError)
     missing = error.object[error.start : error.end]
     return "".join(

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,26 @@ def test_write_config_writes_what_reads_back(tmp_path: Path) -> None:
 def test_write_config_to_an_impossible_place_fails_clearly(tmp_path: Path, capsys: Captured) -> None:
     assert preamble.options_to_run([f"--write-config-to={tmp_path}"], program="kube-proxy") == 1
     assert f"cannot write {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unneeded"),
+    [
+        (["version"], ("msgspec", "argparse", "yaml", "asyncio")),
+        (
+            ["status", "--control-socket=/nowhere"],
+            ("yaml", "asyncio", "aiohttp", "http.client", "subprocess"),
+        ),
+        (["list", "--control-socket=/nowhere"], ("yaml", "asyncio", "aiohttp", "http.client", "subprocess")),
+        (["verify", "--control-socket=/nowhere"], ("yaml", "asyncio", "aiohttp", "http.client")),
+    ],
+    ids=lambda value: value[0],
+)
+def test_a_command_loads_only_what_it_needs(arguments: list[str], unneeded: tuple[str, ...]) -> None:
+    code = "import sys; from pointsman.cli.main import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
+    )
+    loaded = set(done.stderr.split())
+    assert "pointsman.cli.output" in loaded
+    assert loaded.isdisjoint(unneeded)

@@ -1,0 +1,151 @@
+"""How long every command takes as a fresh process, beside kubectl, with a proxy to ask.
+
+    sudo python -m bench.commands [--services 1000] [--runs 20] [--cpu] [--json FILE]
+
+The proxy runs in a network namespace of its own, from manifests, and is asked through its control socket. Commands take turns, so
+that a busy moment of the machine meets all of them. `--cpu` leaves out wall times, which mean nothing on a busy machine. A command
+that has nothing to do with a proxy shows what Python and the imports cost; `top` is left out, because it waits on purpose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.objects import service_json, slice_json
+
+from pointsman.cli.control_client import NoProxy, ask
+from pointsman.lab.netns import Namespace
+from pointsman.report.status import StatusReport
+
+ENDPOINTS = 10
+PROGRAM = Path(sys.executable).with_name("pointsman")
+NODE = (
+    b'{"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n1"}, '
+    b'"status": {"addresses": [{"type": "InternalIP", "address": "192.168.1.10"}]}}'
+)
+
+
+def write_manifests(directory: Path, services: int) -> Path:
+    """A file with that many Services."""
+    items = [NODE]
+    for index in range(services):
+        items += [service_json(index), slice_json(index, ENDPOINTS)]
+    path = directory / "objects.json"
+    path.write_bytes(b'{"kind": "List", "apiVersion": "v1", "items": [' + b",".join(items) + b"]}")
+    return path
+
+
+@contextlib.contextmanager
+def proxy(namespace: Namespace, manifests: Path, directory: Path) -> Iterator[Path]:
+    """Serving them; the path of its control socket."""
+    control = directory / "state" / "control.sock"
+    flags = ("--hostname-override=n1", "--conntrack-max-per-core=0", "--cluster-cidr=10.128.0.0/9")
+    command = (PROGRAM, "run", f"--manifests={manifests}", f"--state-dir={control.parent}", *flags)
+    with namespace.entered(), (directory / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + 120
+        while not _synced(control):
+            if time.monotonic() > until or process.poll() is not None:
+                raise SystemExit((directory / "log").read_text())
+            time.sleep(0.2)
+        yield control
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _synced(control: Path) -> bool:
+    try:
+        status = ask(control, "/status", StatusReport)
+    except NoProxy:
+        return False
+    return any(family.service_ports and not family.pending for family in status.families)
+
+
+def commands(control: Path, manifests: Path) -> dict[str, list[str]]:
+    """What is measured, by how it is shown."""
+    live, pointsman = ["--control-socket", str(control)], str(PROGRAM)
+    found = {
+        "version": [pointsman, "version"],
+        "help": [pointsman, "help"],
+        "status": [pointsman, "status", *live],
+        "list": [pointsman, "list", *live],
+        "list of one": [pointsman, "list", "service-1", *live],
+        "explain": [pointsman, "explain", "service-1", *live],
+        "verify": [pointsman, "verify", *live],
+        "check": [pointsman, "check"],
+        "completion": [pointsman, "completion", "bash"],
+        "list from files": [pointsman, "list", "--manifests", str(manifests)],
+        "render": [pointsman, "render", "--manifests", str(manifests)],
+    }
+    kubectl = shutil.which("kubectl")
+    if kubectl is not None:
+        found["kubectl version --client"] = [kubectl, "version", "--client"]
+    return found
+
+
+def run(command: Sequence[str]) -> tuple[float, float]:
+    """Wall and processor time of a fresh process, in milliseconds."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return wall * 1000, cpu * 1000
+
+
+def measure(measured: Mapping[str, Sequence[str]], runs: int, *, cpu_only: bool) -> list[dict[str, Any]]:
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in measured}
+    for _ in range(runs):
+        for name, command in measured.items():
+            times[name].append(run(command))
+    rows = []
+    for name, taken in times.items():
+        wall, cpu = (statistics.median(column) for column in zip(*taken, strict=True))
+        rows.append({"command": name, **({} if cpu_only else {"wall_ms": wall}), "cpu_ms": cpu})
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--services", type=int, default=1000)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with contextlib.closing(Namespace()) as namespace, tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        namespace.run(["ip", "link", "set", "lo", "up"])
+        manifests = write_manifests(directory, options.services)
+        with proxy(namespace, manifests, directory) as control:
+            rows = measure(commands(control, manifests), options.runs, cpu_only=options.cpu)
+    for row in rows:
+        print(
+            "  ".join(f"{row['command']:26}" if key == "command" else f"{key} {row[key]:8.1f}" for key in row)
+        )
+    if options.json is not None:
+        note = (
+            f"medians of {options.runs} fresh processes each, in turns, with {options.services:,} Services of "
+            f"{ENDPOINTS} endpoints; load average {os.getloadavg()[0]:.1f}"
+        )
+        options.json.write_text(json.dumps({"commands": rows, "note": note}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
