@@ -15,7 +15,7 @@ from pointsman.kube.timing import Timing
 from pointsman.kube.transport import Transport
 from pointsman.model.source_events import SourceEvent
 
-_QUEUE_LIMIT = 4096
+_QUEUE_LIMIT = 128
 """Bounds the memory of a burst: a consumer that falls behind makes the watches wait, and TCP the server."""
 
 

@@ -45,18 +45,36 @@ FrontendKey = tuple[int, bytes, int]
 """Protocol number, address and port packets are sent to; the address is empty for a node port."""
 
 
-class Expectation(msgspec.Struct, frozen=True, gc=False):
-    """Who may answer at a frontend. For a removed frontend: who answered there before and may not any more."""
+class Served:
+    """A frontend of this plan: its endpoints may answer.
 
-    backends: frozenset[Backend]
-    translates: bool = False
-    """Packets find an endpoint here, so that none should be answered by the frontend's own address."""
-    removed: bool = False
+    They are gathered when the first flow is found: after a start every frontend is checked, and most have no flow.
+    """
+
+    __slots__ = ("_plan", "_serving", "_translates")
+
+    def __init__(self, plan: ServicePlan) -> None:
+        self._plan = plan
+        self._serving: frozenset[Backend] | None = None
+        self._translates = False
+        """Packets find an endpoint here, so that none should be answered by the frontend's own address."""
 
     def refutes(self, destination: Backend, answering: Backend) -> bool:
-        if answering in self.backends:
-            return self.removed
-        return not self.removed and (answering != destination or self.translates)
+        if self._serving is None:
+            self._serving, self._translates = _serving(self._plan), bool(_used(self._plan))
+        return answering not in self._serving and (answering != destination or self._translates)
+
+
+class Removed(msgspec.Struct, frozen=True, gc=False):
+    """A frontend that is gone: who answered there before may not any more."""
+
+    backends: frozenset[Backend]
+
+    def refutes(self, _destination: Backend, answering: Backend) -> bool:
+        return answering in self.backends
+
+
+Expectation = Served | Removed
 
 
 class Checklist(msgspec.Struct, frozen=True):
@@ -183,10 +201,10 @@ def checklist_of(unsettled: Iterable[Unsettled], situation: Situation) -> Checkl
     removed: dict[FrontendKey, Expectation] = {}
     for entry in unsettled:
         now = _frontends(entry.new)
-        serving, used = _serving(entry.new), _used(entry.new)
-        present |= dict.fromkeys(entry.frontends & now, Expectation(serving, translates=bool(used)))
+        if entry.new is not None:
+            present |= dict.fromkeys(entry.frontends & now, Served(entry.new))
         gone = (key for key in entry.frontends - now if key[0] == _UDP)
-        removed |= dict.fromkeys(gone, Expectation(entry.backends, removed=True))
+        removed |= dict.fromkeys(gone, Removed(entry.backends))
     selected = situation.context.node_port_addresses
     everywhere = (*situation.own_addresses, *situation.context.node_ips)
     return Checklist(
