@@ -36,14 +36,15 @@ class ClaimIndex:
         self._cluster_ips = _Contenders[bytes]()
         self._outside = _Contenders[bytes]()
         """External and balancer addresses: they are lost to a Service that has one as its cluster IP."""
-        self._held: dict[ServicePortName, dict[Claim, _Rank]] = {}
+        self._held: dict[ServicePortName, ServicePort] = {}
+        """What claims are made for; they follow from it, and are not kept a second time."""
 
     def update(self, name: ServicePortName, port: ServicePort | None) -> set[ServicePortName]:
         """Replace the claims of `name`; returns the other service ports whose outcome may have changed."""
-        new = dict(_claims(port)) if port is not None else {}
-        old = self._held.get(name, {})
-        if new == old:
+        held = self._held.get(name)
+        if port == held:
             return set()
+        new, old = _claims_of(port), _claims_of(held)
         touched: set[ServicePortName] = set()
         for claim, rank in old.items():
             if new.get(claim) != rank:
@@ -51,17 +52,17 @@ class ClaimIndex:
         for claim, rank in new.items():
             if old.get(claim) != rank:
                 touched |= self._add(claim, rank)
-        if new:
-            self._held[name] = new
+        if port is not None:
+            self._held[name] = port
         else:
-            self._held.pop(name, None)
+            del self._held[name]
         touched.discard(name)
         return touched
 
     def lost(self, name: ServicePortName) -> dict[Claim, Winner]:
         """The claims of `name` that somebody else has won, with the winner."""
         beaten: dict[Claim, Winner] = {}
-        for claim, rank in self._held.get(name, {}).items():
+        for claim, rank in _claims_of(self._held.get(name)).items():
             owners = self._cluster_ips.of(claim[0]) if rank[0] == _ORDINARY else ()
             if owners and all(owner[2].key != name.key for owner in owners):
                 beaten[claim] = Winner(owners[0][2], has_address=True)
@@ -120,6 +121,10 @@ class _Contenders(Generic[_Key]):
             return set()
         self._ranks[key] = remaining if len(remaining) > 1 else remaining[0]
         return self.names(key)
+
+
+def _claims_of(port: ServicePort | None) -> dict[Claim, _Rank]:
+    return dict(_claims(port)) if port is not None else {}
 
 
 def _claims(port: ServicePort) -> Iterator[tuple[Claim, _Rank]]:

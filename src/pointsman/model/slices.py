@@ -7,6 +7,7 @@ leaves, then the better state, so the result does not depend on the order of eve
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable
 from operator import itemgetter
@@ -113,13 +114,18 @@ def _usable_endpoints(
     return found
 
 
+@functools.lru_cache(maxsize=1024)
+def _shared_key(name: str, protocol: str) -> PortKey:
+    return sys.intern(name), Protocol[protocol]
+
+
 def _port_key(port: SlicePort, problems: list[Problem]) -> PortKey | None:
     name = port.name or ""
     if port.port is None or not 1 <= port.port <= 65535:
         problems.append(Problem("BadEndpointPort", f"port {name!r}: number {port.port!r} cannot be used"))
         return None
     try:
-        return sys.intern(name), Protocol[port.protocol or "TCP"]
+        return _shared_key(name, port.protocol or "TCP")
     except KeyError:
         problems.append(Problem("BadEndpointPort", f"port {name!r}: protocol {port.protocol!r} is not known"))
         return None
