@@ -17,6 +17,7 @@ import urllib.request
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from scripts.release.oci import AS_THEY_ARE
 from scripts.release.source import ROOT
 
 SUITE = "bookworm"
@@ -128,7 +129,7 @@ def unpack(file: Path, root: Path) -> None:
                 member.name = name
                 if member.islnk():
                     member.linkname = merged(member.linkname.removeprefix("./"))
-                tar.extract(member, root, filter="tar")
+                tar.extract(member, root, **AS_THEY_ARE)
     if process.wait():
         raise Gone(f"{file} cannot be unpacked")
 
