@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pointsman.explain.verdict import Verdict
-from pointsman.suggestions import similar
 
 if TYPE_CHECKING:
     from pointsman.report.status import FamilyStatus, StatusReport, WatchReport
 
 REJECTED_SHOWN = 20
-_KINDS = ("Service", "EndpointSlice", "Node", "ServiceCIDR", "List")
 
 
 class Weight(enum.Enum):
@@ -97,11 +95,6 @@ def _unused(watch: WatchReport) -> Iterator[str]:
         yield f"not used: {rejection}"
     if watch.bad_objects > REJECTED_SHOWN:
         yield f"not used: {watch.bad_objects - REJECTED_SHOWN} more; see the log and -o json"
-    for kind, count in sorted(watch.passed_over.items()):
-        meant = similar(kind, _KINDS, 1)
-        if meant and kind not in _KINDS:
-            noun = "object" if count == 1 else "objects"
-            yield f"not used: {count} {noun} of kind {kind}; did you mean {meant[0]}?"
 
 
 def _notices(status: StatusReport) -> Iterator[Trouble]:

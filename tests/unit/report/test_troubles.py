@@ -64,10 +64,6 @@ def report(
             "IPv4: shop/web:http was refused: Invalid argument",
         ),
         ({"watch": {"rejected": (BROKEN,), "bad_objects": 1}}, "line 1: expected a value"),
-        (
-            {"watch": {"passed_over": {"Servce": 2, "Deployment": 1}}},
-            "not used: 2 objects of kind Servce; did you mean Service?",
-        ),
         ({"watch": {"connected": False, "last_error": "403 Forbidden"}}, "watch of manifests: 403 Forbidden"),
         (
             {"closed_ports": {"shop/web": "listen on 0.0.0.0: Address already in use"}},
