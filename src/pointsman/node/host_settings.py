@@ -96,8 +96,8 @@ def apply_conntrack(settings: Conntrack, sysctls: Sysctls, cores: int) -> HostRe
 def apply_oom_score(score: int, root: Path = Path("/")) -> HostReport:
     """Make the kernel spare this process when memory runs out.
 
-    Lowering the score takes CAP_SYS_RESOURCE, which a pod had better not have. A process that is spared already, because the
-    kubelet (-997 for pods that are node-critical) or systemd saw to it, lacks nothing.
+    Lowering the score takes CAP_SYS_RESOURCE, which a pod had better not have: there the kubelet decides (-997 for pods that
+    are node-critical, 0 where it may not lower scores itself). Only a score that makes this process go first is amiss.
     """
     path = root / "proc/self/oom_score_adj"
     found = "unknown"
@@ -106,11 +106,11 @@ def apply_oom_score(score: int, root: Path = Path("/")) -> HostReport:
         if found != str(score):
             path.write_text(str(score))
     except OSError as error:
-        if found.startswith("-"):
+        if found.startswith(("-", "0")):
             return HostReport([], [])
         message = (
-            f"cannot set oom_score_adj to {score} ({error.strerror}), it is {found}: give the pod priorityClassName "
-            "system-node-critical, or the unit OOMScoreAdjust"
+            f"cannot set oom_score_adj to {score} ({error.strerror}); it is {found}, so that the kernel ends this process before "
+            "others when memory runs out: give the pod priorityClassName system-node-critical, or the unit OOMScoreAdjust"
         )
         return HostReport([], [Degraded("oom_score_adj", message)])
     return HostReport([f"oom_score_adj={score}"], [])

@@ -139,11 +139,11 @@ def test_cores_are_those_of_the_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a read-only mount")
-@pytest.mark.parametrize(("found", "checks"), [("-997", []), ("500", ["oom_score_adj"])])
+@pytest.mark.parametrize(("found", "checks"), [("-997", []), ("0", []), ("500", ["oom_score_adj"])])
 def test_a_score_that_may_not_be_set_is_missed_only_where_nobody_else_saw_to_it(
     found: str, checks: list[str], tmp_path: Path
 ) -> None:
-    """The kubelet gives the shipped pod -997, and the pod may not change it."""
+    """The kubelet gives the shipped pod -997, or 0 where it has no choice, and the pod may not change it."""
     score = tmp_path / "proc/self/oom_score_adj"
     score.parent.mkdir(parents=True)
     score.write_text(f"{found}\n")
