@@ -19,7 +19,8 @@ from pointsman.model.plan import Frontend, ServicePlan
 
 TRANSLATION = -100
 """The priority at which service proxies translate destinations."""
-_ENDPOINTS_FOLLOWED = 20
+_ENDPOINTS_FOLLOWED = 8
+"""Through the rules of others, per frontend and client: those for further endpoints are seldom different."""
 _NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
 _NAME_LENGTH = 16
 
@@ -42,6 +43,7 @@ class Journey(msgspec.Struct, frozen=True):
     frontend: Frontend
     endpoint: Endpoint
     stages: tuple[Stage, ...]
+    """Empty where the rules of others are not followed."""
     local: bool
     """The endpoint is at an address of this node: nothing is forwarded."""
 
@@ -54,15 +56,16 @@ def journeys(
     asked: tuple[Frontend, ...],
     clients: tuple[Client, ...],
 ) -> Iterator[Journey]:
-    """Every way that a connection asked about may take, up to a sensible number of endpoints."""
+    """Every way that a connection asked about may take."""
     for frontend in asked:
         for client in clients:
             endpoints = endpoints_for(plan, frontend, client, family, view.mode.quirks)
-            for endpoint in endpoints[:_ENDPOINTS_FOLLOWED]:
+            for number, endpoint in enumerate(endpoints):
                 local = endpoint.address in family.node_addresses
                 maker = _Stages(family, host, plan, frontend, client, endpoint)
-                stages = tuple(maker.stages(local=local, by_input=view.mode.quirks.holds_addresses))
-                yield Journey(client, frontend, endpoint, stages, local)
+                stages = maker.stages(local=local, by_input=view.mode.quirks.holds_addresses)
+                followed = tuple(stages) if number < _ENDPOINTS_FOLLOWED else ()
+                yield Journey(client, frontend, endpoint, followed, local)
 
 
 class _Stages:

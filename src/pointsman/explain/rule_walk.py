@@ -40,7 +40,9 @@ def met(match: Match, packet: Packet) -> bool | None:
         found = bool(packet.bits[match.field] & match.bits)
         return found != match.negated
     known = packet.values.get(match.field)
-    if known is None or not match.ranges:
+    if not match.ranges:
+        return match.negated
+    if known is None:
         return None
     low, high = known
     if any(first <= low and high <= last for first, last in match.ranges):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pointsman.kernel.nft_rules import NAME_LENGTH, TARGETS
 from pointsman.model import packet_filter as pf
@@ -30,8 +30,11 @@ _STATES = {
 }
 
 
-def chains_of(text: str) -> dict[tuple[str, str], FilterChain]:
-    """Every chain that iptables-save printed, by table and name; tables are called `legacy nat` and so on."""
+def chains_of(text: str, wanted: Callable[[str], bool]) -> dict[tuple[str, str], FilterChain]:
+    """The wanted chains that iptables-save printed, by table and name; tables are called `legacy nat` and so on.
+
+    The others are not taken apart: a service proxy may have hundreds of thousands of rules.
+    """
     found: dict[tuple[str, str], FilterChain] = {}
     table = ""
     policies: dict[str, Deed] = {}
@@ -43,10 +46,13 @@ def chains_of(text: str) -> dict[tuple[str, str], FilterChain]:
             name, word = line[1:].split()[:2]
             policies[name] = Deed.DROP if word == "DROP" else Deed.ACCEPT
         elif line.startswith("-A "):
-            words = shlex.split(line)
-            rules.setdefault(words[1], []).append(_rule(words[2:], policies))
+            chain = line.split(" ", 2)[1]
+            if wanted(chain):
+                rules.setdefault(chain, []).append(_rule(shlex.split(line)[2:], policies))
         elif line == "COMMIT":
             for name, policy in policies.items():
+                if not wanted(name):
+                    continue
                 priority = _PRIORITIES.get(table, {}).get(name.lower())
                 built_in = priority is not None and name.isupper()
                 found[f"legacy {table}", name] = FilterChain(

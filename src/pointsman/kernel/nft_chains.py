@@ -9,7 +9,7 @@ import msgspec
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.nfnl import NftablesSocket, attributes_of
-from pointsman.kernel.nft_rules import SetElement, rules_of, verdict_of
+from pointsman.kernel.nft_rules import SetElement, understood, verdict_of
 from pointsman.model.addresses import Family
 from pointsman.model.packet_filter import Deed, FilterChain, FilterRule
 
@@ -60,7 +60,7 @@ class ChainReader:
         for answer in self._socket.dump(nf.NFT_MSG_GETRULE, proto, body, f"list rules of {table} {chain}"):
             found = attributes_of(answer)
             if nla.text_of(found.get(nf.NFTA_RULE_CHAIN, b"")) == chain:
-                yield from rules_of(
+                yield from understood(
                     found.get(nf.NFTA_RULE_EXPRESSIONS, b""),
                     self._family,
                     lambda wanted: self._elements(proto, name, wanted),

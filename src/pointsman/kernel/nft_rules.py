@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from pointsman.errors import KernelError
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
 from pointsman.model import packet_filter as pf
@@ -122,6 +123,18 @@ def rules_of(
     return [FilterRule(matches, decoder.deed, decoder.target, handle, comment or decoder.comment)]
 
 
+def understood(
+    expressions: bytes, family: Family, elements: Elements, handle: int = 0, comment: str = ""
+) -> list[FilterRule]:
+    """As `rules_of`; a rule that surprises us is one of unknown conditions and deed."""
+    try:
+        return rules_of(expressions, family, elements, handle, comment)
+    except KernelError:
+        raise
+    except Exception:  # noqa: BLE001 the rules of others may be anything, and never end an explanation
+        return [FilterRule((Match("a rule that cannot be read"),), Deed.UNKNOWN, "", handle, comment)]
+
+
 class _Decoder:
     """Follows the registers of one rule."""
 
@@ -206,7 +219,8 @@ class _Decoder:
         held = self._held(data, nf.NFTA_LOOKUP_SREG)
         name = nla.text_of(data.get(nf.NFTA_LOOKUP_SET, b""))
         found = self._elements(name)
-        usable = found is not None and not held.mask and all(self._fits(held, element) for element in found)
+        plain = held.field is not None and not held.mask
+        usable = plain and found is not None and all(self._fits(held, element) for element in found)
         if nf.NFTA_LOOKUP_DREG in data:
             if _number(data[nf.NFTA_LOOKUP_DREG]) != nf.NFT_REG_VERDICT:
                 self._load(_number(data[nf.NFTA_LOOKUP_DREG]), _Loaded(None, f"map @{name}"))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from pointsman.backends.netfilter.names import PROXY_TABLE, is_proxy_chain
-from pointsman.errors import PointsmanError
+from pointsman.errors import KernelError, PointsmanError
 from pointsman.kernel.command import Commands
 from pointsman.kernel.iptables_programs import LEGACY, programs, variants_in_use
 from pointsman.kernel.legacy_chains import chains_of
@@ -88,7 +88,7 @@ class LinuxHost:
         socket = NftablesSocket()
         try:
             reader = ChainReader(socket, family)
-            return reader.with_rules(reader.base_chains(PROXY_TABLE), lambda name: not is_proxy_chain(name))
+            return reader.with_rules(reader.base_chains(PROXY_TABLE), _is_theirs)
         finally:
             socket.close()
 
@@ -96,11 +96,13 @@ class LinuxHost:
         if LEGACY not in variants_in_use(family):
             return {}
         found = self._commands.run((programs(family, LEGACY).save,))
-        return {
-            key: chain
-            for key, chain in chains_of(found.stdout.decode(errors="replace")).items()
-            if not is_proxy_chain(chain.name)
-        }
+        if found.status != 0:
+            raise KernelError(f"{programs(family, LEGACY).save} failed: {found.error_text}")
+        return chains_of(found.stdout.decode(errors="replace"), _is_theirs)
+
+
+def _is_theirs(chain: str) -> bool:
+    return not is_proxy_chain(chain)
 
 
 def _routing(

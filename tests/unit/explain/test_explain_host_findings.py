@@ -63,6 +63,18 @@ def test_forwarding_does_not_matter_to_the_nodes_own_packets() -> None:
     assert codes(explained(msgspec.structs.replace(CLEAR, forwarding=None))) == set()
 
 
+def test_the_routes_of_all_endpoints_are_looked_at() -> None:
+    addresses = [f"10.244.3.{number}" for number in range(1, 31)]
+    view = view_of(factory.service(), factory.endpoint_slice(*addresses))
+    lost = factory.packed("10.244.3.30")
+    host = msgspec.structs.replace(CLEAR, routes={lost: Route(error="no route leads there")})
+    (first, *rest) = view.families
+    looked = (msgspec.structs.replace(first, host=host), *rest)
+    explanation = asked(msgspec.structs.replace(view, families=looked), "web", "pod")
+    (cause,) = explanation.ports[0].causes
+    assert cause.message == "this node has no way to 10.244.3.30:8080: no route leads there"
+
+
 def test_strict_reverse_path_matters_to_a_named_client_of_a_node_port() -> None:
     client = factory.packed("198.51.100.7")
     host = msgspec.structs.replace(
@@ -141,6 +153,8 @@ def test_legacy_rules_as_its_save_program_prints_them() -> None:
 :INPUT ACCEPT [0:0]
 :FORWARD DROP [1:2]
 :guard - [0:0]
+:KUBE-SVC-X - [0:0]
+-A KUBE-SVC-X -j "not closed
 -A FORWARD -m comment --comment "a b" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 -A FORWARD ! -s 10.0.0.0/8 -i eth+ -p tcp -m tcp --dport 80:90 -g guard
 -A guard -m addrtype --dst-type LOCAL -j REJECT --reject-with icmp-port-unreachable
@@ -151,7 +165,8 @@ COMMIT
 -A PREROUTING -d 10.1.1.1/32 -j CT --notrack
 COMMIT
 """
-    chains = chains_of(text)
+    chains = chains_of(text, lambda name: name != "KUBE-SVC-X")
+    assert ("legacy filter", "KUBE-SVC-X") not in chains
     forward, guard = chains["legacy filter", "FORWARD"], chains["legacy filter", "guard"]
     assert (forward.hook, forward.policy, guard.hook) == ("forward", Deed.DROP, "")
     assert [entry.text for entry in forward.rules] == [

@@ -1,0 +1,47 @@
+"""Rules of others from the kernel's expressions: odd ones become unknown, never an exception."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pointsman.kernel import nf_tables as nf
+from pointsman.kernel import nft_wire as w
+from pointsman.kernel.attributes import u32be
+from pointsman.kernel.nft_rules import SetElement, rules_of, understood
+from pointsman.model.addresses import Family
+from pointsman.model.packet_filter import Deed, PacketField
+
+LOOKUP = w.lookup("blocked", u32be(nf.NFTA_LOOKUP_FLAGS, 0))
+DESTINATION = w.payload(w.FIRST_REGISTER, nf.NFT_PAYLOAD_NETWORK_HEADER, 16, 4)
+TIME_TO_LIVE = w.payload(w.FIRST_REGISTER, nf.NFT_PAYLOAD_NETWORK_HEADER, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("load", "elements", "field"),
+    [
+        (DESTINATION, [], PacketField.DESTINATION),
+        (DESTINATION, [SetElement(bytes(4), bytes(4))], PacketField.DESTINATION),
+        (DESTINATION, [SetElement(bytes(8), bytes(8))], None),
+        (DESTINATION, None, None),
+        (TIME_TO_LIVE, [], None),
+        (TIME_TO_LIVE, [SetElement(b"\1", b"\1")], None),
+    ],
+)
+def test_sets_are_looked_into_where_their_keys_are_one_known_field(
+    load: bytes, elements: list[SetElement] | None, field: PacketField | None
+) -> None:
+    ((match,),) = [rule.matches for rule in rules_of(load + LOOKUP, Family.IPV4, lambda _name: elements)]
+    assert match.field is field
+    assert match.text.endswith("in @blocked")
+
+
+NAMES = ("payload", "cmp", "bitwise", "lookup", "meta", "ct", "range", "match", "target", "immediate", "nat")
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.binary(max_size=60))), st.sampled_from(Family))
+def test_no_rule_ends_an_explanation(parts: list[tuple[str, bytes]], family: Family) -> None:
+    odd = b"".join(w.expression(name, data) for name, data in parts)
+    (rule, *_) = understood(odd, family, lambda _name: [SetElement(b"", b"")])
+    assert rule.deed in Deed
