@@ -8,6 +8,7 @@ nothing is lost on a narrow screen. Without a width nothing is wrapped: programs
 from __future__ import annotations
 
 import enum
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -17,6 +18,7 @@ from pointsman.printable import printable
 
 BAR_WIDTH = 28
 _BLOCKS = " ▏▎▍▌▋▊▉█"
+_AFTER_PUNCTUATION = re.compile(r"(?<=[/:,\s-])")
 _NARROWEST = 20
 """Below that, wrapping would leave a word or less per line."""
 
@@ -161,8 +163,9 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> tuple[list[int], int]:
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     words = [max(max(map(len, cell.split()), default=0) for cell in column) for column in columns]
+    parts = [max(max(map(len, _parts(cell)), default=0) for cell in column) for column in columns]
     gap = 2
-    for least, gap in ((words, 2), (words, 1), ([1] * len(columns), 1)):
+    for least, gap in ((words, 2), (words, 1), (parts, 1), ([1] * len(columns), 1)):
         room = width - gap * (len(columns) - 1)
         _shrink(widths, least, room if width else sum(widths))
         if not width or sum(widths) <= room:
@@ -180,6 +183,21 @@ def _shrink(widths: list[int], least: Sequence[int], room: int) -> None:
 
 
 def _cell_lines(cell: str, width: int) -> list[str]:
+    """Wrapped at spaces, else after punctuation, else anywhere."""
     if len(cell) <= width:
         return [cell]
-    return textwrap.wrap(cell, max(1, width), break_on_hyphens=False) or [""]
+    if all(len(word) <= width for word in cell.split()):
+        return textwrap.wrap(cell, width, break_on_hyphens=False)
+    lines = [""]
+    for part in _parts(cell):
+        if len(lines[-1]) + len(part.rstrip()) > width and lines[-1]:
+            lines.append("")
+        while len(part) > width:
+            lines[-1:] = [part[:width], ""]
+            part = part[width:]
+        lines[-1] += part
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def _parts(cell: str) -> list[str]:
+    return [part for part in _AFTER_PUNCTUATION.split(cell) if part]

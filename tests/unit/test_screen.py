@@ -47,6 +47,22 @@ def test_a_table_wraps_inside_its_cells(width: int) -> None:
         assert len(lines) == 3
 
 
+def test_names_and_addresses_break_after_punctuation_before_they_break_anywhere() -> None:
+    table = Table([["SERVICE", "ADDRESS"], ["default/checkout", "10.96.0.11:443"]])
+    assert laid_out([table], Screen(colour=False, width=20)).splitlines() == [
+        "SERVICE  ADDRESS",
+        "default/ 10.96.0.11:",
+        "checkout 443",
+    ]
+    assert laid_out([Table([["A"], ["abcdefgh/i"]])], Screen(colour=False, width=3)).split() == [
+        "A",
+        "abc",
+        "def",
+        "gh/",
+        "i",
+    ]
+
+
 def test_what_goes_on_stands_below_its_own_beginning() -> None:
     lines = laid_out(LINES[3:4], Screen(colour=False, width=60)).splitlines()
     assert lines[0].startswith("      -> start")

@@ -34,7 +34,7 @@ COMMAND is a sub-command of pointsman that looks at a running proxy (status, lis
 Exit status: that of the command on one node; for several 0 all is well, 1 something is wrong or seen differently, 2 some node
 could not be asked."""
 
-COMMANDS: Final = ("status", "list", "explain", "verify", "top", "trace", "report", "check", "version")
+COMMANDS: Final = ("status", "list", "explain", "verify", "top", "trace", "check", "version")
 _GOES_ON: Final = ("top", "trace")
 _SELECTOR: Final = "app.kubernetes.io/name=pointsman"
 _CONTAINERS: Final = ("pointsman", "kube-proxy")

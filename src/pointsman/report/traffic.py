@@ -166,10 +166,10 @@ class _Tally:
     def _counts(
         self, directory: Directory, family: str, counts: Sequence[Count], earlier: Sequence[Count]
     ) -> None:
-        """A counter that went backwards has started again."""
+        """A counter that went backwards has started again; some modes count node ports at each address of the node."""
         before, after = _summed(earlier), _summed(counts)
         for (protocol, address, port, endpoint), connections in after.items():
-            row = directory.at(family, protocol, address, port)
+            row = directory.at(family, protocol, address, port) or directory.at(family, protocol, b"", port)
             if row is not None:
                 past = before.get((protocol, address, port, endpoint), 0)
                 grown = connections - past if connections >= past else connections

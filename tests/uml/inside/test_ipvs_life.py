@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +19,12 @@ from pointsman.backends.iptables import cleanup as iptables_cleanup
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.ipvs.apply import DRAIN_SECONDS, IpvsSettings
 from pointsman.backends.ipvs.cleanup import cleanup
+from pointsman.backends.ipvs.server_counts import server_counts
+from pointsman.kernel.conntrack import ConntrackTable, FlowQuery
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.cluster import Cluster
+from pointsman.lab.hosts import HOSTS
 from pointsman.lab.objects import Backend, LabService, backends
 from pointsman.lab.probe import Kind
 from pointsman.model.addresses import Family
@@ -337,6 +341,15 @@ def test_traffic_is_counted_per_service(world: World) -> None:
     assert by_service(found.connections) == {"web": 8, "sticky": 0}
     assert by_service(found.packets)["web"] > 16
     assert by_service(found.bytes)["web"] > 0
+    balancer = socket.inet_aton(WEB.address("lb", 4))
+    with world.cluster["n1"].entered(), ConntrackTable(Family.IPV4) as table:
+        counts = {(count.address, count.port): count.connections for count in server_counts(Family.IPV4)}
+        flows = table.flows(FlowQuery(socket.IPPROTO_TCP, balancer, 80), lambda *_: True)
+    assert counts[balancer, 80] == 5
+    assert counts[socket.inet_aton("172.30.0.10"), WEB.node_port] == 3
+    answering = {socket.inet_ntoa(flow.reply_source) for flow in flows}
+    assert answering <= {HOSTS[pod].ipv4 for pod in ("pod1", "pod2", "pod4")}
+    assert len(flows) == 5
 
 
 def test_an_external_ip_that_is_the_nodes_own_is_served_and_not_bound(world: World) -> None:

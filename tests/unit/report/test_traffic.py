@@ -78,9 +78,12 @@ def test_counters_count_and_one_that_went_backwards_has_started_again() -> None:
 
 
 def test_where_only_frontends_are_counted_shares_are_those_of_flows() -> None:
-    now = reading(1, flow(1), flow(2), flow(3), flow(4, by=TWO), counts=[Count(TCP, VIP, 80, 9)])
-    row = figures(reading(0, counts=[Count(TCP, VIP, 80, 4)]), now, IPVS_MODE.name)
-    assert row.connections_per_second == 5.0
+    def counts(cluster_ip: int, node_port: int) -> list[Count]:
+        return [Count(TCP, VIP, 80, cluster_ip), Count(TCP, NODE, 30080, node_port)]
+
+    now = reading(1, flow(1), flow(2), flow(3), flow(4, by=TWO), counts=counts(9, 12))
+    row = figures(reading(0, counts=counts(4, 10)), now, IPVS_MODE.name)
+    assert row.connections_per_second == 7.0
     assert [(e.connections_per_second, e.share) for e in row.endpoints] == [(None, 0.75), (None, 0.25)]
 
 
