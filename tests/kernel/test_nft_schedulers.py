@@ -11,20 +11,27 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tests.factory import context, endpoint, plan, service_port
-from tests.kernel.nft_kernel import everything, needs_nft, new_namespace, part
+from tests.kernel.nft_kernel import KEYWORD, everything, needs_nft, new_namespace, part
 
+from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.nftables.apply import NftablesBackend
-from pointsman.model.addresses import Family
+from pointsman.backends.nftables.patrol import SLICES
+from pointsman.kernel.command import SystemCommands
+from pointsman.kernel.iptables import Iptables
+from pointsman.kernel.sysctl import Sysctls
+from pointsman.model.addresses import Family, address_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import ServicePlan
 from pointsman.model.scheduling import Balancing, Identity, Scheduler, Scheduling
 from pointsman.model.service import Protocol
 from pointsman.model.shares import balanced, identity, warmed, weights_of
+from pointsman.model.slots import slots_of
 from pointsman.model.tracker import PortState
 from pointsman.sync.open_connections import open_connections
 
@@ -51,7 +58,7 @@ def client(family: Family, number: int) -> str:
 class World:
     """A namespace in which every address of two networks is local, ten servers and a backend."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: Family, *, service_metrics: bool = False) -> None:
         self.family = family
         self.namespace = new_namespace()
         flag = ["-6"] if family is Family.IPV6 else []
@@ -61,7 +68,7 @@ class World:
         vip = f"{VIP[family]}/{BITS[family]}"
         self.namespace.run(["ip", *flag, "route", "add", vip, "dev", "lo"])
         with self.namespace.entered():
-            self.backend = NftablesBackend(family)
+            self.backend = NftablesBackend(family, service_metrics=service_metrics)
             domain = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
             self.domain = domain
             self.servers = {}
@@ -271,6 +278,71 @@ def test_a_fresh_replica_catches_up_with_those_that_have_long_lived_connections(
         counts = held([*old, fresh])
     assert sum(counts.values()) == 400
     assert counts[identity(fresh)] > 0.65 * 400 / 3, "even chances would have given it 67 of 200"
+
+
+def test_weights_of_iptables_mode_are_probabilities(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables.lock"))
+    weights = {1: 3, 2: 1}
+    node = context(
+        world.family,
+        balancing=Balancing(possible=frozenset((Scheduler.RANDOM, Scheduler.WEIGHTED)), adjusts=False),
+    )
+    made = plan(udp(world.family), *servers(world.family, weights), node_context=node)
+    with contextlib.closing(World(world.family)) as apart:
+        with apart.namespace.entered():
+            runner = Iptables(world.family, SystemCommands())
+            backend = IptablesBackend(world.family, runner=runner, sysctls=Sysctls())
+            backend.sync(everything(node, {made.name: made}))
+            assert backend.comparison(everything(node, {made.name: made})).differences() == []
+            backend.close()
+        counts = Counter(apart.send(clients(world.family, 2000)).values())
+    assert chi_squared(counts, weights) < CHI_SQUARED[1]
+
+
+@pytest.mark.parametrize("scheduler", [Scheduler.RANDOM, Scheduler.SOURCE_HASH])
+def test_slots_that_somebody_exchanged_are_drift_and_for_a_hash_also_a_difference(
+    world: World, scheduler: Scheduler
+) -> None:
+    """Drawn at random, slots may stand in any order; drawn by a hash, they may not."""
+    family = world.family
+    node = context(family)
+    made = plan(udp(family, scheduler), *servers(family, {1: -1, 2: -1}), node_context=node)
+    request = everything(node, {made.name: made})
+    slots = [address_text(e.address) for e in slots_of(made.cluster_endpoints, made.balance)]
+    other = next(number for number, address in enumerate(slots) if address != slots[0])
+    with world.namespace.entered():
+        world.backend.sync(request)
+        assert world.backend.drift() is None
+        for verb, slot, data in (
+            ("delete", 0, ""),
+            ("delete", other, ""),
+            ("add", 0, f" : {slots[other]} . 8080"),
+            ("add", other, f" : {slots[0]} . 8080"),
+        ):
+            element = f"{{ {VIP[family]} . udp . 80 . {slot}{data} }}"
+            order = f"{verb} element {KEYWORD[family]} kube-proxy endpoints {element}\n"
+            world.namespace.run(["nft", "-f", "-"], order)
+        assert bool(world.backend.comparison(request).differences()) is scheduler.hashes
+        looks = (world.backend.drift() for _ in range(SLICES))
+        assert next(filter(None, looks), None) is not None, "the patrol reads every slot"
+
+
+def test_connections_are_counted_per_endpoint_whatever_the_number_of_its_slots(world: World) -> None:
+    family = world.family
+    node = context(family)
+    two = servers(family, {1: 3, 2: 1})
+    made = plan(udp(family), *two, node_context=node)
+    with contextlib.closing(World(family, service_metrics=True)) as apart:
+        with apart.namespace.entered():
+            apart.backend.sync(everything(node, {made.name: made}))
+        sent = Counter(apart.send(clients(family, 300)).values())
+        with apart.namespace.entered():
+            counted = apart.backend.traffic().endpoint_connections
+    assert {name: number for (_, name), number in counted.items()} == {
+        str(one): sent[number] for number, one in enumerate(two, 1)
+    }
 
 
 def test_a_kernel_without_hashes_balances_at_random_and_says_so(world: World) -> None:

@@ -23,6 +23,8 @@ def balancing_words(plan: ServicePlan) -> str:
     if balance is None:
         return ""
     how = f"{plan.scheduler}, {_BY.get(balance.scheduler, 'at random')}"
+    if balance.adjusted and balance.scheduler is not Scheduler.LEAST_CONNECTIONS:
+        how += " while new endpoints start slowly"
     if balance.weights:
         how += f"; shares {listed(_shares(plan.reachable_endpoints, balance))}"
     if balance.scheduler.hashes and plan.port.affinity_seconds:

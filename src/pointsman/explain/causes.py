@@ -185,8 +185,10 @@ def _source_ranges(
 def _advice(problem: Problem) -> str:
     if problem.reason == "AddressNotAllowed":
         return "add its range to --external-ip-allow-cidrs if it may be claimed"
-    if problem.reason == "SchedulerNotPossible":
+    if problem.reason in ("SchedulerNotPossible", "SlowStartNotPossible"):
         return "remove the annotation, or run a mode that has it: docs/balancing.md"
+    if problem.reason == "PortNotHashed":
+        return "ask for source-hash, or for no session affinity"
     if problem.holder is None or problem.reason == "AddressIsClusterIP":
         return "choose an address outside the service range"
     return "one address, protocol and port can serve one Service only; the older one keeps it"

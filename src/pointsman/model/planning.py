@@ -71,6 +71,10 @@ def _balanced(
     ):
         return chosen, None
     scheduler = scheduler_for(scheduling, chosen.reachable, defaults, problems)
+    if scheduler is Scheduler.SOURCE_PORT_HASH and port.affinity_seconds:
+        message = "sessionAffinity ClientIP: the client's port is left out of the hash, or it would not stay"
+        problems.append(Problem("PortNotHashed", message))
+        scheduler = Scheduler.SOURCE_HASH
     if scheduler is not Scheduler.RANDOM:
         cluster = without_drained(chosen.cluster, scheduling)
         local = without_drained(chosen.local, scheduling)

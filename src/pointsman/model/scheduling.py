@@ -215,8 +215,11 @@ def weight_of(endpoint: Endpoint, scheduling: Scheduling) -> int:
 def scheduler_for(
     scheduling: Scheduling, endpoints: Iterable[Endpoint], defaults: Balancing, problems: list[Problem]
 ) -> Scheduler:
-    """The scheduler a service port gets: the one asked for where the mode has it."""
+    """The scheduler a service port gets: the one asked for where the mode has it. What cannot be had is reported."""
     wanted = scheduling.scheduler
+    if scheduling.slow_start and not defaults.adjusts:
+        message = f"annotation {SLOW_START_ANNOTATION}: cannot be had in this proxy mode; new endpoints get their full share at once"
+        problems.append(Problem("SlowStartNotPossible", message))
     if wanted is None:
         weighed = bool(scheduling.weights) or any(e.weight != UNSAID_WEIGHT for e in endpoints)
         default = defaults.scheduler if defaults.scheduler in defaults.possible else Scheduler.RANDOM

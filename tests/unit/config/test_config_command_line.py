@@ -13,6 +13,7 @@ from pointsman.config.load import config_to_yaml
 from pointsman.config.log_settings import log_settings
 from pointsman.config.types import KubeProxyConfiguration, VModuleItem
 from pointsman.errors import ConfigError
+from pointsman.model.scheduling import Balancing, Scheduler
 
 HEADER = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
@@ -256,6 +257,26 @@ def test_own_defaults() -> None:
     assert options.control_socket == Path("/run/pointsman/control.sock")
     assert options.state_dir == Path("/run/pointsman")
     assert options.external_ip_allow_cidrs == ()
+
+
+def test_defaults_of_balancing_come_from_flags_and_bad_ones_are_named() -> None:
+    options = as_kube_proxy(
+        "--default-scheduler=source-hash",
+        "--default-slow-start=1m",
+        "--source-hash-seed=7",
+        "--source-hash-slots=128",
+    )
+    assert options.balancing == Balancing(Scheduler.SOURCE_HASH, 60, 7, 128)
+    assert as_kube_proxy().balancing == Balancing()
+    found = problems(
+        "--default-scheduler=lc", "--default-slow-start=2h", "--source-hash-seed=0", "--source-hash-slots=9"
+    )
+    assert [message.partition(":")[0] for message in found] == [
+        "--default-scheduler",
+        "--default-slow-start",
+        "--source-hash-seed",
+        "--source-hash-slots",
+    ]
 
 
 def test_bad_allow_list_is_refused() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from tests import factory
 from tests.unit.explain.explaining import asked, codes, only_port, view_of
 
+from pointsman.explain.balancing import balancing_words
 from pointsman.explain.report import Explanation
 from pointsman.explain.text import explanation_text
 from pointsman.report.overview import service_page
@@ -38,6 +39,13 @@ def test_weights_are_shown_as_shares() -> None:
         "  Balancing: weighted, at random; shares 10.244.1.1:8080 75.0%, 10.244.1.2:8080 25.0%\n"
         in explanation_text(found)
     )
+
+
+def test_a_slow_start_is_named_while_it_lasts() -> None:
+    made = factory.plan(
+        factory.service_port(), factory.endpoint("10.244.1.1"), factory.endpoint("10.244.1.2", share=50)
+    )
+    assert balancing_words(made).startswith("random, at random while new endpoints start slowly; shares ")
 
 
 def test_a_hash_says_what_it_does_to_session_affinity() -> None:

@@ -168,6 +168,22 @@ def test_a_scheduler_that_only_ipvs_has_is_refused_elsewhere() -> None:
     assert "sed cannot be had in this proxy mode; random is used" in plan(port, A).problems[0].message
 
 
+def test_a_mode_that_cannot_start_endpoints_slowly_says_so() -> None:
+    port, _ = asked({"slow-start": "30s"})
+    made = plan(port, A, B, node_context=context(balancing=Balancing(adjusts=False)))
+    assert [problem.reason for problem in made.problems] == ["SlowStartNotPossible"]
+    assert plan(port, A, B).problems == ()
+
+
+def test_session_affinity_leaves_the_port_out_of_the_hash() -> None:
+    port, _ = asked({"scheduler": "source-port-hash"}, sessionAffinity="ClientIP")
+    made = plan(port, A, B)
+    assert (made.scheduler, [problem.reason for problem in made.problems]) == (
+        "source-hash",
+        ["PortNotHashed"],
+    )
+
+
 def test_the_configuration_decides_for_services_that_say_nothing() -> None:
     balance = shares(A, B, port=service_port(), scheduler=Scheduler.SOURCE_HASH, seed=7, hash_slots=128)
     assert balance == Balance(Scheduler.SOURCE_HASH, {}, seed=7, hash_slots=128)
