@@ -41,6 +41,7 @@ class Trouble(msgspec.Struct, frozen=True):
     prober: str = "pod1"
     fatal: bool = True
     """Packets stop, and explain says so."""
+    family: int = 4
 
 
 class Doing(TypedDict):
@@ -66,6 +67,19 @@ TROUBLES = {
         "net.ipv4.ip_forward is 0",
         ("sysctl -qw net.ipv4.ip_forward=0",),
         ("sysctl -qw net.ipv4.ip_forward=1",),
+    ),
+    "forwarding6": Trouble(
+        "ForwardingOff",
+        "net.ipv6.conf.all.forwarding is 0",
+        ("sysctl -qw net.ipv6.conf.all.forwarding=0",),
+        ("sysctl -qw net.ipv6.conf.all.forwarding=1",),
+        family=6,
+    ),
+    "rule6": Trouble(
+        "ForeignDrop",
+        "`daddr fd00:10:244:2::/64 protocol tcp drop`",
+        family=6,
+        **chain("forward", "ip6 daddr fd00:10:244:2::/64 meta l4proto tcp drop"),
     ),
     "interface": Trouble(
         "InterfaceNotForwarding",
@@ -197,34 +211,35 @@ def control_socket(world: World) -> Path:
     return world.proxy.manifests.parent / "state" / "control.sock"
 
 
-def explained(world: World, client: str) -> tuple[Explanation, list[Cause]]:
-    query = {"target": f"{FAR_IP}:80", "from": client}
+def explained(world: World, client: str, family: int = 4) -> tuple[Explanation, list[Cause]]:
+    target = f"{FAR_IP}:80" if family == 4 else f"[{FAR.address('cluster', 6)}]:80"
+    query = {"target": target, "from": client}
     explanation = ask(control_socket(world), "/explain", Explanation, query)
     return explanation, [cause for port in explanation.ports for cause in port.causes]
 
 
-def reached(world: World, host: str) -> bool:
-    (outcome,) = run_probes(world.cluster, [world.probe(host, FAR, "cluster", 4)], deadline=0.5)
+def reached(world: World, host: str, family: int) -> bool:
+    (outcome,) = run_probes(world.cluster, [world.probe(host, FAR, "cluster", family)], deadline=0.5)
     return outcome.kind is Kind.ANSWERED
 
 
 @pytest.mark.parametrize("name", TROUBLES)
 def test_explain_sees_what_the_packets_feel(world: World, name: str) -> None:
     trouble = TROUBLES[name]
-    before, causes = explained(world, trouble.client)
+    before, causes = explained(world, trouble.client, trouble.family)
     assert before.answers, causes
     assert causes == []
     assert before.ports[0].host.not_read == ()
     with made(world, trouble):
-        explanation, causes = explained(world, trouble.client)
+        explanation, causes = explained(world, trouble.client, trouble.family)
         if trouble.prober:
-            assert not reached(world, trouble.prober)
+            assert not reached(world, trouble.prober, trouble.family)
     assert [cause.code for cause in causes] == ([trouble.code] if trouble.code else []), causes
     assert explanation.answers is not trouble.fatal
     for cause in causes:
         assert trouble.words in cause.message
         assert cause.advice
-    assert reached(world, trouble.prober or "pod1")
+    assert reached(world, trouble.prober or "pod1", trouble.family)
 
 
 def probed(

@@ -189,7 +189,9 @@ def _report(
     )
     if attempt is None:
         return report
-    return msgspec.structs.replace(report, connection=attempt_words(attempt))
+    again = not report.passed and attempt.reached is Reached.CONNECTED
+    words = f"{attempt_words(attempt)}{', by a packet that was sent again' if again else ''}"
+    return msgspec.structs.replace(report, connection=words)
 
 
 def _chains(events: Sequence[TraceEvent], place: Place) -> dict[tuple[str, str], FilterChain]:
