@@ -1,0 +1,183 @@
+"""Where the time of a start goes: every phase alone, made of the parts that the process uses, in processor time.
+
+    sudo python -m bench.start [--size 10000x10] [--json FILE]
+
+bench.process measures the whole, from the start of the process until the kernel has everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bench.nftables import CONTEXT
+from bench.objects import service_json, slice_json
+from bench.process import IMPORTS, NODE, as_shipped, started
+
+from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.contents import Contents
+from pointsman.kernel.nfnl import NftablesSocket, nftables_message
+from pointsman.kube.access import Access
+from pointsman.kube.protobuf import ProtobufDecoder
+from pointsman.kube.transport import Transport
+from pointsman.lab.netns import Namespace
+from pointsman.model.addresses import Family
+from pointsman.model.objects import EndpointSlice, Service
+from pointsman.model.source_events import Synced
+from pointsman.model.tracker import Tracker
+from pointsman.source.api import ApiSource
+from pointsman.sync.reconcile import Reconciler
+from pointsman.testing.protobuf import Encoder
+from pointsman.testing.recording import RecordingBackend
+
+KINDS = 4
+PAGE = 2000
+T = TypeVar("T")
+
+
+class Phases:
+    """Processor time by phase, in order."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def run(self, name: str, work: Callable[[], T]) -> T:
+        began = time.process_time()
+        result = work()
+        self.seconds[name] = time.process_time() - began
+        return result
+
+    def rows(self, services: int, endpoints: int) -> list[dict[str, Any]]:
+        total = sum(self.seconds.values())
+        size = {"services": services, "endpoints": endpoints}
+        rows = [
+            {**size, "phase": name, "cpu_s": seconds, "of_all_percent": 100 * seconds / total}
+            for name, seconds in self.seconds.items()
+        ]
+        return [*rows, {**size, "phase": "together", "cpu_s": total, "of_all_percent": 100.0}]
+
+
+def import_seconds() -> float:
+    """Of the interpreter with everything a start imports, compiled before as an installed package is."""
+    with tempfile.TemporaryDirectory() as directory:
+        command, environment = [sys.executable, "-c", IMPORTS], as_shipped(Path(directory))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, env=environment, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+async def receive(url: str) -> None:
+    """Everything that a start is sent, decoded and dropped."""
+    transport = Transport(Access(url, "bench"), qps=0)
+    source = ApiSource(transport, node_name="n1")
+    synced = 0
+    async with aclosing(source.events()) as events:
+        async for event in events:
+            synced += isinstance(event, Synced)
+            if synced == KINDS:
+                break
+    await transport.close()
+
+
+def received(objects: list[dict[str, Any]], phases: Phases) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        work = Path(directory)
+        (work / "objects.json").write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": objects}))
+        server = [sys.executable, "-m", "pointsman.testing", "--objects", str(work / "objects.json")]
+        with started(server, work / "api.log"):
+            while not (url := (work / "api.log").read_text().strip()):
+                time.sleep(0.1)
+            asyncio.run(receive(url))  # the server encodes its objects once, for this one
+            phases.run("receive", lambda: asyncio.run(receive(url)))
+
+
+def measure(services: int, endpoints: int) -> list[dict[str, Any]]:
+    phases = Phases()
+    phases.seconds["interpreter and imports"] = import_seconds()
+    made = [json.loads(service_json(index)) for index in range(services)]
+    slices = [json.loads(slice_json(index, endpoints)) for index in range(services)]
+    received([NODE, *made, *slices], phases)
+    encoder = Encoder()
+
+    def pages(kind: str, items: list[dict[str, Any]]) -> list[bytes]:
+        return [
+            encoder.listing(kind, "v1", {"resourceVersion": "1"}, items[start : start + PAGE])
+            for start in range(0, len(items), PAGE)
+        ]
+
+    bodies: list[tuple[type[Any], list[bytes]]] = [
+        (Service, pages("Service", made)),
+        (EndpointSlice, pages("EndpointSlice", slices)),
+    ]
+    del made, slices
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    decoded = phases.run(
+        "decode", lambda: [ProtobufDecoder(kind).page(body).objects for kind, all_ in bodies for body in all_]
+    )
+    phases.seconds["receive"] -= phases.seconds["decode"]
+    trackers = {family: Tracker(family, "n1") for family in Family}
+
+    def track() -> None:
+        for tracker in trackers.values():
+            for objects in decoded:
+                for item in objects:
+                    if isinstance(item, Service):
+                        tracker.service_upserted(item)
+                    elif isinstance(item, EndpointSlice):
+                        tracker.slice_upserted(item)
+
+    phases.run("track", track)
+    reconciler = Reconciler(RecordingBackend())
+    changes = trackers[Family.IPV4].take()
+    phases.run("plan", lambda: reconciler.sync(changes, CONTEXT))
+    fragments = phases.run(
+        "compile",
+        lambda: {name: fragment_from_plan(plan, CONTEXT) for name, plan in reconciler.plans.items()},
+    )
+
+    def encode() -> list[Any]:
+        contents = Contents(CONTEXT)
+        contents.load(fragments)
+        batch = contents.full_batch(replace=False, update=False)
+        family = contents.traits.nfproto
+        return [nftables_message(kind, family, flags, body) for kind, flags, body in batch.messages()]
+
+    messages = phases.run("encode", encode)
+    with Namespace().entered():
+        socket = NftablesSocket()
+        phases.run("commit in the kernel", lambda: socket.commit(messages))
+        socket.close()
+    return phases.rows(services, endpoints)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", default="10000x10")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    services, endpoints = map(int, options.size.split("x"))
+    rows = measure(services, endpoints)
+    for row in rows:
+        print(f"{row['phase']:24} {row['cpu_s']:6.3f} s {row['of_all_percent']:5.1f} %")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
