@@ -325,6 +325,22 @@ def test_the_annotations_for_all_modes_choose_schedulers_and_weights(world: Worl
             assert world.backends[Family.IPV4].drift() is None
 
 
+def test_lc_gives_a_fresh_replica_every_connection_until_it_has_as_many_as_the_others(world: World) -> None:
+    """What least-connections of nftables mode is compared with: there a fresh replica gets four times its share at most."""
+    asked = {"pointsman.dev/scheduler": "least-connections"}
+    held = []
+    for service, count in ((_only(WEB, "pod1", "pod2"), 8), (WEB, 4)):
+        annotated, *slices = service.manifests()
+        annotated["metadata"]["annotations"] = asked
+        world.apply_manifests(Family.IPV4, [annotated, *slices])
+        flows = [world.flow("pod3", WEB) for _ in range(count)]
+        answered = Counter(flow.ask().by for flow in flows)
+        held += flows
+    assert answered == {"pod4": 4}
+    for flow in held:
+        flow.abort()
+
+
 def test_traffic_is_counted_per_service(world: World) -> None:
     world.apply([WEB, STICKY])
     world.ask("client", WEB, "lb", count=5)
