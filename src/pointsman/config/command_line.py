@@ -187,13 +187,16 @@ def _from_file(flags: Mapping[str, Any], problems: list[str], warnings: list[str
     except ConfigError as broken:
         raise ConfigError([f"{name}: {problem}" for problem in broken.problems]) from broken
     problems += loaded.problems
-    found = warnings if not flags.get("strict") else problems
-    found += loaded.warnings
-    found += [
+    odd = list(loaded.warnings)
+    odd += [
         f"flag --{flag} is ignored because --config is given; set it in {name}"
         for flag in flags
         if not BY_NAME[flag].works_with_file
     ]
+    if flags.get("strict"):
+        problems += [f"refused by --strict: {oddity}" for oddity in odd]
+    else:
+        warnings += odd
     config = loaded.config
     for flag, value in flags.items():
         for field in BY_NAME[flag].fields:

@@ -92,7 +92,7 @@ def test_a_strict_check_fails_for_what_is_otherwise_a_warning(
     assert f"warning: {problem}" in capsys.readouterr().err
     assert check.main([f"--config={file}", "--strict"]) == 1
     printed = capsys.readouterr()
-    assert (printed.out, problem in printed.err) == ("", True)
+    assert (printed.out, f"refused by --strict: {problem}" in printed.err) == ("", True)
 
 
 @pytest.mark.parametrize("flag", ["--mode=ipvs", "--proxy-mode=ipvs"])

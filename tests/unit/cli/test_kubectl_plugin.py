@@ -14,7 +14,8 @@ import pytest
 from tests import factory
 from tests.unit.cli.live_proxy import LiveProxy, live_proxy
 
-from pointsman.cli.kubectl_plugin import Pod, chosen_pods, main, pods_from_json, split_words
+from pointsman.cli.kubectl_plugin import COMMANDS, Pod, chosen_pods, main, pods_from_json, split_words
+from pointsman.cli.main import SUBCOMMANDS
 from pointsman.errors import KernelError, PointsmanError
 
 KUBECTL = """#!{python}
@@ -171,6 +172,10 @@ def test_the_plugin_is_installed_where_kubectl_looks() -> None:
     program = Path(sys.executable).parent / "kubectl-pointsman"
     done = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=30)
     assert "kubectl pointsman [flags] [NODE...] COMMAND" in done.stdout
+
+
+def test_its_commands_are_commands() -> None:
+    assert set(COMMANDS) <= set(SUBCOMMANDS)
 
 
 def test_the_first_word_that_is_a_command_ends_the_nodes() -> None:
