@@ -104,9 +104,10 @@ def furnish(tree: Path, source: Source) -> None:
     _copy(ROOT / "deploy/systemd/pointsman.service", tree / "usr/lib/systemd/system/pointsman.service")
     _copy(ROOT / "deploy/systemd/config.yaml", tree / CONFIGURATION.lstrip("/"))
     (tree / MANIFESTS.lstrip("/")).mkdir(parents=True)
-    link = tree / "usr/bin/pointsman"
-    link.parent.mkdir(parents=True)
-    link.symlink_to(f"{PREFIX}/bin/pointsman")
+    programs = tree / "usr/bin"
+    programs.mkdir(parents=True)
+    for program in ("pointsman", "kubectl-pointsman"):
+        (programs / program).symlink_to(f"{PREFIX}/bin/{program}")
     documents = tree / "usr/share/doc/pointsman"
     documents.mkdir(parents=True)
     (documents / "copyright").write_text(_COPYRIGHT)

@@ -67,7 +67,8 @@ def test_install_and_enable_is_all_there_is_to_do(package: Path, tmp_path: Path)
         "usr/share/man/man8/pointsman-explain.8.gz",
         "usr/share/zsh/vendor-completions/_pointsman",
     } <= held
-    assert (tmp_path / "usr/bin/pointsman").readlink() == Path("/opt/pointsman/bin/pointsman")
+    for program in ("pointsman", "kubectl-pointsman"):
+        assert (tmp_path / "usr/bin" / program).readlink() == Path("/opt/pointsman/bin") / program
     assert (tmp_path / "DEBIAN/conffiles").read_text() == "/etc/pointsman/config.yaml\n"
     unit = (tmp_path / "usr/lib/systemd/system/pointsman.service").read_text()
     assert "--config /etc/pointsman/config.yaml" in unit
