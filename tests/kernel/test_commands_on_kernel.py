@@ -123,22 +123,24 @@ def test_a_running_proxy_explains_with_the_kernel_in_view(node: RunningNode) -> 
     assert node.command("status", *live).returncode == 0
 
 
-def test_without_privileges_the_diff_says_so(node: RunningNode, tmp_path: Path) -> None:
-    unprivileged = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--reuid=0", "--clear-groups")
-    with node.namespace.entered():
-        answer = subprocess.run(
-            [
-                *unprivileged,
-                *(sys.executable, "-m", "pointsman", "render", "--diff", f"--manifests={EXAMPLES}"),
-                *("--node=node-a", f"--mode={node.mode}"),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-    assert answer.returncode == 2, answer
-    assert "pointsman render:" in answer.stderr
-    assert "Traceback" not in answer.stderr
+UNPRIVILEGED = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--reuid=0", "--clear-groups")
+
+
+def test_without_privileges_the_diff_and_a_trace_say_so(node: RunningNode) -> None:
+    for name, arguments in {
+        "render": ("--diff", f"--manifests={EXAMPLES}", "--node=node-a", f"--mode={node.mode}"),
+        "trace": ("shop/admin", "--control-socket", str(node.socket)),
+    }.items():
+        with node.namespace.entered():
+            answer = subprocess.run(
+                [*UNPRIVILEGED, sys.executable, "-m", "pointsman", name, *arguments],
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+        assert answer.returncode == 2, answer
+        assert f"pointsman {name}:" in answer.stderr
+        assert "Traceback" not in answer.stderr
 
 
 @pytest.mark.parametrize("node", ["nftables"], indirect=True)

@@ -9,8 +9,9 @@ import msgspec
 from pointsman.explain.packets import Client, ClientKind, endpoints_for
 from pointsman.explain.rule_walk import Packet
 from pointsman.explain.view import FamilyView, View
+from pointsman.kernel.nft_chains import NFPROTO
+from pointsman.kernel.nft_matches import NAME_LENGTH
 from pointsman.model import packet_filter as pf
-from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.host import HostFacts
 from pointsman.model.node_context import LocalMode
@@ -21,8 +22,6 @@ TRANSLATION = -100
 """The priority at which service proxies translate destinations."""
 _ENDPOINTS_FOLLOWED = 8
 """Through the rules of others, per frontend and client: those for further endpoints are seldom different."""
-_NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
-_NAME_LENGTH = 16
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -100,7 +99,7 @@ class _Stages:
 
     def _common(self) -> dict[PacketField, tuple[bytes, bytes]]:
         protocol = bytes((self._plan.port.protocol.value,))
-        family = bytes((_NFPROTO[self._family.family],))
+        family = bytes((NFPROTO[self._family.family],))
         known = {PacketField.FAMILY: (family, family), PacketField.PROTOCOL: (protocol, protocol)}
         source = self._source()
         if source is not None:
@@ -148,5 +147,5 @@ def _port(number: int) -> tuple[bytes, bytes]:
 
 
 def _name(interface: str) -> tuple[bytes, bytes]:
-    padded = interface.encode().ljust(_NAME_LENGTH, b"\0")
+    padded = interface.encode().ljust(NAME_LENGTH, b"\0")
     return padded, padded

@@ -188,7 +188,11 @@ class NetlinkSocket:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(_SOL_NETLINK, option, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _ANSWER_SECONDS, 0))
-        self._socket.bind((0, groups))
+        try:
+            self._socket.bind((0, groups))
+        except OSError as error:
+            self._socket.close()
+            raise kernel_error(error.errno or 0, f"listen to netlink groups {groups:#x}") from error
 
     def __enter__(self) -> Self:
         return self

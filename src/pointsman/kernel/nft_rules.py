@@ -6,9 +6,7 @@ extensions of iptables. Everything else becomes a match of unknown outcome.
 
 from __future__ import annotations
 
-import struct
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,13 +14,16 @@ import msgspec
 from pointsman.errors import KernelError
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
-from pointsman.model import packet_filter as pf
-from pointsman.model.addresses import Cidr, Family, address_text
+from pointsman.kernel.nft_matches import (
+    Loaded,
+    compared,
+    conntrack_extension,
+    port_extension,
+    value_length,
+    within,
+)
+from pointsman.model.addresses import Family
 from pointsman.model.packet_filter import BIT_WORDS, Deed, FilterRule, Match, PacketField
-from pointsman.model.service import Protocol
-
-NAME_LENGTH = 16
-"""Of an interface, padded with zeros."""
 
 _ADDRESSES = {
     Family.IPV4: {12: PacketField.SOURCE, 16: PacketField.DESTINATION},
@@ -37,17 +38,6 @@ _META = {
 }
 _META_WORDS = {nf.NFT_META_MARK: "mark", nf.NFT_META_IIF: "iif", nf.NFT_META_OIF: "oif"}
 _CT = {nf.NFT_CT_STATE: PacketField.CT_STATE, nf.NFT_CT_STATUS: PacketField.CT_STATUS}
-_NAMES = (PacketField.IN_INTERFACE, PacketField.OUT_INTERFACE)
-_XT_STATES = {
-    1: pf.INVALID,
-    2: pf.ESTABLISHED,
-    4: pf.RELATED,
-    8: pf.NEW,
-    64: pf.STATE_SNAT,
-    128: pf.STATE_DNAT,
-    256: pf.UNTRACKED,
-}
-"""States as iptables' -m conntrack numbers them."""
 TARGETS = {
     "REJECT": Deed.REJECT,
     "MASQUERADE": Deed.SOURCE_NAT,
@@ -76,7 +66,6 @@ _VERDICTS = {
     nf.NFT_RETURN & 0xFFFFFFFF: Deed.RETURN,
     nf.NFT_CONTINUE & 0xFFFFFFFF: Deed.PASS,
 }
-_MAX_ALL = b"\xff"
 _ANONYMOUS = "__"
 """How the kernel's names of sets begin that are part of a rule."""
 _MOST_LISTED = 10
@@ -93,15 +82,6 @@ class SetElement(NamedTuple):
 
 Elements = Callable[[str], Sequence[SetElement] | None]
 """The elements of a set by its name; None when they cannot be used."""
-
-
-class _Loaded(NamedTuple):
-    """What a register holds."""
-
-    field: PacketField | None
-    text: str
-    length: int = 0
-    mask: bytes = b""
 
 
 def rules_of(
@@ -141,7 +121,7 @@ class _Decoder:
     def __init__(self, family: Family, elements: Elements) -> None:
         self._family = family
         self._elements = elements
-        self._registers: dict[int, _Loaded] = {}
+        self._registers: dict[int, Loaded] = {}
         self.matches: list[Match] = []
         self.branches: list[tuple[Match, SetElement]] = []
         self.deed = Deed.PASS
@@ -155,15 +135,15 @@ class _Decoder:
         elif name in _STATEMENTS:
             self.deed = _STATEMENTS[name]
         elif name not in _WITHOUT_EFFECT:
-            self._load(_number(data.get(1)), _Loaded(None, name))
+            self._load(_number(data.get(1)), Loaded(None, name))
             if name in ("limit", "quota", "connlimit", "dynset"):
                 self.matches.append(Match(name))
 
-    def _load(self, register: int, loaded: _Loaded) -> None:
+    def _load(self, register: int, loaded: Loaded) -> None:
         self._registers[register] = loaded
 
-    def _held(self, data: Mapping[int, bytes], attribute: int) -> _Loaded:
-        return self._registers.get(_number(data.get(attribute)), _Loaded(None, "something"))
+    def _held(self, data: Mapping[int, bytes], attribute: int) -> Loaded:
+        return self._registers.get(_number(data.get(attribute)), Loaded(None, "something"))
 
     def _take_payload(self, data: Mapping[int, bytes]) -> None:
         if nf.NFTA_PAYLOAD_DREG not in data:
@@ -178,7 +158,7 @@ class _Decoder:
         elif base == nf.NFT_PAYLOAD_TRANSPORT_HEADER and length == 2:
             field = {0: PacketField.SOURCE_PORT, 2: PacketField.DESTINATION_PORT}.get(offset)
         text = field.value if field else f"payload {base},{offset},{length}"
-        self._load(_number(data[nf.NFTA_PAYLOAD_DREG]), _Loaded(field, text, length))
+        self._load(_number(data[nf.NFTA_PAYLOAD_DREG]), Loaded(field, text, length))
 
     def _take_meta(self, data: Mapping[int, bytes]) -> None:
         if nf.NFTA_META_DREG in data:
@@ -186,14 +166,14 @@ class _Decoder:
             field = _META.get(key)
             self._load(
                 _number(data[nf.NFTA_META_DREG]),
-                _Loaded(field, field.value if field else _META_WORDS.get(key, f"meta {key}")),
+                Loaded(field, field.value if field else _META_WORDS.get(key, f"meta {key}")),
             )
 
     def _take_ct(self, data: Mapping[int, bytes]) -> None:
         if nf.NFTA_CT_DREG in data:
             key = _number(data.get(nf.NFTA_CT_KEY))
             field = _CT.get(key)
-            self._load(_number(data[nf.NFTA_CT_DREG]), _Loaded(field, field.value if field else f"ct {key}"))
+            self._load(_number(data[nf.NFTA_CT_DREG]), Loaded(field, field.value if field else f"ct {key}"))
 
     def _take_bitwise(self, data: Mapping[int, bytes]) -> None:
         held = self._held(data, nf.NFTA_BITWISE_SREG)
@@ -207,13 +187,13 @@ class _Decoder:
     def _take_cmp(self, data: Mapping[int, bytes]) -> None:
         held = self._held(data, nf.NFTA_CMP_SREG)
         operation = _number(data.get(nf.NFTA_CMP_OP))
-        self.matches.append(_compared(held, operation, _value(data.get(nf.NFTA_CMP_DATA, b"")), self._family))
+        self.matches.append(compared(held, operation, _value(data.get(nf.NFTA_CMP_DATA, b"")), self._family))
 
     def _take_range(self, data: Mapping[int, bytes]) -> None:
         held = self._held(data, nf.NFTA_RANGE_SREG)
         low, high = (_value(data.get(key, b"")) for key in (nf.NFTA_RANGE_FROM_DATA, nf.NFTA_RANGE_TO_DATA))
         negated = _number(data.get(nf.NFTA_RANGE_OP)) == nf.NFT_CMP_NEQ
-        self.matches.append(_within(held, ((low, high),), self._family, negated=negated))
+        self.matches.append(within(held, ((low, high),), self._family, negated=negated))
 
     def _take_lookup(self, data: Mapping[int, bytes]) -> None:
         held = self._held(data, nf.NFTA_LOOKUP_SREG)
@@ -223,14 +203,13 @@ class _Decoder:
         usable = plain and found is not None and all(self._fits(held, element) for element in found)
         if nf.NFTA_LOOKUP_DREG in data:
             if _number(data[nf.NFTA_LOOKUP_DREG]) != nf.NFT_REG_VERDICT:
-                self._load(_number(data[nf.NFTA_LOOKUP_DREG]), _Loaded(None, f"map @{name}"))
+                self._load(_number(data[nf.NFTA_LOOKUP_DREG]), Loaded(None, f"map @{name}"))
             elif not usable or found is None:
                 self.matches.append(Match(f"{held.text} in map @{name}"))
                 self.deed = Deed.UNKNOWN
             else:
                 self.branches = [
-                    (_within(held, ((element.low, element.high),), self._family), element)
-                    for element in found
+                    (within(held, ((element.low, element.high),), self._family), element) for element in found
                 ]
             return
         negated = bool(_number(data.get(nf.NFTA_LOOKUP_FLAGS)) & nf.NFT_LOOKUP_F_INV)
@@ -238,18 +217,18 @@ class _Decoder:
             self.matches.append(Match(f"{held.text}{' not' if negated else ''} in @{name}"))
         else:
             ranges = tuple((element.low, element.high) for element in found)
-            match = _within(held, ranges, self._family, negated=negated)
+            match = within(held, ranges, self._family, negated=negated)
             if not name.startswith(_ANONYMOUS) or len(found) > _MOST_LISTED:
                 match = msgspec.structs.replace(
                     match, text=f"{held.text}{' not' if negated else ''} in @{name}"
                 )
             self.matches.append(match)
 
-    def _fits(self, held: _Loaded, element: SetElement) -> bool:
+    def _fits(self, held: Loaded, element: SetElement) -> bool:
         """Whether a key is this one field, and not several fields put together."""
         if held.field is None:
             return False
-        length = 4 if held.field in BIT_WORDS else _length(held.field, self._family)
+        length = 4 if held.field in BIT_WORDS else value_length(held.field, self._family)
         return len(element.low) == length
 
     def _take_immediate(self, data: Mapping[int, bytes]) -> None:
@@ -271,10 +250,10 @@ class _Decoder:
             self.comment = info.partition(b"\0")[0].decode(errors="replace")
             return
         if name in ("tcp", "udp"):
-            self.matches += _port_extension(name, info)
+            self.matches += port_extension(name, info)
         else:
             self.matches.append(
-                (_conntrack_extension(info) if name == "conntrack" else None) or Match(f"-m {name}")
+                (conntrack_extension(info) if name == "conntrack" else None) or Match(f"-m {name}")
             )
 
 
@@ -287,133 +266,6 @@ def verdict_in(parts: Mapping[int, bytes]) -> tuple[Deed, str]:
     """The same from the attributes of the verdict itself."""
     deed = _VERDICTS.get(_number(parts.get(nf.NFTA_VERDICT_CODE)), Deed.UNKNOWN)
     return deed, nla.text_of(parts.get(nf.NFTA_VERDICT_CHAIN, b""))
-
-
-def _compared(held: _Loaded, operation: int, value: bytes, family: Family) -> Match:
-    negated = operation == nf.NFT_CMP_NEQ
-    if held.field in BIT_WORDS and len(value) == 4:
-        asked = int.from_bytes(held.mask or value, sys.byteorder)
-        if held.mask and any(value):
-            return Match(f"{held.text} of some kind")
-        # `state & mask != 0` takes the states of the mask; without a mask the state itself is compared.
-        return _of_bits(held.field, asked, negated=negated != bool(held.mask))
-    if operation in (nf.NFT_CMP_EQ, nf.NFT_CMP_NEQ):
-        return _within(held, ((value, value),), family, negated=negated)
-    if held.mask or held.field in _NAMES:
-        return Match(f"{held.text} compared")
-    least, most = bytes(len(value)), b"\xff" * len(value)
-    number = int.from_bytes(value, "big")
-    ranges = {
-        nf.NFT_CMP_LT: (least, max(number - 1, 0).to_bytes(len(value), "big")),
-        nf.NFT_CMP_LTE: (least, value),
-        nf.NFT_CMP_GT: (min(number + 1, int.from_bytes(most, "big")).to_bytes(len(value), "big"), most),
-        nf.NFT_CMP_GTE: (value, most),
-    }
-    return _within(held, (ranges[operation],), family)
-
-
-def _of_bits(field: PacketField, bits: int, *, negated: bool = False) -> Match:
-    words = ",".join(word for bit, word in BIT_WORDS[field].items() if bits & bit) or f"0x{bits:x}"
-    return Match(f"{field.value} {'!= ' if negated else ''}{words}", field, bits=bits, negated=negated)
-
-
-def _within(
-    held: _Loaded, ranges: Sequence[tuple[bytes, bytes]], family: Family, *, negated: bool = False
-) -> Match:
-    """The value lies in one of the ranges; shorter values stand for every value that begins with them."""
-    field = held.field
-    if field is None:
-        mask = f" & {_hex(held.mask)}" if held.mask else ""
-        return Match(f"{held.text}{mask} {'!= ' if negated else ''}{_hex(ranges[0][0])}")
-    if field in BIT_WORDS:
-        bits = 0
-        for low, _ in ranges:
-            bits |= int.from_bytes(low, sys.byteorder)
-        return _of_bits(field, bits, negated=negated)
-    full = _length(field, family)
-    prefix = _prefix_of(held.mask) if held.mask else full * 8
-    if prefix is None:
-        return Match(f"{held.text} masked", None, negated=negated)
-    if field in _NAMES:
-        ranges = [(low, high.ljust(full, b"\0") if b"\0" in high else high) for low, high in ranges]
-    widened = tuple((low.ljust(full, b"\0"), _last(high, prefix, full)) for low, high in ranges)
-    words = ", ".join(_words(field, low, high) for low, high in widened)
-    text = f"{held.text} {'!= ' if negated else ''}{words if len(widened) == 1 else '{ ' + words + ' }'}"
-    # Which family a packet has stands in the names of the other fields, so nobody needs to read it.
-    return Match("" if field is PacketField.FAMILY else text, field, widened, negated=negated)
-
-
-def _hex(value: bytes) -> str:
-    return hex(int.from_bytes(value, sys.byteorder))
-
-
-def _length(field: PacketField, family: Family) -> int:
-    if field in (PacketField.SOURCE, PacketField.DESTINATION):
-        return family.address_length
-    if field in _NAMES:
-        return NAME_LENGTH
-    return 2 if field in (PacketField.SOURCE_PORT, PacketField.DESTINATION_PORT) else 1
-
-
-def _prefix_of(mask: bytes) -> int | None:
-    number, bits = int.from_bytes(mask, "big"), len(mask) * 8
-    ones = number.bit_count()
-    return ones if number == ((1 << ones) - 1) << (bits - ones) else None
-
-
-def _last(high: bytes, prefix: int, full: int) -> bytes:
-    padded = high.ljust(full, _MAX_ALL)
-    host = full * 8 - prefix
-    return (int.from_bytes(padded, "big") | ((1 << host) - 1)).to_bytes(full, "big") if host > 0 else padded
-
-
-def _words(field: PacketField, low: bytes, high: bytes) -> str:
-    if field in (PacketField.SOURCE, PacketField.DESTINATION):
-        span = int.from_bytes(low, "big") ^ int.from_bytes(high, "big")
-        if low == high:
-            return address_text(low)
-        if span & (span + 1) == 0:
-            return str(Cidr(low, len(low) * 8 - span.bit_length()))
-        return f"{address_text(low)}-{address_text(high)}"
-    if field in _NAMES:
-        name = low.rstrip(b"\0").decode(errors="replace")
-        return name if low == high else f"{name}*"
-    first, last = int.from_bytes(low, "big"), int.from_bytes(high, "big")
-    if field is PacketField.PROTOCOL:
-        names = {protocol.value: protocol.name.lower() for protocol in Protocol}
-        return names.get(first, str(first))
-    return str(first) if first == last else f"{first}-{last}"
-
-
-def _port_extension(name: str, info: bytes) -> Iterator[Match]:
-    """Options of iptables -m tcp and -m udp: source and destination ports from and to, in host byte order."""
-    if len(info) < 9:
-        yield Match(f"-m {name}")
-        return
-    from_source, to_source, first, last = struct.unpack_from("=4H", info)
-    inverted = info[11] if name == "tcp" and len(info) > 11 else info[8]
-    flags_asked = name == "tcp" and (info[8] or info[9])
-    for field, low, high, bit in (
-        (PacketField.SOURCE_PORT, from_source, to_source, 1),
-        (PacketField.DESTINATION_PORT, first, last, 2),
-    ):
-        if (low, high) != (0, 65535):
-            held = _Loaded(field, f"{name} {field.value}", 2)
-            ports = (struct.pack(">H", low), struct.pack(">H", high))
-            yield _within(held, (ports,), Family.IPV4, negated=bool(inverted & bit))
-    if flags_asked:
-        yield Match("-m tcp flags")
-
-
-def _conntrack_extension(info: bytes) -> Match | None:
-    """Options of iptables -m conntrack where it asks for the state only."""
-    if len(info) < 154:
-        return None
-    asked, inverted, states = struct.unpack_from("=3H", info, 146)
-    if asked != 1:
-        return None
-    bits = sum(ours for theirs, ours in _XT_STATES.items() if states & theirs)
-    return _of_bits(PacketField.CT_STATE, bits, negated=bool(inverted & 1))
 
 
 def _number(data: bytes | None) -> int:

@@ -1,0 +1,168 @@
+"""What one comparison in an nf_tables rule asks of a packet, as a Match with its words. Does no I/O."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pointsman.kernel import nf_tables as nf
+from pointsman.model import packet_filter as pf
+from pointsman.model.addresses import Cidr, Family, address_text
+from pointsman.model.packet_filter import BIT_WORDS, Match, PacketField
+from pointsman.model.service import Protocol
+
+NAME_LENGTH = 16
+"""Of an interface, padded with zeros."""
+
+_NAMES = (PacketField.IN_INTERFACE, PacketField.OUT_INTERFACE)
+_XT_STATES = {
+    1: pf.INVALID,
+    2: pf.ESTABLISHED,
+    4: pf.RELATED,
+    8: pf.NEW,
+    64: pf.STATE_SNAT,
+    128: pf.STATE_DNAT,
+    256: pf.UNTRACKED,
+}
+"""States as iptables' -m conntrack numbers them."""
+_MAX_ALL = b"\xff"
+
+
+class Loaded(NamedTuple):
+    """What a register holds."""
+
+    field: PacketField | None
+    text: str
+    length: int = 0
+    mask: bytes = b""
+
+
+def compared(held: Loaded, operation: int, value: bytes, family: Family) -> Match:
+    """The register compared with a value."""
+    negated = operation == nf.NFT_CMP_NEQ
+    if held.field in BIT_WORDS and len(value) == 4:
+        asked = int.from_bytes(held.mask or value, sys.byteorder)
+        if held.mask and any(value):
+            return Match(f"{held.text} of some kind")
+        # `state & mask != 0` takes the states of the mask; without a mask the state itself is compared.
+        return _of_bits(held.field, asked, negated=negated != bool(held.mask))
+    if operation in (nf.NFT_CMP_EQ, nf.NFT_CMP_NEQ):
+        return within(held, ((value, value),), family, negated=negated)
+    if held.mask or held.field in _NAMES:
+        return Match(f"{held.text} compared")
+    least, most = bytes(len(value)), b"\xff" * len(value)
+    number = int.from_bytes(value, "big")
+    ranges = {
+        nf.NFT_CMP_LT: (least, max(number - 1, 0).to_bytes(len(value), "big")),
+        nf.NFT_CMP_LTE: (least, value),
+        nf.NFT_CMP_GT: (min(number + 1, int.from_bytes(most, "big")).to_bytes(len(value), "big"), most),
+        nf.NFT_CMP_GTE: (value, most),
+    }
+    return within(held, (ranges[operation],), family)
+
+
+def _of_bits(field: PacketField, bits: int, *, negated: bool = False) -> Match:
+    words = ",".join(word for bit, word in BIT_WORDS[field].items() if bits & bit) or f"0x{bits:x}"
+    return Match(f"{field.value} {'!= ' if negated else ''}{words}", field, bits=bits, negated=negated)
+
+
+def within(
+    held: Loaded, ranges: Sequence[tuple[bytes, bytes]], family: Family, *, negated: bool = False
+) -> Match:
+    """The value lies in one of the ranges; shorter values stand for every value that begins with them."""
+    field = held.field
+    if field is None:
+        mask = f" & {_hex(held.mask)}" if held.mask else ""
+        return Match(f"{held.text}{mask} {'!= ' if negated else ''}{_hex(ranges[0][0])}")
+    if field in BIT_WORDS:
+        bits = 0
+        for low, _ in ranges:
+            bits |= int.from_bytes(low, sys.byteorder)
+        return _of_bits(field, bits, negated=negated)
+    full = value_length(field, family)
+    prefix = _prefix_of(held.mask) if held.mask else full * 8
+    if prefix is None:
+        return Match(f"{held.text} masked", None, negated=negated)
+    if field in _NAMES:
+        ranges = [(low, high.ljust(full, b"\0") if b"\0" in high else high) for low, high in ranges]
+    widened = tuple((low.ljust(full, b"\0"), _last(high, prefix, full)) for low, high in ranges)
+    words = ", ".join(_words(field, low, high) for low, high in widened)
+    text = f"{held.text} {'!= ' if negated else ''}{words if len(widened) == 1 else '{ ' + words + ' }'}"
+    # Which family a packet has stands in the names of the other fields, so nobody needs to read it.
+    return Match("" if field is PacketField.FAMILY else text, field, widened, negated=negated)
+
+
+def _hex(value: bytes) -> str:
+    return hex(int.from_bytes(value, sys.byteorder))
+
+
+def value_length(field: PacketField, family: Family) -> int:
+    """Of a whole value of the field, in bytes."""
+    if field in (PacketField.SOURCE, PacketField.DESTINATION):
+        return family.address_length
+    if field in _NAMES:
+        return NAME_LENGTH
+    return 2 if field in (PacketField.SOURCE_PORT, PacketField.DESTINATION_PORT) else 1
+
+
+def _prefix_of(mask: bytes) -> int | None:
+    number, bits = int.from_bytes(mask, "big"), len(mask) * 8
+    ones = number.bit_count()
+    return ones if number == ((1 << ones) - 1) << (bits - ones) else None
+
+
+def _last(high: bytes, prefix: int, full: int) -> bytes:
+    padded = high.ljust(full, _MAX_ALL)
+    host = full * 8 - prefix
+    return (int.from_bytes(padded, "big") | ((1 << host) - 1)).to_bytes(full, "big") if host > 0 else padded
+
+
+def _words(field: PacketField, low: bytes, high: bytes) -> str:
+    if field in (PacketField.SOURCE, PacketField.DESTINATION):
+        span = int.from_bytes(low, "big") ^ int.from_bytes(high, "big")
+        if low == high:
+            return address_text(low)
+        if span & (span + 1) == 0:
+            return str(Cidr(low, len(low) * 8 - span.bit_length()))
+        return f"{address_text(low)}-{address_text(high)}"
+    if field in _NAMES:
+        name = low.rstrip(b"\0").decode(errors="replace")
+        return name if low == high else f"{name}*"
+    first, last = int.from_bytes(low, "big"), int.from_bytes(high, "big")
+    if field is PacketField.PROTOCOL:
+        names = {protocol.value: protocol.name.lower() for protocol in Protocol}
+        return names.get(first, str(first))
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def port_extension(name: str, info: bytes) -> Iterator[Match]:
+    """Options of iptables -m tcp and -m udp: source and destination ports from and to, in host byte order."""
+    if len(info) < 9:
+        yield Match(f"-m {name}")
+        return
+    from_source, to_source, first, last = struct.unpack_from("=4H", info)
+    inverted = info[11] if name == "tcp" and len(info) > 11 else info[8]
+    flags_asked = name == "tcp" and (info[8] or info[9])
+    for field, low, high, bit in (
+        (PacketField.SOURCE_PORT, from_source, to_source, 1),
+        (PacketField.DESTINATION_PORT, first, last, 2),
+    ):
+        if (low, high) != (0, 65535):
+            held = Loaded(field, f"{name} {field.value}", 2)
+            ports = (struct.pack(">H", low), struct.pack(">H", high))
+            yield within(held, (ports,), Family.IPV4, negated=bool(inverted & bit))
+    if flags_asked:
+        yield Match("-m tcp flags")
+
+
+def conntrack_extension(info: bytes) -> Match | None:
+    """Options of iptables -m conntrack where it asks for the state only."""
+    if len(info) < 154:
+        return None
+    asked, inverted, states = struct.unpack_from("=3H", info, 146)
+    if asked != 1:
+        return None
+    bits = sum(ours for theirs, ours in _XT_STATES.items() if states & theirs)
+    return _of_bits(PacketField.CT_STATE, bits, negated=bool(inverted & 1))
