@@ -23,12 +23,16 @@ from pointsman.config.gates import effective_gates
 from pointsman.config.log_settings import log_settings
 from pointsman.config.reload import Live
 from pointsman.config.types import KubeProxyConfiguration
+from pointsman.explain.packets import ClientKind
+from pointsman.explain.report import Explanation
+from pointsman.explain.target import Target
 from pointsman.kernel.command import SystemCommands
 from pointsman.kube.client_metrics import ClientMetrics
 from pointsman.kube.event_recorder import EventRecorder
 from pointsman.kube.formats import accept_header
 from pointsman.kube.kubeconfig import load_access
 from pointsman.kube.transport import Transport
+from pointsman.model.addresses import address_from_text, family_of
 from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
 from pointsman.node.degraded import DegradedChecks
 from pointsman.node.footprint import settle
@@ -56,6 +60,7 @@ class Running(msgspec.Struct):
     proxy: Proxy
     servers: Servers
     host: Host
+    inspector: Inspector
     rebind: asyncio.Event
 
     async def run(self) -> None:
@@ -65,7 +70,20 @@ class Running(msgspec.Struct):
         if self.options.service_metrics:
             reading = ServiceMetrics(proxy.metrics, self.options.service_metrics_limit)
             work.append(reading.run(proxy.families.values()))
+        if self.options.probe_addresses:
+            work.append(self._self_probe())
         await first_ended(*work)
+
+    async def _self_probe(self) -> None:
+        from pointsman.node.self_probe import SelfProbe
+
+        addresses = (address_from_text(text) for text in self.options.probe_addresses)
+        by_family = {family_of(address): address for address in addresses if address is not None}
+
+        async def explain(target: Target) -> Explanation:
+            return await self.inspector.explain(target, ClientKind.NODE.value, kernel=True)
+
+        await SelfProbe(self.proxy, by_family, explain).run()
 
     def apply(self, live: Live) -> None:
         """Take over a configuration that needs no new proxy."""
@@ -167,7 +185,7 @@ async def assembled(
         announce(options, mode, recorder)
         await servers.start(config)
         failed_start.pop_all()
-        yield Running(choice, options, proxy, servers, host, rebind=asyncio.Event())
+        yield Running(choice, options, proxy, servers, host, inspector, rebind=asyncio.Event())
 
 
 def _metrics(mode: Mode, reloads: ReloadRecord) -> Metrics:

@@ -69,7 +69,7 @@ class Servers:
 
         self._health = Listener(
             "health server",
-            routed(health_routes(proxy.health, proxy.metrics)),
+            routed(health_routes(proxy.health, proxy.metrics, proxy.readiness.checks)),
             hard_fail=config.bind_address_hard_fail,
             on_bind_failure=failed("health server", "FailedToStartProxierHealthcheck"),
             on_settled=partial(taken.settled, "health server"),

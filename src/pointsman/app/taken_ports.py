@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from pointsman.config.mode_table import MODES
 from pointsman.kernel.sysctl import Degraded
-from pointsman.node.degraded import DegradedChecks
+from pointsman.node.degraded import PORTS, DegradedChecks
 from pointsman.serve.http import BindFailed, bind_parts
 
 _ANSWER_SECONDS = 2.0
@@ -39,16 +39,16 @@ class TakenPorts:
                 f"a proxy in {mode} mode already serves this node and holds {held}: run one proxy per node, "
                 "and keep kube-proxy off this one (docs/install.md)"
             )
-            self._degraded.report("ports", [Degraded("another proxy", sentence)])
+            self._degraded.report(PORTS, [Degraded("another proxy", sentence)])
         else:
             failures = self._failures.items()
-            self._degraded.report("ports", [Degraded(name, str(one)) for name, one in failures])
+            self._degraded.report(PORTS, [Degraded(name, str(one)) for name, one in failures])
 
     def settled(self, server: str, listens: bool) -> None:
         """It listens after all, or need not any more; about the others their own next attempt will tell."""
         self._failures.pop(server, None)
         if not self._failures:
-            self._degraded.report("ports", ())
+            self._degraded.report(PORTS, ())
             if listens:
                 self._on_freed()
 

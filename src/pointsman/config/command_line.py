@@ -32,7 +32,14 @@ from pointsman.config.types import KubeProxyConfiguration
 from pointsman.config.validate import ROOT, validation_problems
 from pointsman.errors import ConfigError
 from pointsman.files import CONTROL_SOCKET, RUN_DIRECTORY
-from pointsman.model.addresses import cidr_from_text, split_host_port
+from pointsman.model.addresses import (
+    Family,
+    address_from_text,
+    cidr_from_text,
+    family_of,
+    split_host_port,
+    unusable_reason,
+)
 from pointsman.model.scheduling import (
     DEFAULT_HASH_SLOTS,
     HASH_SLOTS_RANGE,
@@ -72,6 +79,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     wait_for_instance: bool = False
     drain_period: timedelta = timedelta()
     """How long load balancers get to look away between SIGTERM and the end."""
+    probe_addresses: tuple[str, ...] = ()
+    """Service addresses of our own for the datapath probe."""
     external_ip_allow_cidrs: tuple[str, ...] = ()
     balancing: Balancing = Balancing()
     warnings: tuple[str, ...] = ()
@@ -143,6 +152,7 @@ def _options(
         host_root=path("host-root") or Path("/"),
         wait_for_instance=flags.get("wait-for-instance", False),
         drain_period=flags.get("drain-period", timedelta()),
+        probe_addresses=flags.get("probe-addresses", ()),
         external_ip_allow_cidrs=flags.get("external-ip-allow-cidrs", ()),
         balancing=_balancing(flags),
         warnings=tuple(warnings),
@@ -259,10 +269,30 @@ def _option_problems(flags: Mapping[str, Any]) -> list[str]:
     limit = flags.get("service-metrics-limit", 1)
     if limit < 1:
         problems.append(invalid("--service-metrics-limit", limit, "must be greater than 0"))
+    problems += _probe_address_problems(flags.get("probe-addresses", ()))
     if flags.get("drain-period", timedelta()) < timedelta():
         problems.append(invalid("--drain-period", flags["drain-period"], "must be 0 or more"))
     problems += _balancing_problems(flags)
     return problems
+
+
+def _probe_address_problems(texts: Sequence[str]) -> Iterator[str]:
+    seen: set[Family] = set()
+    for text in texts:
+        address = address_from_text(text)
+        if address is None:
+            yield invalid("--probe-addresses", text, "must be an IP address")
+            continue
+        reason = unusable_reason(address)
+        if reason is not None:
+            yield invalid(
+                "--probe-addresses", text, f"must be an address that a Service may have; it is {reason}"
+            )
+        if family_of(address) in seen:
+            yield invalid(
+                "--probe-addresses", text, f"only one {family_of(address).value} address is possible"
+            )
+        seen.add(family_of(address))
 
 
 def _with_field(config: KubeProxyConfiguration, field: str, value: object) -> KubeProxyConfiguration:

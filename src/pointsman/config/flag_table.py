@@ -447,6 +447,11 @@ FLAGS: tuple[Flag, ...] = (
             help="After SIGTERM, fail /healthz and the health check node ports for this long while syncing on, then end; a second signal ends at once.",
         ),
         Flag(
+            "probe-addresses",
+            Kind.LIST,
+            help="Addresses that no Service has, at most one per IP family: every few seconds a connection through each of them proves that this node's packets are translated (/readyz, status, a metric). Empty: no probe.",
+        ),
+        Flag(
             "external-ip-allow-cidrs",
             Kind.LIST,
             help="If set, external and load-balancer IPs outside these ranges are not programmed.",

@@ -8,6 +8,9 @@ from pointsman.kernel.sysctl import Degraded
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
 
+PORTS = "ports"
+"""The source of checks that tells of ports which cannot be opened."""
+
 _log = get_log(__name__)
 
 
@@ -22,6 +25,10 @@ class DegradedChecks:
     def current(self) -> dict[str, str]:
         """By check: what is the case and what to do about it."""
         return {check: message for found in self._by_source.values() for check, message in found.items()}
+
+    def of(self, source: str) -> dict[str, str]:
+        """What one source of checks found last."""
+        return self._by_source.get(source, {})
 
     def report(self, source: str, found: Iterable[Degraded]) -> None:
         before = self.current

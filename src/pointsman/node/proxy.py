@@ -24,9 +24,10 @@ from pointsman.model.problem import Problem
 from pointsman.model.remarks import Remarks
 from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.model.tracker import Tracker
-from pointsman.node.degraded import DegradedChecks
+from pointsman.node.degraded import PORTS, DegradedChecks
 from pointsman.node.family import FamilyProxy
 from pointsman.node.health_check_ports import HealthCheckPorts
+from pointsman.node.readiness import Readiness
 from pointsman.node.reporter import Reporter
 from pointsman.node.share_keeper import ShareKeeper
 from pointsman.node.state import NodeState, Settings, StartGate
@@ -80,7 +81,13 @@ class Proxy:
         self._health_ports = HealthCheckPorts(
             trackers, settings.node_name, self.health, recorder, self.connections
         )
-        heard_by = (self.reporter, self._health_ports, *listeners)
+        self.readiness = Readiness(
+            backends,
+            waiting_for=lambda: self.gate.waiting_for,
+            closed_ports=lambda: {**degraded.of(PORTS), **self._health_ports.closed},
+            leaving=lambda: self.health.leaving,
+        )
+        heard_by = (self.reporter, self.readiness, self._health_ports, *listeners)
         self.families = {
             family: FamilyProxy(
                 trackers[family],
@@ -140,6 +147,10 @@ class Proxy:
         await self._health_ports.close()
         for family in self.families.values():
             await family.close()
+
+    def add(self, item: KubeObject) -> None:
+        """An object of our own, beside those of the source."""
+        self._handle(Upsert(item))
 
     def apply_config(self, config: KubeProxyConfiguration) -> None:
         """Take over what can change while running: periods, node ports, masquerading, detection."""

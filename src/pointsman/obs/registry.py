@@ -325,6 +325,11 @@ class Metrics:
             "Connections and requests at the served ports that could not be kept or understood",
             ["trouble"],
         )
+        self.datapath_probes = family.counter(
+            "pointsman_datapath_probes_total",
+            "Connections through the rules to this process itself, by result",
+            ["ip_family", "result"],
+        )
         self.rules_owned = family.gauge(
             "pointsman_rules_owned",
             "Rules (iptables, per table) or elements (nftables, per set or map; ipvs, per kind) owned",

@@ -99,7 +99,8 @@ class ProxyHealth:
         self._busy_since: dict[Family, Nanoseconds] = {}
         self._updated: dict[Family, Nanoseconds] = {}
         self._node: Node | None = None
-        self._leaving = False
+        self.leaving = False
+        """Load balancers are turned away because the process was told to end."""
 
     def set_sync_period(self, sync_period_ns: Nanoseconds) -> None:
         """Follow a change of the configuration."""
@@ -128,7 +129,7 @@ class ProxyHealth:
 
     def leave(self) -> None:
         """Turn load balancers away from now on; the rules go on being kept up to date."""
-        self._leaving = True
+        self.leaving = True
 
     def health(self) -> Health:
         ticks = self._monotonic()
@@ -145,7 +146,7 @@ class ProxyHealth:
             healthy=not any(troubles.values()),
             status=status,
             waiting_for=self._waiting_for() if late else "",
-            leaving=self._leaving,
+            leaving=self.leaving,
         )
 
     def _trouble(self, family: Family, ticks: Nanoseconds) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from aiohttp import web
@@ -13,12 +13,15 @@ from pointsman.serve.guards import by_address
 from pointsman.serve.health import Answer, ProxyHealth
 from pointsman.serve.http import reply, text_response
 from pointsman.serve.profiling import profiling_routes
+from pointsman.serve.readiness import Check, readyz_answer
 from pointsman.serve.server import Handler
 from pointsman.serve.zpages import flags_page, healthz_text, status_page
 
 
-def health_routes(health: ProxyHealth, metrics: Metrics) -> dict[str, Handler]:
-    """/healthz and /livez for load balancers and the kubelet; every answer is counted by its status."""
+def health_routes(
+    health: ProxyHealth, metrics: Metrics, checks: Callable[[], Iterable[Check]] = tuple
+) -> dict[str, Handler]:
+    """/healthz, /livez and /readyz for load balancers, the kubelet and people; the first two are counted by their status."""
 
     def answered(answer: Answer) -> web.Response:
         return reply(answer.body, "application/json", answer.status)
@@ -33,7 +36,11 @@ def health_routes(health: ProxyHealth, metrics: Metrics) -> dict[str, Handler]:
         metrics.livez.labels(code=str(answer.status)).inc()
         return answered(answer)
 
-    return {"/healthz": healthz, "/livez": livez}
+    async def readyz(_request: web.BaseRequest) -> web.Response:
+        answer = readyz_answer(tuple(checks()))
+        return reply(answer.body, "text/plain; charset=utf-8", answer.status)
+
+    return {"/healthz": healthz, "/livez": livez, "/readyz": readyz}
 
 
 class Pages(msgspec.Struct, frozen=True):

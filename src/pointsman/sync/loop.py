@@ -43,6 +43,9 @@ class SyncListener:
     def drifted(self, family: Family, drift: Drift, restored_in: float) -> None:
         """Someone else changed what we own; a full sync follows, later when another proxy does it again and again."""
 
+    def intact(self, family: Family) -> None:
+        """A look at what we own found that nobody has changed it."""
+
     def undisputed(self, family: Family) -> None:
         """Another proxy that rewrote what we own has left it alone for a while."""
 
@@ -134,7 +137,10 @@ class SyncLoop:
         if drift is not None:
             self._drifted(drift)
             self.request(full=True)
-        elif self.pacer.peace(asyncio.get_running_loop().time()):
+            return
+        for listener in self._listeners:
+            listener.intact(family)
+        if self.pacer.peace(asyncio.get_running_loop().time()):
             for listener in self._listeners:
                 listener.undisputed(family)
 

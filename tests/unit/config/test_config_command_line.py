@@ -329,3 +329,20 @@ def test_logging_block_becomes_log_settings() -> None:
     assert settings.verbosity == 2
     assert settings.vmodule == (("sync*", 6),)
     assert settings.flush_seconds == 5.0
+
+
+@pytest.mark.parametrize(
+    ("addresses", "message"),
+    [
+        ("nonsense", "must be an IP address"),
+        ("127.0.0.1", "it is loopback"),
+        ("192.0.2.1,192.0.2.2", "only one IPv4 address is possible"),
+    ],
+)
+def test_probe_addresses_are_checked(addresses: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_run([f"--probe-addresses={addresses}"], program="pointsman")
+    assert parse_run(["--probe-addresses=192.0.2.1,2001:db8::1"], program="pointsman").probe_addresses == (
+        "192.0.2.1",
+        "2001:db8::1",
+    )

@@ -67,7 +67,7 @@ async def asked(
 async def test_health_port_serves_healthz_and_livez_and_counts_them() -> None:
     metrics, health = Metrics("nftables"), ProxyHealth(30 * SECOND)
     health.updated(Family.IPV4)
-    answers = await asked(health_routes(health, metrics), "/healthz", "/livez", "/livez", "/", "/readyz")
+    answers = await asked(health_routes(health, metrics), "/healthz", "/livez", "/livez", "/", "/nope")
     assert [status for status, _, _ in answers] == [503, 200, 200, 404, 404]
     for _, headers, _ in answers[:3]:
         assert headers["Content-Type"] == "application/json"

@@ -1,0 +1,153 @@
+"""Every few seconds a connection through a Service address of our own, by the real rules, to this process and back.
+
+It proves that this node's packets are translated, which no look at the rules can: a foreign table may drop them, or
+connection tracking may be full. The listener is at an address of the node's own and answers nobody else: connections from other
+machines are closed at once. The result is a check of /readyz and a line in `status`; a restart would mend nothing, so it is
+no part of /livez, and load balancers are not asked to decide by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from pointsman.explain.report import Explanation
+from pointsman.explain.target import Target, target_from_text
+from pointsman.kernel.sysctl import Degraded
+from pointsman.model import probe_service
+from pointsman.model.addresses import Family, address_from_text, address_text, family_of, unusable_reason
+from pointsman.node.proxy import Proxy
+from pointsman.obs.log import get_log
+
+PERIOD: Final = 5.0
+PATIENCE: Final = 2.0
+_QUESTION_BYTES: Final = 16
+
+Explain = Callable[[Target], Awaitable[Explanation]]
+
+_log = get_log(__name__)
+
+
+class _Echo(msgspec.Struct):
+    """The listener of one IP family."""
+
+    address: bytes
+    server: asyncio.Server
+    port: int
+
+
+class SelfProbe:
+    """Probes all IP families that have a probe address, until cancelled."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        addresses: Mapping[Family, bytes],
+        explain: Explain,
+        *,
+        period: float = PERIOD,
+        patience: float = PATIENCE,
+    ) -> None:
+        """`explain` says what may be the cause when a connection fails."""
+        self._proxy, self._explain = proxy, explain
+        self._addresses = {
+            family: address for family, address in addresses.items() if family in proxy.families
+        }
+        self._period, self._patience = period, patience
+        self._echoes: dict[Family, _Echo] = {}
+        for family in self._addresses:
+            proxy.readiness.probed(family, "not yet")
+            for result in ("success", "failure"):
+                proxy.metrics.datapath_probes.labels(ip_family=family.value, result=result)
+
+    async def run(self) -> None:
+        """Never returns; a probe that cannot be made counts as one that failed."""
+        if not self._addresses:
+            await asyncio.Event().wait()
+        self._proxy.add(probe_service.probe_service(self._addresses.values()))
+        try:
+            while True:
+                for family in self._addresses:
+                    await self._probe(family)
+                await asyncio.sleep(self._period)
+        finally:
+            for echo in self._echoes.values():
+                echo.server.close()
+
+    async def _probe(self, family: Family) -> None:
+        try:
+            await self._listen(family)
+            trouble = await self._connection_trouble(family)
+        except OSError as error:
+            trouble = f"no listener of our own could be opened: {error.strerror or error}"
+        if self._proxy.families[family].pending or not self._proxy.gate.is_open:
+            return  # the rules are not due yet; about a sync that stays behind others tell
+        result = "failure" if trouble else "success"
+        self._proxy.metrics.datapath_probes.labels(ip_family=family.value, result=result).inc()
+        if trouble:
+            trouble += f"; {await self._likely_cause(family)}"
+        self._proxy.readiness.probed(family, trouble)
+        check = f"{family.value} datapath"
+        self._proxy.degraded.report(check, [Degraded(check, trouble)] if trouble else ())
+
+    async def _listen(self, family: Family) -> None:
+        """Have a listener at an address of the node; a new one when that address is gone."""
+        own = self._proxy.node.addresses[family]
+        echo = self._echoes.get(family)
+        if echo is not None:
+            if echo.address in own:
+                return
+            del self._echoes[family]
+            echo.server.close()
+        usable = next((address for address in own if unusable_reason(address) is None), None)
+        if usable is None:
+            raise OSError(f"this node has no {family.value} address")
+        server = await asyncio.start_server(self._echo, address_text(usable), 0)
+        port = server.sockets[0].getsockname()[1]
+        self._echoes[family] = _Echo(usable, server, port)
+        self._proxy.add(probe_service.probe_slice(family, usable, port, self._proxy.node.name))
+
+    async def _connection_trouble(self, family: Family) -> str:
+        place = address_text(self._addresses[family])
+        question = os.urandom(_QUESTION_BYTES)
+        try:
+            async with asyncio.timeout(self._patience):
+                reader, writer = await asyncio.open_connection(place, probe_service.PORT)
+                try:
+                    writer.write(question)
+                    answer = await reader.readexactly(_QUESTION_BYTES)
+                finally:
+                    writer.close()
+        except TimeoutError:
+            return f"no answer from {place} within {self._patience:g} s"
+        except (OSError, EOFError) as error:
+            number = getattr(error, "errno", None)
+            return f"{place}: {os.strerror(number) if number else error}"
+        return "" if answer == question else f"{place} is answered by somebody else"
+
+    async def _echo(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send back what this node asks, once."""
+        peer = address_from_text(writer.get_extra_info("peername")[0])
+        try:
+            if peer is not None and peer in self._proxy.node.addresses[family_of(peer)]:
+                async with asyncio.timeout(self._patience):
+                    writer.write(await reader.readexactly(_QUESTION_BYTES))
+                    await writer.drain()
+        except (TimeoutError, OSError, EOFError) as error:
+            _log.info("A connection to the datapath probe ended early", v=4, err=error)
+        finally:
+            writer.close()
+
+    async def _likely_cause(self, family: Family) -> str:
+        explanation = await self._explain(target_from_text(probe_service.KEY))
+        ports = [port for port in explanation.ports if port.family == family.value]
+        causes = (*explanation.causes, *(cause for port in ports for cause in port.causes))
+        for cause in sorted(causes, key=lambda cause: not cause.fatal):
+            return f"likely cause: {cause.message}" + (f" ({cause.advice})" if cause.advice else "")
+        if any(port.kernel.differences for port in ports):
+            return "likely cause: the kernel does not hold our rules as written"
+        return "no cause is seen in our rules or on this host"

@@ -1,0 +1,25 @@
+"""/readyz: does this node serve its packets? One line per check, in the form of Kubernetes' own verbose health pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pointsman.serve.health import Answer
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that must hold."""
+
+    name: str
+    reason: str = ""
+    """Why it does not hold; empty when it does."""
+
+
+def readyz_answer(checks: Sequence[Check]) -> Answer:
+    """200 when every check passes, else 503; the body names all of them either way."""
+    lines = [f"[-]{one.name} failed: {one.reason}" if one.reason else f"[+]{one.name} ok" for one in checks]
+    ready = not any(one.reason for one in checks)
+    lines.append(f"readyz check {'passed' if ready else 'failed'}")
+    return Answer(200 if ready else 503, ("\n".join(lines) + "\n").encode())
