@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pointsman.model.addresses import Cidr, Family, address_from_text, cidr_from_text, family_of
-from pointsman.model.endpoint import Endpoint
+from pointsman.model.endpoint import Endpoint, EndpointState
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, Meta, Node, Service, ServiceCIDR, ServiceCIDRSpec
 from pointsman.model.plan import ServicePlan
@@ -80,8 +80,8 @@ def service_cidr(*cidrs: str) -> ServiceCIDR:
     return ServiceCIDR(Meta(name="kubernetes"), ServiceCIDRSpec(list(cidrs)))
 
 
-def endpoint(text: str = "10.244.1.1", port: int = 8080, **fields: Any) -> Endpoint:
-    return Endpoint(address=packed(text), port=port, **fields)
+def endpoint(text: str = "10.244.1.1", port: int = 8080, pod: str = "", **fields: Any) -> Endpoint:
+    return Endpoint(packed(text), port, pod, EndpointState(**fields))
 
 
 def service_port(

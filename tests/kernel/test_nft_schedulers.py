@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.kernel.nft_kernel import KEYWORD, everything, needs_nft, new_namespace, part
@@ -272,7 +271,7 @@ def test_a_fresh_replica_catches_up_with_those_that_have_long_lived_connections(
         shares: dict[Identity, float] = {}
         for _ in range(10):
             shares = balanced(shares, held([*old, fresh]), weights_of([*old, fresh], port.scheduling))
-            now = [msgspec.structs.replace(one, share=round(shares[identity(one)])) for one in (*old, fresh)]
+            now = [one.with_share(round(shares[identity(one)])) for one in (*old, fresh)]
             world.change(port, *now)
             connect(20)
         counts = held([*old, fresh])

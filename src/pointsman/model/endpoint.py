@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from pointsman.model.addresses import host_port_text
 
 UNSAID_WEIGHT = -1
 FULL_SHARE = 100
+_STATES_REMEMBERED = 16384
+
+
+class EndpointState(msgspec.Struct, frozen=True, gc=False):
+    """What endpoints have in common with others on their node; see Endpoint for the fields."""
+
+    ready: bool = True
+    serving: bool = True
+    terminating: bool = False
+    local: bool = False
+    node: str = ""
+    zone: str = ""
+    zone_hints: tuple[str, ...] = ()
+    node_hints: tuple[str, ...] = ()
+    weight: int = UNSAID_WEIGHT
+    share: int = FULL_SHARE
+
+
+shared_state = functools.lru_cache(_STATES_REMEMBERED)(EndpointState)
+"""Makes a state, or gives the one that is there: a hundred thousand endpoints have a few thousand different ones."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, gc=False):
@@ -15,21 +37,55 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
 
     address: bytes
     port: int
-    ready: bool = True
-    serving: bool = True
-    terminating: bool = False
-    local: bool = False
-    """Its nodeName is this node."""
-    node: str = ""
-    zone: str = ""
-    zone_hints: tuple[str, ...] = ()
-    node_hints: tuple[str, ...] = ()
     pod: str = ""
     """The pod behind it, where the slice names one; it is in the namespace of the Service."""
-    weight: int = UNSAID_WEIGHT
-    """Given by its slice."""
-    share: int = FULL_SHARE
-    """Percent of its weight that counts now."""
+    state: EndpointState = EndpointState()
+
+    @property
+    def ready(self) -> bool:
+        return self.state.ready
+
+    @property
+    def serving(self) -> bool:
+        return self.state.serving
+
+    @property
+    def terminating(self) -> bool:
+        return self.state.terminating
+
+    @property
+    def local(self) -> bool:
+        """Its nodeName is this node."""
+        return self.state.local
+
+    @property
+    def node(self) -> str:
+        return self.state.node
+
+    @property
+    def zone(self) -> str:
+        return self.state.zone
+
+    @property
+    def zone_hints(self) -> tuple[str, ...]:
+        return self.state.zone_hints
+
+    @property
+    def node_hints(self) -> tuple[str, ...]:
+        return self.state.node_hints
+
+    @property
+    def weight(self) -> int:
+        """Given by its slice."""
+        return self.state.weight
+
+    @property
+    def share(self) -> int:
+        """Percent of its weight that counts now."""
+        return self.state.share
+
+    def with_share(self, share: int) -> Endpoint:
+        return Endpoint(self.address, self.port, self.pod, msgspec.structs.replace(self.state, share=share))
 
     def __str__(self) -> str:
         return host_port_text(self.address, self.port)

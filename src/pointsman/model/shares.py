@@ -146,6 +146,5 @@ class ShareBook:
         if not shares:
             return endpoints
         return tuple(
-            msgspec.structs.replace(one, share=shares[identity(one)]) if identity(one) in shares else one
-            for one in endpoints
+            one.with_share(shares[identity(one)]) if identity(one) in shares else one for one in endpoints
         )

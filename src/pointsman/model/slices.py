@@ -17,7 +17,7 @@ from pointsman.model.addresses import (
     address_and_text,
     unusable_reason,
 )
-from pointsman.model.endpoint import UNSAID_WEIGHT, Endpoint
+from pointsman.model.endpoint import UNSAID_WEIGHT, Endpoint, shared_state
 from pointsman.model.objects import EndpointSlice, Hint, SliceEndpoint, SlicePort
 from pointsman.model.problem import Problem
 from pointsman.model.scheduling import WeightRule, weight_by, weight_rules
@@ -135,22 +135,20 @@ def _endpoint(
     address: bytes, port: int, item: SliceEndpoint, node_name: str, rules: tuple[WeightRule, ...]
 ) -> Endpoint:
     conditions, hints, target = item.conditions, item.hints, item.target_ref
-    node = sys.intern(item.node_name or "")
+    node, zone = item.node_name or "", item.zone or ""
     pod = target.name if target is not None and target.kind == "Pod" else ""
-    return Endpoint(
-        address,
-        port,
-        ready=conditions is None or conditions.ready is not False,
-        serving=conditions is None or conditions.serving is not False,
-        terminating=conditions is not None and conditions.terminating is True,
-        local=bool(node) and node == node_name,
-        node=node,
-        zone=sys.intern(item.zone or ""),
-        zone_hints=_names(hints.for_zones) if hints else (),
-        node_hints=_names(hints.for_nodes) if hints else (),
-        pod=pod,
-        weight=weight_by(rules, pod, node, item.zone or "") if rules else UNSAID_WEIGHT,
+    state = shared_state(
+        conditions is None or conditions.ready is not False,
+        conditions is None or conditions.serving is not False,
+        conditions is not None and conditions.terminating is True,
+        node != "" and node == node_name,
+        node,
+        zone,
+        _names(hints.for_zones) if hints else (),
+        _names(hints.for_nodes) if hints else (),
+        weight_by(rules, pod, node, zone) if rules else UNSAID_WEIGHT,
     )
+    return Endpoint(address, port, pod, state)
 
 
 def _names(hints: list[Hint] | None) -> tuple[str, ...]:

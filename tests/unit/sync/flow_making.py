@@ -6,7 +6,7 @@ from typing import Any
 
 from pointsman.kernel.conntrack import Flow
 from pointsman.model.addresses import Family
-from pointsman.model.endpoint import Endpoint
+from pointsman.model.endpoint import Endpoint, EndpointState
 from pointsman.model.node_context import NodeContext, Situation
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
@@ -22,7 +22,7 @@ SCTP_NAME, TCP_NAME = (ServicePortName("a", "b", "", protocol) for protocol in (
 
 
 def pod(backend: tuple[bytes, int], **state: Any) -> Endpoint:
-    return Endpoint(*backend, **state)
+    return Endpoint(*backend, state=EndpointState(**state))
 
 
 def plan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from pointsman.model.addresses import Cidr, Family, cidr_from_text
-from pointsman.model.endpoint import Endpoint
+from pointsman.model.endpoint import Endpoint, EndpointState
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext, NodePortAddresses
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
@@ -83,9 +83,11 @@ def endpoint_lists(draw: st.DrawFn, family: Family) -> tuple[Endpoint, ...]:
         Endpoint(
             address(family, 3, number),
             8080 + number % 2,
-            local=bool(number % 3 == 0),
-            weight=draw(st.sampled_from([-1, -1, -1, 0, 2, 7, 1000])),
-            share=draw(st.sampled_from([100, 100, 100, 10])),
+            state=EndpointState(
+                local=bool(number % 3 == 0),
+                weight=draw(st.sampled_from([-1, -1, -1, 0, 2, 7, 1000])),
+                share=draw(st.sampled_from([100, 100, 100, 10])),
+            ),
         )
         for number in numbers
     ]
