@@ -61,7 +61,7 @@ def from_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exposition
         with ApiThread(node, directory) as api:
             api.load(web_service(), *web_slices(), node_object())
             process.configure(clientConnection={"kubeconfig": str(api.kubeconfig)})
-            process.start("--service-metrics", from_api=True)
+            process.start("--service-metrics", "--probe-addresses=10.96.0.250", from_api=True)
             process.wait_synced()
             now = datetime.now(UTC).isoformat()
             for item in web_slices(zone="zone-b"):
@@ -83,13 +83,14 @@ def from_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exposition
 
 @pytest.fixture(scope="module")
 def from_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exposition]:
-    """iptables mode from manifests, one of which cannot be used."""
+    """iptables mode from manifests, one of which cannot be used, and with settings of the kernel that cannot be made."""
     node = NodeSpace()
     process = NodeProcess(node, tmp_path_factory.mktemp("files"))
     try:
         process.configure(mode="iptables")
         process.objects(web_service(), *web_slices(), node_object(), web_service("bad", 300))
-        process.start()
+        read_only = 'mount -o bind,ro /proc/sys /proc/sys && exec "$@"'
+        process.start(wrap=("unshare", "--mount", "sh", "-c", read_only, "sh"))
         process.wait_synced()
         eventually(lambda: node.metric("pointsman_objects_unusable"), lambda count: count == 1)
         yield exposition(node)

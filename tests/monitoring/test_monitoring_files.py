@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from tests.monitoring.queries import (
     panels,
     rules,
 )
+from tests.project.deploy.rendering import chart, needs_helm, refusal
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="needs promtool: run scripts/packages"
@@ -127,3 +129,24 @@ def test_monitors_select_the_shipped_pods() -> None:
 )
 def test_names_are_found_in_expressions(expression: str, names: set[str]) -> None:
     assert metric_names(expression) == names
+
+
+@needs_helm
+def test_the_chart_brings_the_same_rules_and_dashboard_when_asked() -> None:
+    made = chart(
+        "monitoring.enabled=true", "monitoring.labels.release=x", "config.metricsBindAddress=0.0.0.0:10249"
+    )
+    assert made.of_kind("PrometheusRule")["spec"] == RULES
+    (text,) = [d["data"]["pointsman.json"] for d in made.documents if "pointsman.json" in d.get("data", {})]
+    assert json.loads(text) == DASHBOARD
+    service, monitor = made.of_kind("Service"), made.of_kind("ServiceMonitor")
+    pods = made.of_kind("DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= pods.items()
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "pointsman"
+    assert monitor["metadata"]["labels"] == {"release": "x"}
+
+
+@needs_helm
+def test_the_chart_refuses_to_monitor_a_port_on_loopback() -> None:
+    assert "set config.metricsBindAddress" in refusal("monitoring.enabled=true")
