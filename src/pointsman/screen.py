@@ -162,13 +162,15 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> tuple[list[int], int]:
     """How wide each column is, and the gap between two; as wide as their cells where that fits."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
+    gap = 2
+    if not width or sum(widths) + gap * (len(columns) - 1) <= width:
+        return widths, gap
     words = [max(max(map(len, cell.split()), default=0) for cell in column) for column in columns]
     parts = [max(max(map(len, _parts(cell)), default=0) for cell in column) for column in columns]
-    gap = 2
     for least, gap in ((words, 2), (words, 1), (parts, 1), ([1] * len(columns), 1)):
         room = width - gap * (len(columns) - 1)
-        _shrink(widths, least, room if width else sum(widths))
-        if not width or sum(widths) <= room:
+        _shrink(widths, least, room)
+        if sum(widths) <= room:
             break
     return widths, gap
 
