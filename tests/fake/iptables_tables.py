@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 
-from pointsman.kernel.command import CommandResult
+from pointsman.kernel.command import CommandResult, CommandTimeout
 
 BUILT_IN = {
     "filter": ("INPUT", "FORWARD", "OUTPUT"),
@@ -38,6 +38,8 @@ class IptablesTables:
         self.version = version
         self.variant = "nf_tables"
         self.can_save = True
+        self.save_seconds = 0.0
+        """How long a save takes."""
         self.calls: list[tuple[str, ...]] = []
         self.restored: list[str] = []
         self.before_restore: Callable[[str], CommandResult | None] = lambda text: None
@@ -54,6 +56,8 @@ class IptablesTables:
             return self._restore(stdin.decode())
         if program.endswith("-save") and not self.can_save:
             return CommandResult(1, b"", b"iptables-save broke\n")
+        if program.endswith("-save") and timeout < self.save_seconds:
+            raise CommandTimeout(f"{program} did not finish within {timeout:g} s and was killed")
         if program.endswith("-save"):
             return CommandResult(0, self.saved(arguments[arguments.index("-t") + 1]).encode())
         return self._edit(list(arguments))

@@ -99,10 +99,10 @@ class Iptables:
         result = self._edit(table, "-C", chain, *rule, missing_is_fine=True)
         return result.status == 0
 
-    def save(self, table: str) -> bytes:
-        """The table as text, without counters."""
+    def save(self, table: str, seconds: float | None = None) -> bytes:
+        """The table as text, without counters; raises CommandTimeout after that time, if one is given."""
         arguments = (self.programs.save, "-t", table)
-        result = self._commands.run(arguments, timeout=self._restore_seconds)
+        result = self._commands.run(arguments, timeout=seconds or self._restore_seconds)
         if result.status != 0:
             raise self._error(arguments, result)
         return result.stdout

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 
 from pointsman.backends.contract import Drift, SyncReport, SyncRequest, Traffic, chosen, compiled_each
 from pointsman.backends.iptables import drift, static
@@ -23,7 +24,7 @@ from pointsman.backends.iptables.batch import (
     partial_batch,
     present_in,
 )
-from pointsman.backends.iptables.comparison import IptablesComparison
+from pointsman.backends.iptables.comparison import LOOK_SECONDS, IptablesComparison
 from pointsman.backends.iptables.fragment import Fragment
 from pointsman.backends.iptables.isolate import refused_among, remove_leftovers
 from pointsman.backends.iptables.memory import Memory, comments_wanted
@@ -98,7 +99,7 @@ class IptablesBackend:
             counters = frozenset(filter(self._has_counter, _COUNTERS))
             settings, memory = self._settings_with(request, counters), Memory()
         return IptablesComparison(
-            self._runner.save,
+            partial(self._runner.save, seconds=LOOK_SECONDS),
             settings,
             memory,
             request.plans,

@@ -1,6 +1,7 @@
 """A comparison of the tables with what they should hold, beside the backend.
 
-Saving a table takes no lock and runs in a process of its own, so a sync goes on meanwhile.
+Saving a table takes no lock and runs in a process of its own, so a sync goes on meanwhile. Over nftables it begins anew
+whenever somebody changes a rule, so it may come to no end while syncs follow each other closely.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from pointsman.backends.iptables.verify import differences
 from pointsman.kernel.iptables import FILTER, NAT
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
+
+LOOK_SECONDS = 20.0
+"""After that the answer is that the kernel could not be read."""
 
 
 class IptablesComparison:

@@ -332,6 +332,14 @@ def test_a_comparison_of_one_service_port_sees_its_damage_and_nothing_of_others(
     assert other == []
 
 
+def test_a_comparison_gives_up_on_tables_that_never_hold_still(bench: Bench) -> None:
+    bench.sync(web("10.244.1.1"))
+    bench.tables.save_seconds = 60.0
+    with pytest.raises(KernelError, match="did not finish"):
+        bench.differences()
+    assert bench.sync(full=True).full
+
+
 def test_verification_without_a_sync_before_compares_with_the_plans(bench: Bench) -> None:
     bench.sync(web("10.244.1.1"))
     bench.backend = bench.new_backend()
