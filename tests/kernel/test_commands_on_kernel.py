@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import factory
+from tests.unit.cli.live_proxy import live_proxy
 from tests.unit.cli.walkthrough import DOCS, Shell, compare, sessions, settled
 
 from pointsman.cli.main import main
@@ -151,3 +153,18 @@ def test_the_recipes_for_a_node_print_what_is_shown(node: RunningNode, tmp_path:
     bin_directory.mkdir()
     with node.namespace.entered():
         compare(Shell(bin_directory, f"--control-socket {node.socket}"), shown, settled)
+
+
+def test_a_trace_finds_the_address_of_a_pod_by_its_name(
+    namespace: Namespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del namespace
+    pod = {"addresses": ["10.244.1.5"], "targetRef": {"kind": "Pod", "name": "web-1"}}
+    here = factory.node(addresses=[{"type": "InternalIP", "address": "192.168.1.10"}])
+    with live_proxy(tmp_path, here, factory.service(), factory.endpoint_slice(pod)) as proxy:
+        for client in ("web-1", "pod/web-1", "default/web-1"):
+            assert main(["trace", "web", "--from", client, "--seconds=0.05", *proxy.arguments]) == 2
+            errors = capsys.readouterr().err
+            assert "waiting up to 0.05 s for a connection from 10.244.1.5 to 10.96.0.10:80/TCP" in errors
+        assert main(["trace", "web", "--from", "shop/web-1", *proxy.arguments]) == 2
+        assert "no endpoint is a pod of that name" in capsys.readouterr().err

@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
 def _trace(given: argparse.Namespace) -> int:
     query = {"target": given.target, "namespace": given.namespace, "kernel": "0"}
     explanation = ask(given.control_socket, "/explain", Explanation, query)
-    source = _source(given.client, explanation, given.control_socket)
+    source = _source(given.client, given.control_socket)
     place = _place(explanation, source)
     waiting = given.wait or bool(source and source not in local_addresses(family_of(source)))
     patience = given.seconds or (60.0 if waiting else 3.0)
@@ -95,7 +95,7 @@ def _trace(given: argparse.Namespace) -> int:
     return 0 if report.passed and answered else 1
 
 
-def _source(client: str, explanation: Explanation, control_socket: Path) -> bytes:
+def _source(client: str, control_socket: Path) -> bytes:
     """The address of the client; empty for this node itself."""
     if not client or client == "node":
         return b""
@@ -105,7 +105,7 @@ def _source(client: str, explanation: Explanation, control_socket: Path) -> byte
     namespace, _, name = client.removeprefix("pod/").rpartition("/")
     query = {"target": f"pod/{name}", "namespace": namespace, "kernel": "0"}
     found = ask(control_socket, "/explain", Explanation, query)
-    for port in (*explanation.ports, *found.ports):
+    for port in found.ports:
         for endpoint in port.endpoints:
             place = place_of(endpoint.address, port.protocol)
             if endpoint.pod == name and place is not None:
