@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from pointsman.backends.contract import Mode
 from pointsman.config.command_line import KUBE_PROXY, RunOptions
 from pointsman.model.findings import Finding, Rejection
+from pointsman.model.scheduling import Balancing, Scheduler
 from pointsman.node.surroundings import Recorder
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
@@ -21,7 +22,7 @@ _LINES_AT_ONCE, _LINES_PER_SECOND = 20, 0.1
 
 
 def announce(options: RunOptions, mode: Mode, recorder: Recorder) -> None:
-    """The events kube-proxy emits at start."""
+    """The events kube-proxy emits at start, and what of the configuration this mode cannot do."""
     recorder.node_event("Starting", "", warning=False)
     if options.program == KUBE_PROXY and not options.mode_explicit:
         recorder.node_event(
@@ -31,6 +32,20 @@ def announce(options: RunOptions, mode: Mode, recorder: Recorder) -> None:
         )
     for announcement in mode.announcements:
         recorder.node_event(announcement.reason, announcement.note)
+    for note in _without_effect(options.balancing, mode):
+        _log.warning("The configuration asks for more than this mode has", mode=mode.name, reason=note)
+        recorder.node_event("BalancingNotPossible", note)
+
+
+def _without_effect(asked: Balancing, mode: Mode) -> Iterator[str]:
+    if asked.scheduler is not Scheduler.RANDOM:
+        flag = f"--default-scheduler={asked.scheduler.value} has no effect in {mode.name} mode"
+        if mode.names_default_scheduler:
+            yield f"{flag}: --ipvs-scheduler decides there"
+        elif asked.scheduler not in mode.schedulers:
+            yield f"{flag}: endpoints are chosen at random"
+    if asked.slow_start and not mode.adjusts_shares:
+        yield f"--default-slow-start has no effect in {mode.name} mode: new endpoints get their full share at once"
 
 
 class FindingReport:

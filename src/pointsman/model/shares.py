@@ -115,6 +115,8 @@ class ShareBook:
         if not wish:
             self.forget(name)
             return
+        if self.wishes.get(name) != wish:
+            self._shares.pop(name, None)
         self.wishes[name] = wish
         ready = {identity(endpoint) for endpoint in now if endpoint.ready}
         shares = self._shares.get(name, {})

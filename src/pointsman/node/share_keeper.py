@@ -77,7 +77,7 @@ class ShareKeeper:
         warming: dict[tuple[ServicePortName, Identity], float] = {}
         for name, wish in wishes.items():
             newcomers = self._tracker.newcomers(name)
-            if newcomers or name in self._shares:
+            if newcomers or (wish.least_connections and name in self._shares):
                 changed |= self._set(name, wish, newcomers, warming, now)
         self._since = warming
         if changed:
@@ -91,7 +91,8 @@ class ShareKeeper:
         warming: dict[tuple[ServicePortName, Identity], float],
         now: float,
     ) -> bool:
-        shares = {one: round(share) for one, share in self._shares.get(name, {}).items()}
+        counted = self._shares.get(name, {}) if wish.least_connections else {}
+        shares = {one: round(share) for one, share in counted.items()}
         settled: list[Identity] = []
         for one in newcomers:
             since = warming[name, one] = self._since.get((name, one), now)
