@@ -20,7 +20,7 @@ from pointsman.model.problem import Problem
 from pointsman.model.scheduling import EVENLY, Balancing, Identity
 from pointsman.model.service import ServicePort, ServicePortName, service_ports_from_service
 from pointsman.model.shares import ShareBook, Wish
-from pointsman.model.slices import PortKey, SliceEndpoints, endpoints_from_slice, merged
+from pointsman.model.slices import PortKey, endpoints_from_slice, merged
 
 OnProblem = Callable[[str, Meta, Problem], None]
 """Called with kind, metadata and what was left out of an object."""
@@ -61,8 +61,8 @@ class Tracker:
         self._allow_external_ips = allow_external_ips
         self._started_at = started_at
         self._on_problem = on_problem
-        self._services: dict[str, dict[ServicePortName, ServicePort]] = {}
-        self._slices: dict[str, dict[str, SliceEndpoints]] = {}
+        self._services: dict[str, tuple[ServicePort, ...]] = {}
+        self._slices: dict[str, dict[str, tuple[tuple[PortKey, tuple[Endpoint, ...]], ...]]] = {}
         self._slice_service: dict[str, str] = {}
         self._states: dict[ServicePortName, PortState] = {}
         self._before: dict[ServicePortName, PortState | None] = {}
@@ -91,7 +91,8 @@ class Tracker:
     ) -> bool:
         """Other shares for the endpoints of a service port; True when that changes something."""
         self._shares.set(name, shares, settled)
-        return self._refresh(name)
+        state = self._states.get(name)
+        return self._refresh(name, state.port if state is not None else None)
 
     @property
     def pending(self) -> int:
@@ -135,9 +136,10 @@ class Tracker:
         endpoints, problems = endpoints_from_slice(endpoint_slice, self.family, self.node_name)
         self._report("EndpointSlice", meta, problems)
         slices = self._slices.setdefault(service_key, {})
-        if slices.get(key) == endpoints:
+        found = tuple(endpoints.items())
+        if slices.get(key) == found:
             return moved
-        slices[key] = endpoints
+        slices[key] = found
         self._slice_service[key] = service_key
         changed = self._endpoints_changed(service_key)
         if changed:
@@ -180,7 +182,7 @@ class Tracker:
     def slice_ports(self, service_key: str) -> dict[str, dict[PortKey, int]]:
         """The slices of a Service, each with the number of endpoints per port, for explanations."""
         return {
-            slice_key: {port: len(endpoints) for port, endpoints in ports.items()}
+            slice_key: {port: len(endpoints) for port, endpoints in ports}
             for slice_key, ports in self._slices.get(service_key, {}).items()
         }
 
@@ -198,28 +200,28 @@ class Tracker:
             yield port, len(addresses)
 
     def _replace_service(self, key: str, ports: dict[ServicePortName, ServicePort]) -> bool:
-        known = self._services.get(key, {})
-        if ports == known:
+        known = self._services.get(key, ())
+        found = tuple(ports[name] for name in sorted(ports))
+        if found == known:
             return False
-        if ports:
-            self._services[key] = ports
+        if found:
+            self._services[key] = found
         else:
             self._services.pop(key, None)
         changed = False
-        for name in known.keys() | ports.keys():
-            changed |= self._refresh(name)
+        for name in {port.name for port in known} | ports.keys():
+            changed |= self._refresh(name, ports.get(name))
         self._changed_services.add(key)
         return changed
 
     def _endpoints_changed(self, service_key: str) -> bool:
         self._changed_endpoints.add(service_key)
         changed = False
-        for name in self._services.get(service_key, ()):
-            changed |= self._refresh(name)
+        for port in self._services.get(service_key, ()):
+            changed |= self._refresh(port.name, port)
         return changed
 
-    def _refresh(self, name: ServicePortName) -> bool:
-        port = self._services.get(name.key, {}).get(name)
+    def _refresh(self, name: ServicePortName, port: ServicePort | None) -> bool:
         before = self._states.get(name)
         now = PortState(port, self._shared(port, before)) if port is not None else None
         if now == before:
@@ -245,7 +247,10 @@ class Tracker:
     def _endpoints(self, name: ServicePortName) -> tuple[Endpoint, ...]:
         key = (name.port, name.protocol)
         lists = [
-            endpoints[key] for endpoints in self._slices.get(name.key, {}).values() if endpoints.get(key)
+            endpoints
+            for ports in self._slices.get(name.key, {}).values()
+            for port, endpoints in ports
+            if port == key and endpoints
         ]
         if not lists:
             return ()

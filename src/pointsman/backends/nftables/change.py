@@ -63,8 +63,9 @@ class Change:
 
     def _compare_pools(self, old: tuple[Pool, ...], new: tuple[Pool, ...]) -> None:
         before = {(pool.where, pool.prefix): pool.slots for pool in old}
-        for where, prefix, slots in new:
-            self._compare_slots(where, prefix, before.pop((where, prefix), ()), slots)
+        for pool in new:
+            known = before.pop((pool.where, pool.prefix), ())
+            self._compare_slots(pool.where, pool.prefix, known, pool.slots)
         for (where, prefix), slots in before.items():
             self._compare_slots(where, prefix, slots, ())
 

@@ -112,7 +112,7 @@ class _Compilation:
             return
         if self._pick is Pick.RANDOM:
             endpoints = arranged(self._before.get((where, prefix), ()), endpoints)
-        self._pools.append(Pool(where, prefix, endpoints))
+        self._pools.append(Pool.of(where, prefix, endpoints))
 
     def _use(self, balancer: Balancer) -> str:
         self._balancers[balancer] = None

@@ -79,7 +79,7 @@ class Contents:
         self.counts[schema.NODEPORT_IPS] += len(self.node_port_addresses)
         for fragment in fragments.values():
             for pool in fragment.pools:
-                self.counts[pool.where] += len(pool.slots)
+                self.counts[pool.where] += pool.size
 
     def apply(self, delta: Delta) -> None:
         """Remember a change that the kernel has accepted."""

@@ -13,7 +13,6 @@ from pointsman.backends.contract import Traffic
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.expressions import counted_packets
-from pointsman.backends.nftables.key_fields import packed_slots
 from pointsman.backends.nftables.reader import Reader
 from pointsman.model.addresses import host_port_text
 from pointsman.model.service import ServicePortName
@@ -87,8 +86,7 @@ def _counted(contents: Contents) -> Iterator[tuple[ServicePortName, _Key, str]]:
         for element in fragment.elements:
             if element.where in _FRONTENDS:
                 yield name, (element.where, element.key, b""), ""
-        for where, prefix, slots in fragment.pools:
-            numbers = packed_slots(len(slots))
-            for index, data in enumerate(slots):
+        for pool in fragment.pools:
+            for key, data in pool.elements():
                 endpoint = host_port_text(data[:-4], int.from_bytes(data[-4:-2], "big"))
-                yield name, (where, prefix + numbers[index], data), endpoint
+                yield name, (pool.where, key, data), endpoint

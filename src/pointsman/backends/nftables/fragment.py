@@ -29,8 +29,30 @@ class Pool(NamedTuple):
 
     where: str
     prefix: bytes
-    slots: tuple[bytes, ...]
-    """Address, port and padding, as the kernel stores them."""
+    packed: bytes
+    """All slots in a row: hundreds of thousands of small objects would take several times their room."""
+    width: int
+    """Bytes of one slot."""
+
+    @classmethod
+    def of(cls, where: str, prefix: bytes, slots: Sequence[bytes]) -> Pool:
+        """At least one slot: address, port and padding, as the kernel stores them."""
+        return cls(where, prefix, b"".join(slots), len(slots[0]))
+
+    @property
+    def size(self) -> int:
+        """How many slots there are."""
+        return len(self.packed) // self.width
+
+    @property
+    def slots(self) -> tuple[bytes, ...]:
+        packed, width = self.packed, self.width
+        return tuple([packed[start : start + width] for start in range(0, len(packed), width)])
+
+    def elements(self) -> Iterator[tuple[bytes, bytes]]:
+        """Key and endpoint of every slot."""
+        for number, data in zip(packed_slots(self.size), self.slots, strict=False):
+            yield self.prefix + number, data
 
 
 class Slots(Sequence[tuple[bytes, bytes]]):
@@ -39,21 +61,17 @@ class Slots(Sequence[tuple[bytes, bytes]]):
     def __init__(self) -> None:
         self._pools: list[Pool] = []
         self._count = 0
-        self._longest = 0
 
     def add(self, pool: Pool) -> None:
         self._pools.append(pool)
-        self._count += len(pool.slots)
-        self._longest = max(self._longest, len(pool.slots))
+        self._count += pool.size
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
-        numbers = packed_slots(self._longest)
-        for _, prefix, slots in self._pools:
-            for number, data in zip(numbers, slots, strict=False):
-                yield prefix + number, data
+        for pool in self._pools:
+            yield from pool.elements()
 
     def __getitem__(self, index: Any) -> Any:
         return list(self)[index]

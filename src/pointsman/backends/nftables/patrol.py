@@ -16,7 +16,6 @@ from pointsman.backends.contract import Damage, Drift
 from pointsman.backends.nftables import text
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.fragment import Element, Fragment
-from pointsman.backends.nftables.key_fields import packed_slots
 from pointsman.backends.nftables.reader import KernelElement, Reader
 from pointsman.backends.nftables.schema import SetSpec
 
@@ -86,10 +85,10 @@ def _expected(contents: Contents) -> Iterator[_Expected]:
 def _of_fragment(fragment: Fragment, contents: Contents) -> Iterator[_Expected]:
     for element in itertools.chain(fragment.elements, fragment.shared):
         yield _plain(element, contents)
-    for where, prefix, slots in fragment.pools:
-        numbers, spec = packed_slots(len(slots)), contents.sets[where]
-        for index, data in enumerate(slots):
-            yield _Expected(spec, KernelElement(prefix + numbers[index], data=data))
+    for pool in fragment.pools:
+        spec = contents.sets[pool.where]
+        for key, data in pool.elements():
+            yield _Expected(spec, KernelElement(key, data=data))
 
 
 def _plain(element: Element, contents: Contents) -> _Expected:
