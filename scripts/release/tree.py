@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,8 @@ from typing import NamedTuple
 from scripts.release.source import ROOT, Source
 
 PREFIX = "/opt/pointsman"
-PROGRAMS = {"pointsman": "main", "kube-proxy": "kube_proxy_main"}
+PROGRAMS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+"""Each with its module and function, as installers read them."""
 
 
 class SystemPython(NamedTuple):
@@ -73,11 +75,11 @@ def complete(tree: Path, python: SystemPython) -> None:
         f"home = {os.path.dirname(python.path)}\n"  # noqa: PTH120  a path of the target, not of this machine
         f"include-system-site-packages = false\nversion = {python.short}\n"
     )
-    for name, function in PROGRAMS.items():
+    for name, entry in PROGRAMS.items():
+        module, function = entry.split(":")
         program = programs / name
         program.write_text(
-            f"#!{PREFIX}/bin/python3\nimport sys\n\nfrom pointsman.cli.main import {function}\n\n"
-            f"sys.exit({function}())\n"
+            f"#!{PREFIX}/bin/python3\nimport sys\n\nfrom {module} import {function}\n\nsys.exit({function}())\n"
         )
         program.chmod(0o755)
 

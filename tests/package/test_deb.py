@@ -69,6 +69,8 @@ def test_install_and_enable_is_all_there_is_to_do(package: Path, tmp_path: Path)
     } <= held
     for program in ("pointsman", "kubectl-pointsman"):
         assert (tmp_path / "usr/bin" / program).readlink() == Path("/opt/pointsman/bin") / program
+    for link in (tmp_path / "usr/bin").iterdir():
+        assert (tmp_path / str(link.readlink()).lstrip("/")).is_file(), link.name
     assert (tmp_path / "DEBIAN/conffiles").read_text() == "/etc/pointsman/config.yaml\n"
     unit = (tmp_path / "usr/lib/systemd/system/pointsman.service").read_text()
     assert "--config /etc/pointsman/config.yaml" in unit
