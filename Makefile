@@ -7,7 +7,7 @@ export PYTHON ?= python3
 PROGRAM := $(VENV)/.program
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test quick lint coverage bench image package clean setup packages demo-packages
+.PHONY: demo test quick lint coverage bench kernels image package clean setup packages demo-packages
 
 demo: demo-packages $(PROGRAM)
 	@$(VENV)/bin/python -m pointsman demo
@@ -23,6 +23,11 @@ lint: $(STAMP)
 
 coverage: setup
 	@scripts/coverage
+
+kernels: setup
+	@scripts/packages kernels
+	@$(VENV)/bin/python -m tests.kernels --json bench/results/kernels.json
+	@$(VENV)/bin/python -m bench.report
 
 bench: setup
 	@scripts/bench
@@ -52,4 +57,4 @@ $(STAMP): $(PROGRAM) requirements/dev.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .uml .coverage* build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .uml .kernels .coverage* build dist

@@ -15,15 +15,9 @@ release=$(uname -r)
 mkdir -p "/run/modules/lib/modules"
 ln -s "/usr/lib/uml/modules/$release" "/run/modules/lib/modules/$release"
 # Built-in ones and those this kernel lacks fail one by one; preflight inside says what is really missing.
-for module in \
-    ip_vs ip_vs_rr ip_vs_wrr ip_vs_lc ip_vs_sh ip_vs_mh nf_conntrack nf_conntrack_netlink nf_nat \
-    ip_set ip_set_hash_ip ip_set_hash_ipport ip_set_hash_ipportip ip_set_hash_ipportnet ip_set_bitmap_port \
-    ip_tables iptable_nat iptable_filter iptable_mangle ip6_tables ip6table_nat ip6table_filter ip6table_mangle \
-    xt_set xt_tcpudp xt_nat xt_comment xt_mark xt_conntrack xt_MASQUERADE xt_addrtype xt_statistic xt_recent xt_physdev xt_ipvs \
-    ipt_REJECT ip6t_REJECT dummy veth bridge sctp
-do
+while read -r module; do
     modprobe -d /run/modules "$module" 2>/dev/null
-done
+done <"$POINTSMAN_CHECKOUT/kernel-modules"
 
 # iptables asks for modules by names that no file has; without a loader that costs nothing instead of a process.
 echo "" > /proc/sys/kernel/modprobe

@@ -1,0 +1,141 @@
+"""Runs the tests that touch a kernel on Debian's own kernels, and keeps what passed where for docs/kernels.md.
+
+python -m tests.kernels [--suites bookworm,trixie] [--groups NAME,...] [--json FILE] [-- PYTEST-ARGUMENTS]
+
+With --json, rows of the file that were not run again stay. Each group is one boot in qemu. There is no hardware help, so a test takes about ten times as long as on the machine itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+from xml.etree import ElementTree as ET
+
+from tests.kernels import boot
+from tests.kernels.debian import Kernel, fetched
+
+from pointsman.kernel.iptables_programs import LEGACY, OVERRIDE
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SUITES: Final = ("bookworm", "trixie")
+BOOT_SECONDS: Final = 4 * 3600
+_INSIDE: Final = "POINTSMAN_UML_REPORT=/mnt/reports"
+"""The ipvs tests are then run where they are, instead of booting User-mode Linux for themselves."""
+
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "nftables: rules, elements, foreign hands": ("tests/kernel", "-k", "nft"),
+    "recorded states, nftables packets": ("tests/golden/test_nftables_packets_golden.py",),
+    "recorded states, iptables rules": ("tests/golden/test_iptables_kernel_golden.py",),
+    "tracked flows": ("tests/kernel", "-k", "conntrack"),
+    "drift, incremental against full, commands, clean-up": (
+        "tests/kernel",
+        "-k",
+        "not nft and not conntrack",
+    ),
+    "packet matrix, nftables and iptables": ("tests/e2e/test_matrix.py",),
+    "ipvs: codec, recorded states, life, packet matrix": ("tests/uml/inside",),
+}
+
+
+def main() -> int:
+    options = _arguments()
+    reason = boot.missing()
+    if reason is not None:
+        print(f"cannot boot kernels here: {reason}", file=sys.stderr)
+        return 1
+    failed = False
+    for suite in options.suites.split(","):
+        kernel = fetched(suite, ROOT / ".kernels")
+        for name in _chosen(options.groups):
+            row = {"debian": suite, **_run(kernel, name, options.pytest)}
+            print("  ".join(f"{key}: {value}" for key, value in row.items()), flush=True)
+            failed |= bool(row["failed"])
+            if options.json:
+                _keep(Path(options.json), row)
+    return int(failed)
+
+
+def _keep(file: Path, row: dict[str, Any]) -> None:
+    """Put the row into the file, in place of an older one of the same tests on the same release's kernel."""
+    kept = json.loads(file.read_text()) if file.exists() else []
+    rows = {(one["debian"], one["tests"]): one for one in (*kept, row)}
+    order = [(suite, name) for suite in SUITES for name in GROUPS]
+    file.write_text(json.dumps([rows[key] for key in order if key in rows], indent=1) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.kernels", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument("--suites", default=",".join(SUITES), help="Debian releases whose kernels to boot")
+    parser.add_argument("--groups", default="", help="those whose name starts so; all unless given")
+    parser.add_argument("--json", help="write the results to this file")
+    parser.add_argument("pytest", nargs="*", help="further arguments for pytest, after --")
+    return parser.parse_args()
+
+
+def _chosen(prefixes: str) -> list[str]:
+    wanted = tuple(prefixes.split(","))
+    return [name for name in GROUPS if name.startswith(wanted)]
+
+
+def _run(kernel: Kernel, group: str, more: Sequence[str]) -> dict[str, Any]:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="pointsman-kernel-", dir="/var/tmp") as name:
+        exchange = Path(name)
+        try:
+            boot.run(kernel, _script(group, more), exchange, timeout=BOOT_SECONDS)
+        except boot.BootError as error:
+            print(error, file=sys.stderr)
+        counts, skipped = _results(exchange / "junit.xml")
+        output = exchange / "output"
+        if counts["failed"] and output.exists():
+            print(output.read_text(errors="replace")[-20000:])
+    return {
+        "kernel": kernel.release,
+        "tests": group,
+        "passed": counts["passed"],
+        "failed": counts["failed"],
+        "skipped": "; ".join(f"{number} x {reason}" for reason, number in sorted(skipped.items())) or "none",
+        "minutes": round((time.monotonic() - began) / 60, 1),
+    }
+
+
+def _script(group: str, more: Sequence[str]) -> str:
+    command = [
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--assert=plain", "--timeout=3000"),
+        *("-o", "junit_family=xunit2", "--junit-xml=/mnt/junit.xml", *GROUPS[group], *more),
+    ]
+    settings = (
+        f"export {_INSIDE} {OVERRIDE}={LEGACY}\n" if any("uml" in word for word in GROUPS[group]) else ""
+    )
+    return f"cd {shlex.quote(str(ROOT))}\n{settings}{shlex.join(command)} >/mnt/output 2>&1\n"
+
+
+def _results(report: Path) -> tuple[Counter[str], Counter[str]]:
+    """How many passed and failed, and how often what was the reason for a skip; no report is a failure."""
+    if not report.exists():
+        return Counter(failed=1), Counter()
+    counts: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    for case in ET.parse(report).iter("testcase"):
+        skip = case.find("skipped")
+        if skip is not None:
+            skipped[skip.get("message", "")] += 1
+        elif case.find("failure") is not None or case.find("error") is not None:
+            counts["failed"] += 1
+        else:
+            counts["passed"] += 1
+    return counts, skipped
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
