@@ -1,6 +1,6 @@
 """The Kubernetes objects a proxy reads, with only the fields it needs.
 
-Decoded straight from JSON bytes by msgspec: fields not named here are skipped without being built. Everything
+Decoded straight from bytes, protobuf or JSON: fields not named here are skipped without being built. Everything
 optional has the API's meaning of "absent" as its default, so one struct serves full and sparse objects.
 """
 

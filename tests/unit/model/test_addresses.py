@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pointsman.model.addresses import (
     Cidr,
     Family,
+    address_and_text,
     address_from_text,
     address_text,
     cidr_from_text,
@@ -156,3 +157,14 @@ def test_host_and_port_are_split_as_go_splits_them(text: str, parts: tuple[str, 
 )
 def test_ports_are_numbers_up_to_65535(text: str, port: int | None) -> None:
     assert port_from_text(text) == port
+
+
+@given(
+    st.ip_addresses().map(str)
+    | st.from_regex(r"[0-9]{1,4}(\.[0-9]{1,4}){2,4}", fullmatch=True)
+    | st.from_regex(r"(::ffff:)?[0-9a-f.:]{1,12}", fullmatch=True)
+)
+def test_an_address_is_read_with_its_canonical_text(text: str) -> None:
+    address = address_from_text(text)
+    expected = None if address is None else (address, address_text(address))
+    assert address_and_text(text) == expected

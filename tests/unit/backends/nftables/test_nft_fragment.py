@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.backends.nftables.fragment import arranged
+from pointsman.backends.nftables.fragment import Pool, Slots, arranged
 
 entries = st.lists(st.integers(0, 20), unique=True).map(lambda ns: tuple(bytes((n,)) for n in ns))
 
@@ -39,3 +41,20 @@ def test_a_removed_slot_is_filled_from_the_end() -> None:
 
 def test_a_replacement_takes_the_slot_of_the_replaced() -> None:
     assert arranged((b"a", b"b", b"c"), (b"a", b"c", b"x")) == (b"a", b"x", b"c")
+
+
+@given(st.lists(st.lists(st.binary(min_size=8, max_size=8), min_size=1, max_size=9), max_size=4))
+def test_slots_of_pools_come_back_in_order_with_their_numbers(lists: list[list[bytes]]) -> None:
+    pools = [Pool.of("endpoints", bytes((number,)) * 12, slots) for number, slots in enumerate(lists)]
+    assert [list(pool.slots) for pool in pools] == lists
+    found = Slots()
+    for pool in pools:
+        found.add(pool)
+    expected = [
+        (pool.prefix + number.to_bytes(4, sys.byteorder), slot)
+        for pool, slots in zip(pools, lists, strict=True)
+        for number, slot in enumerate(slots)
+    ]
+    assert list(found) == expected
+    assert len(found) == len(expected)
+    assert all(found[index] == entry for index, entry in enumerate(expected))
