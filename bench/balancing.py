@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from bench.nftables import print_table
 from tests.factory import endpoint, service_port
 from tests.kernel.test_nft_schedulers import VIP, World, clients, server, servers, udp
@@ -170,7 +169,7 @@ def catching_up(world: World, *, adjusting: bool) -> list[int]:
                 now = balanced(now, counts, weights_of(three, port.scheduling))
             world.change(
                 port,
-                *(msgspec.structs.replace(e, share=round(now.get(identity(e), 100.0))) for e in three),
+                *(e.with_share(round(now.get(identity(e), 100.0))) for e in three),
             )
             connect(CONNECTIONS_PER_ROUND)
     return history
