@@ -24,6 +24,7 @@ from tests.unit.sync.flow_making import (
 from pointsman.kernel.conntrack import Flow
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import ServicePlan
+from pointsman.model.scheduling import Scheduling
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.sync.flow_checklist import Unsettled, checklist_of, stale_flows, unsettled_after
 from pointsman.sync.reconcile import PlanChange
@@ -50,7 +51,7 @@ def endpoints(draw: st.DrawFn) -> list[Endpoint]:
 
 
 @st.composite
-def plans(draw: st.DrawFn, protocol: Protocol) -> ServicePlan | None:
+def plans(draw: st.DrawFn, protocol: Protocol, resetting: st.SearchStrategy[bool]) -> ServicePlan | None:
     if draw(st.integers(0, 5)) == 0:
         return None
     return plan(
@@ -61,12 +62,18 @@ def plans(draw: st.DrawFn, protocol: Protocol) -> ServicePlan | None:
         port=draw(st.sampled_from([PORT, PORT + 1])),
         internal_local=draw(st.booleans()),
         external_local=draw(st.booleans()),
+        scheduling=Scheduling(reset_gone=draw(resetting)),
     )
 
 
-def histories(protocol: Protocol) -> st.SearchStrategy[list[ServicePlan | None]]:
+NEVER = st.just(value=False)
+
+
+def histories(
+    protocol: Protocol, resetting: st.SearchStrategy[bool] = NEVER
+) -> st.SearchStrategy[list[ServicePlan | None]]:
     """What was in the kernel at the last check, and every plan since."""
-    return st.lists(plans(protocol), min_size=2, max_size=5)
+    return st.lists(plans(protocol, resetting), min_size=2, max_size=5)
 
 
 def every_flow(protocol: Protocol) -> list[Flow]:
@@ -141,7 +148,38 @@ def test_every_lost_handshake_at_a_frontend_that_came_into_service_goes(
     assert lost <= doomed(history, Protocol.TCP)
 
 
-@given(histories(Protocol.UDP))
+def listed(plan_then: ServicePlan | None) -> set[tuple[bytes, int]]:
+    """Endpoints in any state."""
+    return {(e.address, e.port) for e in plan_then.all_endpoints} if plan_then else set()
+
+
+@given(histories(Protocol.TCP, st.booleans()))
+def test_translated_tcp_flows_go_only_where_asked_and_when_their_endpoint_has_left_every_slice(
+    history: list[ServicePlan | None],
+) -> None:
+    latest = history[-1]
+    once = set().union(*(listed(plan_then) for plan_then in history))
+    for entry in doomed(history, Protocol.TCP):
+        if entry.translated:
+            assert latest is not None
+            assert latest.resets_gone
+            assert by(entry) in once - listed(latest)
+            assert to(entry) in destinations(latest)
+
+
+@given(histories(Protocol.TCP, st.just(value=True)))
+def test_where_asked_every_tcp_flow_of_an_endpoint_that_left_goes(history: list[ServicePlan | None]) -> None:
+    before, latest = history[-2:]
+    left = listed(before) - listed(latest)
+    wanted = {
+        entry
+        for entry in every_flow(Protocol.TCP)
+        if entry.translated and by(entry) in left and to(entry) in destinations(latest)
+    }
+    assert wanted <= doomed(history, Protocol.TCP)
+
+
+@given(histories(Protocol.UDP, st.booleans()))
 def test_after_any_change_udp_flows_at_a_served_frontend_are_those_on_serving_endpoints(
     history: list[ServicePlan | None],
 ) -> None:
@@ -161,6 +199,6 @@ def test_udp_flows_go_only_at_what_is_or_was_a_frontend(history: list[ServicePla
     assert {to(entry) for entry in doomed(history, Protocol.UDP)} <= ours
 
 
-@given(histories(Protocol.SCTP))
+@given(histories(Protocol.SCTP, st.booleans()))
 def test_sctp_flows_never_go(history: list[ServicePlan | None]) -> None:
     assert not doomed(history, Protocol.SCTP)

@@ -37,6 +37,7 @@ from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
 from pointsman.node.degraded import DegradedChecks
 from pointsman.node.footprint import settle
 from pointsman.node.host_look import LinuxHost
+from pointsman.node.loose_tracking import LooseTracking
 from pointsman.node.own_addresses import LinuxMachine
 from pointsman.node.proxy import Proxy
 from pointsman.node.service_metrics import ServiceMetrics
@@ -144,6 +145,7 @@ async def assembled(
         background = Background()
         closing.push_async_callback(background.close)
         flows = FlowCare({family: StaleFlowCleaner(family, metrics) for family in backends}, background)
+        resets = [LooseTracking(degraded, host.sysctls.read_int)] if mode.resets_need_loose_tracking else []
         tidying = {
             "remove leftovers of other modes": lambda: host.remove_leftovers(mode),
             "give memory back": _settled,
@@ -163,7 +165,7 @@ async def assembled(
             metrics,
             recorder,
             degraded,
-            listeners=(flows, tidy_up),
+            listeners=(flows, tidy_up, *resets),
         )
         expose_watches(source, metrics, ages=options.manifests is None)
         inspector = Inspector(

@@ -166,6 +166,7 @@ def _balancing(flags: Mapping[str, Any]) -> Balancing:
         slow_start=round(flags.get("default-slow-start", timedelta(0)).total_seconds()),
         seed=flags.get("source-hash-seed", 1),
         hash_slots=flags.get("source-hash-slots", DEFAULT_HASH_SLOTS),
+        reset_gone=flags.get("reset-gone", False),
     )
 
 

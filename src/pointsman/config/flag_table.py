@@ -480,6 +480,11 @@ FLAGS: tuple[Flag, ...] = (
             default="512",
             help="Slots of a Service with a source hash, unless the annotation pointsman.dev/hash-slots says; more are finer and cost memory.",
         ),
+        Flag(
+            "reset-gone",
+            Kind.BOOL,
+            help="Reset TCP connections to endpoints that have left their Service, unless its annotation pointsman.dev/reset-gone says otherwise.",
+        ),
         works_with_file=True,
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pointsman.backends.contract import Difference, Mode
 from pointsman.explain import unserved
-from pointsman.explain.balancing import balancing_words
+from pointsman.explain.balancing import RESET_GONE, balancing_words, reset_causes
 from pointsman.explain.causes import listed, port_causes, skipped_causes
 from pointsman.explain.endpoint_users import other_ports, port_of_endpoint, service_ports_behind, use_of
 from pointsman.explain.findings import file_findings, rejected_services, service_findings
@@ -273,6 +273,7 @@ def _port_answer(
         affinity_seconds=plan.port.affinity_seconds,
         topology=_topology(plan, family),
         balancing=balancing_words(plan),
+        gone=RESET_GONE if plan.resets_gone else "",
         frontends=frontends,
         endpoints=tuple(_endpoint_answer(plan, endpoint, family) for endpoint in plan.all_endpoints),
         kernel=kernel,
@@ -292,7 +293,7 @@ def _on_host(
     if family.host is None:
         return []
     ways = tuple(journeys(view, family, family.host, plan, tuple(asked), clients))
-    return list(host_causes(family, family.host, ways))
+    return [*host_causes(family, family.host, ways), *reset_causes(plan, family.host, view.mode)]
 
 
 def _host_answer(family: FamilyView, causes: Sequence[Cause]) -> HostAnswer:

@@ -1,11 +1,15 @@
-"""How new connections of a service port are spread over its endpoints, in words. Pure."""
+"""How connections of a service port are spread over its endpoints, and end with them, in words. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
+from pointsman.backends.contract import Mode
 from pointsman.explain.causes import listed
+from pointsman.explain.report import Cause
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.host import HostFacts
 from pointsman.model.plan import ServicePlan
 from pointsman.model.scheduling import Balance, Scheduler
 from pointsman.model.slots import slots_of
@@ -15,6 +19,20 @@ _BY = {
     Scheduler.SOURCE_PORT_HASH: "by a hash of the client's address and port",
     Scheduler.LEAST_CONNECTIONS: "at random, in shares that follow the open connections",
 }
+
+
+RESET_GONE = "a connection to an endpoint that has left every slice is reset with the client's next packet"
+
+
+def reset_causes(plan: ServicePlan, host: HostFacts, mode: Mode) -> Iterator[Cause]:
+    """Why connections to gone endpoints are not reset although they should be."""
+    if plan.resets_gone and mode.resets_need_loose_tracking and host.conntrack_loose is False:
+        yield Cause(
+            "ResetGoneNeedsLooseTracking",
+            "net.netfilter.nf_conntrack_tcp_loose is 0: connections to endpoints that are gone are not reset",
+            "sysctl -w net.netfilter.nf_conntrack_tcp_loose=1, and in /etc/sysctl.d for the next boot",
+            fatal=False,
+        )
 
 
 def balancing_words(plan: ServicePlan) -> str:

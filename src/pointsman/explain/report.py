@@ -109,6 +109,8 @@ class PortAnswer(msgspec.Struct, frozen=True, rename="camel"):
     """Which hints narrow the endpoints, or why hints are ignored; empty without hints."""
     balancing: str
     """How new connections are spread; empty for evenly at random."""
+    gone: str
+    """What becomes of connections to endpoints that have left; empty when they are left to themselves."""
     frontends: tuple[FrontendAnswer, ...]
     endpoints: tuple[EndpointAnswer, ...]
     kernel: KernelAnswer

@@ -59,6 +59,8 @@ def _port(port: PortAnswer) -> Iterator[str]:
     yield from _endpoints(port.endpoints)
     if port.balancing:
         yield f"  Balancing: {port.balancing}"
+    if port.gone:
+        yield f"  Gone endpoints: {port.gone}"
     if port.affinity_seconds:
         yield f"  Session affinity: a client keeps its endpoint for {port.affinity_seconds} s after its last connection"
     if port.topology:

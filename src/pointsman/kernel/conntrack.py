@@ -74,6 +74,11 @@ class Flow(NamedTuple):
     replied: bool = False
     """A packet has come back."""
 
+    @property
+    def translated(self) -> bool:
+        """Somebody else answers than the one the first packet was sent to."""
+        return (self.reply_source, self.reply_source_port) != (self.destination, self.destination_port)
+
     def __str__(self) -> str:
         return (
             f"{host_port_text(self.source, self.source_port)} -> "

@@ -69,6 +69,7 @@ class LabService(msgspec.Struct, frozen=True):
     ip_mode: str = "VIP"
     slices: int = 1
     """Every slice holds all backends."""
+    annotations: dict[str, str] = {}
 
     def address(self, kind: str, family: int) -> str:
         """The `cluster`, `lb` or `external` address."""
@@ -109,6 +110,8 @@ class LabService(msgspec.Struct, frozen=True):
             "metadata": {"name": self.name, "namespace": "lab"},
             "spec": spec,
         }
+        if self.annotations:
+            made["metadata"]["annotations"] = dict(self.annotations)
         if self.type == "LoadBalancer":
             if self.external_policy == "Local":
                 spec["healthCheckNodePort"] = 32000 + self.number

@@ -40,5 +40,7 @@ class HostFacts(msgspec.Struct, frozen=True):
     """Base chains of others, and the chains they lead to, by table and name."""
     conntrack_count: int | None = None
     conntrack_max: int | None = None
+    conntrack_loose: bool | None = None
+    """A TCP connection is tracked from whichever packet is seen first."""
     not_read: tuple[str, ...] = ()
     """What could not be looked at, and why."""

@@ -77,6 +77,8 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     got with a warning."""
     balance: Balance | None = None
     """How new connections are spread over the endpoints; None for evenly at random."""
+    resets_gone: bool = False
+    """TCP connections to an endpoint that has left are to be reset with their next packet."""
 
     @property
     def name(self) -> ServicePortName:

@@ -21,7 +21,7 @@ from pointsman.model.scheduling import (
     scheduler_for,
     without_drained,
 )
-from pointsman.model.service import ServicePort
+from pointsman.model.service import Protocol, ServicePort
 from pointsman.model.topology import Selection, select_endpoints
 
 _NOTHING_LOST: Mapping[Claim, Winner] = {}
@@ -56,7 +56,13 @@ def plan_service_port(
         topology_note=chosen.note,
         problems=tuple(problems),
         balance=balance,
+        resets_gone=_resets_gone(port, context.balancing),
     )
+
+
+def _resets_gone(port: ServicePort, defaults: Balancing) -> bool:
+    asked = port.scheduling.reset_gone
+    return port.protocol is Protocol.TCP and (defaults.reset_gone if asked is None else asked)
 
 
 def _balanced(

@@ -1,4 +1,4 @@
-"""How new connections are spread over endpoints: what a Service asks for, and what a node makes of it. Pure.
+"""How connections are spread over endpoints and end: what a Service asks for, and what a node makes of it. Pure.
 
 A Service asks by annotations; what it leaves out comes from the configuration. Modes differ in what they can do, so the
 words are understood here and planning decides what becomes of them.
@@ -20,6 +20,7 @@ SCHEDULER_ANNOTATION = "pointsman.dev/scheduler"
 WEIGHTS_ANNOTATION = "pointsman.dev/weights"
 SLOW_START_ANNOTATION = "pointsman.dev/slow-start"
 HASH_SLOTS_ANNOTATION = "pointsman.dev/hash-slots"
+RESET_GONE_ANNOTATION = "pointsman.dev/reset-gone"
 
 MAX_WEIGHT = 1000
 LONGEST_SLOW_START = 3600
@@ -83,6 +84,8 @@ class Scheduling(msgspec.Struct, frozen=True, gc=False):
     slow_start: int | None = None
     """Seconds until a new endpoint has its full share."""
     hash_slots: int = 0
+    reset_gone: bool | None = None
+    """Connections to endpoints that are gone are reset."""
 
 
 UNSAID = Scheduling()
@@ -99,6 +102,7 @@ class Balancing(msgspec.Struct, frozen=True, gc=False):
     possible: frozenset[Scheduler] = frozenset(Scheduler) - {Scheduler.IPVS_ONLY}
     adjusts: bool = True
     """Shares can be changed every few seconds: slow start, least-connections."""
+    reset_gone: bool = False
 
 
 EVENLY = Balancing()
@@ -134,7 +138,14 @@ def scheduling_of(meta: Meta, problems: list[Problem]) -> Scheduling:
         problems.append(_bad(SCHEDULER_ANNOTATION, word, f"known are {known}"))
         word = ""
     slots = _number(meta, HASH_SLOTS_ANNOTATION, HASH_SLOTS_RANGE, problems)
-    found = Scheduling(scheduler, word, weight_rules(meta, problems), _slow_start(meta, problems), slots or 0)
+    found = Scheduling(
+        scheduler,
+        word,
+        weight_rules(meta, problems),
+        _slow_start(meta, problems),
+        slots or 0,
+        _yes_or_no(meta, RESET_GONE_ANNOTATION, problems),
+    )
     if found.slow_start and scheduler is not None and scheduler.hashes:
         message = f"annotation {SLOW_START_ANNOTATION}: has no effect with {word}, by which all nodes must choose alike"
         problems.append(Problem("SlowStartIgnored", message))
@@ -154,6 +165,16 @@ def _number(meta: Meta, name: str, within: tuple[int, int], problems: list[Probl
         return int(text)
     problems.append(_bad(name, text, f"it must be a number from {least} to {most}"))
     return None
+
+
+_TRUTH = {"true": True, "false": False}
+
+
+def _yes_or_no(meta: Meta, name: str, problems: list[Problem]) -> bool | None:
+    text = meta.annotation(name)
+    if text is not None and text not in _TRUTH:
+        problems.append(_bad(name, text, 'it must be "true" or "false"'))
+    return _TRUTH.get(text or "")
 
 
 _DURATION = re.compile(r"([0-9]{1,5})(s|m)")

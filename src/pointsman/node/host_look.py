@@ -20,6 +20,7 @@ from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family
 from pointsman.model.host import HostFacts, Route
 from pointsman.model.packet_filter import FilterChain
+from pointsman.node.loose_tracking import LOOSE_TRACKING
 
 Chains = dict[tuple[str, str], FilterChain]
 
@@ -58,6 +59,7 @@ class LinuxHost:
             except PointsmanError as error:
                 not_read.append(f"rules of others: {error}")
         forwarding = self._sysctls.read_int(_FORWARDING[family])
+        loose = self._sysctls.read_int(LOOSE_TRACKING)
         interfaces = sorted(set(held.values()) - {"lo"} - ports)
         return HostFacts(
             family=family,
@@ -69,6 +71,7 @@ class LinuxHost:
             chains=chains,
             conntrack_count=self._sysctls.read_int(f"{_CONNTRACK}count"),
             conntrack_max=self._sysctls.read_int(f"{_CONNTRACK}max"),
+            conntrack_loose=None if loose is None else loose != 0,
             not_read=tuple(not_read),
         )
 

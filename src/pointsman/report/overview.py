@@ -64,6 +64,8 @@ class ServiceRow(msgspec.Struct, frozen=True, rename="camel"):
     topology: str = ""
     scheduler: str = ""
     """How endpoints are chosen; empty for evenly at random."""
+    resets_gone: bool = False
+    """Connections to endpoints that have left are reset."""
     problems: tuple[str, ...] = ()
     endpoints: tuple[EndpointRow, ...] = ()
     """Only where they were asked for."""
@@ -140,6 +142,8 @@ def _words(plan: ServicePlan, family: FamilyView, mode: Mode) -> Iterator[str]:
     yield port_verdict(plan, family, mode).value
     if plan.balance is not None:
         yield plan.scheduler
+    if plan.resets_gone:
+        yield "reset-gone"
     if plan.port.internal_local or plan.port.external_local:
         yield "local"
     for frontend in plan.frontends:
@@ -178,6 +182,7 @@ def service_row(plan: ServicePlan, family: FamilyView, mode: Mode, *, detailed: 
         affinity_seconds=plan.port.affinity_seconds,
         topology=plan.topology.value,
         scheduler=plan.scheduler,
+        resets_gone=plan.resets_gone,
         problems=tuple(problem.message for problem in plan.problems),
         endpoints=endpoint_rows(plan.all_endpoints, plan.reachable_endpoints) if detailed else (),
     )

@@ -13,7 +13,11 @@ UDP, at every service port whose plan changed in any way:
 - addressed to a frontend that is gone, and translated to one of the endpoints it had.
 
 TCP, at frontends that have just come into service: neither translated nor answered. Every retransmission of such a SYN
-would follow the first one into nowhere. A TCP flow that was translated or answered is never touched.
+would follow the first one into nowhere.
+
+TCP, at service ports that ask for it: translated to an endpoint that was in some slice and is in none any more. The
+client's next packet then meets another endpoint, which resets the connection, where it would have met nobody. Any other
+TCP flow that was translated or answered is never touched, nor is one of a Service that is gone with its endpoints.
 
 Never touched either: SCTP, service ports that did not change, and flows to a node port's number on addresses of other
 machines.
@@ -22,7 +26,7 @@ machines.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -39,6 +43,7 @@ MAX_EXACT_QUERIES: Final = 8
 _TCP: Final = Protocol.TCP.value
 _UDP: Final = Protocol.UDP.value
 _ANYWHERE: Final = b""
+T = TypeVar("T")
 
 Backend = tuple[bytes, int]
 FrontendKey = tuple[int, bytes, int]
@@ -84,18 +89,26 @@ class Checklist(msgspec.Struct, frozen=True):
     node_addresses: frozenset[bytes] = frozenset()
     """Where node ports answer, loopback apart."""
     loopback: bool = False
+    left: Mapping[FrontendKey, frozenset[Backend]] = {}
+    """Where connections to endpoints that have left are to be reset: who has."""
 
     def refutes(
         self, protocol: int, destination: Backend, answering: Backend, *, replied: bool = False
     ) -> bool:
         """Whether a flow to this destination must not go on being answered from there."""
+        if protocol == _TCP and (answering != destination or replied):
+            return answering != destination and answering in (
+                self._at(self.left, protocol, destination) or ()
+            )
+        found = self._at(self.frontends, protocol, destination)
+        return found is not None and found.refutes(destination, answering)
+
+    def _at(self, by_frontend: Mapping[FrontendKey, T], protocol: int, destination: Backend) -> T | None:
         address, port = destination
-        found = self.frontends.get((protocol, address, port))
+        found = by_frontend.get((protocol, address, port))
         if found is None and self._answers_node_ports(address):
-            found = self.frontends.get((protocol, _ANYWHERE, port))
-        if found is None or not found.refutes(destination, answering):
-            return False
-        return protocol != _TCP or (answering == destination and not replied)
+            found = by_frontend.get((protocol, _ANYWHERE, port))
+        return found
 
     def _answers_node_ports(self, address: bytes) -> bool:
         return address in self.node_addresses or (
@@ -104,7 +117,7 @@ class Checklist(msgspec.Struct, frozen=True):
 
     def queries(self) -> list[FlowQuery]:
         """What to ask the kernel for."""
-        return flow_queries(self.frontends, unreplied=frozenset((_TCP,)))
+        return [*flow_queries(self.frontends, unreplied=frozenset((_TCP,))), *flow_queries(self.left)]
 
 
 def flow_queries(frontends: Iterable[FrontendKey], unreplied: Container[int] = ()) -> list[FlowQuery]:
@@ -136,6 +149,8 @@ class Unsettled(msgspec.Struct, frozen=True, gc=False):
     backends: frozenset[Backend]
     """Endpoints it used before."""
     new: ServicePlan | None
+    left: frozenset[Backend] = frozenset()
+    """Endpoints it had before in any state, where connections to those that have left are to be reset."""
 
 
 def _frontends(plan: ServicePlan | None) -> frozenset[FrontendKey]:
@@ -150,6 +165,20 @@ def _serving(plan: ServicePlan | None) -> frozenset[Backend]:
     if plan is None:
         return frozenset()
     return frozenset((entry.address, entry.port) for entry in plan.all_endpoints if entry.serving)
+
+
+def _listed(plan: ServicePlan | None) -> frozenset[Backend]:
+    """Endpoints in any slice, whatever their state."""
+    if plan is None:
+        return frozenset()
+    return frozenset((entry.address, entry.port) for entry in plan.all_endpoints)
+
+
+def _left(earlier: frozenset[Backend], change: PlanChange) -> frozenset[Backend]:
+    """Who had left before or with this change, where that matters."""
+    if change.new is None or not change.new.resets_gone:
+        return frozenset()
+    return (earlier | _listed(change.old)) - _listed(change.new)
 
 
 def _used(plan: ServicePlan | None) -> frozenset[Backend]:
@@ -190,19 +219,23 @@ def _to_check(change: PlanChange) -> frozenset[FrontendKey]:
 def unsettled_after(earlier: Unsettled | None, change: PlanChange) -> Unsettled | None:
     """What is to be checked, given what was still to be checked before this change; None for nothing."""
     frontends, backends = _to_check(change), _used(change.old)
+    left = _left(earlier.left if earlier is not None else frozenset(), change)
     if earlier is not None:
         frontends, backends = frontends | earlier.frontends, backends | earlier.backends
-    return Unsettled(frontends, backends, change.new) if frontends else None
+    return Unsettled(frontends, backends, change.new, left) if frontends or left else None
 
 
 def checklist_of(unsettled: Iterable[Unsettled], situation: Situation) -> Checklist:
     """Present frontends win over removed ones: an address may have passed to another service port."""
     present: dict[FrontendKey, Expectation] = {}
     removed: dict[FrontendKey, Expectation] = {}
+    left: dict[FrontendKey, frozenset[Backend]] = {}
     for entry in unsettled:
         now = _frontends(entry.new)
         if entry.new is not None:
             present |= dict.fromkeys(entry.frontends & now, Served(entry.new))
+        if entry.left:
+            left |= dict.fromkeys(now, entry.left)
         gone = (key for key in entry.frontends - now if key[0] == _UDP)
         removed |= dict.fromkeys(gone, Removed(entry.backends))
     selected = situation.context.node_port_addresses
@@ -211,6 +244,7 @@ def checklist_of(unsettled: Iterable[Unsettled], situation: Situation) -> Checkl
         removed | present,
         frozenset(everywhere if selected.match_all else selected.addresses),
         selected.loopback,
+        left,
     )
 
 

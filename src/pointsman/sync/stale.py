@@ -46,6 +46,10 @@ class _Notes(msgspec.Struct, frozen=True):
         return checklist_of(self.unsettled.values(), self.situation)
 
 
+def _is_handshake(flow: Flow) -> bool:
+    return flow.protocol == Protocol.TCP.value and not flow.translated
+
+
 class StaleFlowCleaner:
     """Deletes stale flows of one IP family after syncs.
 
@@ -158,8 +162,8 @@ class StaleFlowCleaner:
             newest = self._notes()
             current = checklist if newest.number == notes.number else newest.checklist()
             stale = stale_flows(dict.fromkeys(candidates), current)
-            handshakes = [flow for flow in stale if flow.protocol == Protocol.TCP.value]
-            others = [flow for flow in stale if flow.protocol != Protocol.TCP.value]
+            handshakes = [flow for flow in stale if _is_handshake(flow)]
+            others = [flow for flow in stale if not _is_handshake(flow)]
             return table.delete([*table.still_unreplied(handshakes), *others], expired)
 
     def _notes(self) -> _Notes:

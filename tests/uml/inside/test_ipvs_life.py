@@ -26,9 +26,11 @@ from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import HOSTS
 from pointsman.lab.objects import Backend, LabService, backends
-from pointsman.lab.probe import Kind
+from pointsman.lab.probe import Kind, ask_all
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
+from pointsman.obs.registry import Metrics
+from pointsman.sync.stale import StaleFlowCleaner
 
 T = TypeVar("T")
 WEB = LabService("web", 1, backends("pod1", "pod2", "pod4"), type="LoadBalancer", external=True)
@@ -98,6 +100,41 @@ def test_a_connection_survives_the_removal_of_its_endpoint(
     assert world.tend(61) == 0
     assert flow.ask().by == server
     flow.close()
+
+
+def test_connections_to_gone_endpoints_are_reset_where_the_service_asks(world: World) -> None:
+    """A terminating endpoint is not gone yet; the first packet after that is dropped, the one sent again is reset."""
+    asks, emptied = (
+        msgspec.structs.replace(
+            _only(WEB, "pod1"),
+            name=name,
+            number=number,
+            annotations={"pointsman.dev/reset-gone": "true"},
+        )
+        for name, number in (("asks", 4), ("emptied", 5))
+    )
+    places = (("pod3", "cluster", 4), ("client", "nodeport", 4), ("client", "lb", 6), ("n1", "cluster", 6))
+    cleaners = {family: StaleFlowCleaner(family, Metrics("ipvs")) for family in Family}
+
+    def apply(*services: LabService) -> None:
+        for family, outcome in world.apply(services).items():
+            cleaners[family].add(outcome.changes, outcome.situation)
+            with world.cluster["n1"].entered():
+                assert not cleaners[family].run().problem
+
+    apply(asks, emptied)
+    flows = [
+        world.flow(host, service, to, family) for service in (asks, emptied) for host, to, family in places
+    ]
+    assert {outcome.by for outcome in ask_all(flows)} == {"pod1"}
+    terminating = (Backend("pod1", {"ready": False, "serving": True, "terminating": True}), Backend("pod4"))
+    apply(*(msgspec.structs.replace(service, backends=terminating) for service in (asks, emptied)))
+    assert {outcome.by for outcome in ask_all(flows)} == {"pod1"}
+    apply(_only(asks, "pod4"), _only(emptied))
+    assert [outcome.kind for outcome in ask_all(flows)] == [Kind.REFUSED] * len(flows)
+    assert world.backends[Family.IPV4].draining == 0
+    for flow in flows:
+        flow.close()
 
 
 def test_a_drained_endpoint_goes_when_its_last_connection_is_gone(world: World) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import pytest
 from tests import factory
 from tests.unit.explain.explaining import asked, codes, only_port, view_of
 
 from pointsman.explain.balancing import balancing_words
 from pointsman.explain.report import Explanation
 from pointsman.explain.text import explanation_text
+from pointsman.model.addresses import Family
+from pointsman.model.host import HostFacts
 from pointsman.report.overview import service_page
 
 
@@ -60,6 +64,34 @@ def test_a_scheduler_the_mode_lacks_and_a_word_nobody_knows_are_causes() -> None
     found = explained(annotations={"scheduler": "fastest"})
     assert "BadAnnotation" in codes(found)
     assert found.answers
+
+
+def test_resets_of_connections_to_gone_endpoints_are_named() -> None:
+    found = explained(annotations={"reset-gone": "true"})
+    assert (
+        "  Gone endpoints: a connection to an endpoint that has left every slice is reset"
+        in explanation_text(found)
+    )
+    assert "Gone endpoints" not in explanation_text(explained())
+    view = view_of(factory.service(metadata={"annotations": {"pointsman.dev/reset-gone": "true"}}))
+    assert [row.resets_gone for row in service_page(view, "reset-gone").rows] == [True]
+
+
+@pytest.mark.parametrize(
+    ("mode", "loose", "said"),
+    [("nftables", False, True), ("nftables", True, False), ("iptables", False, True), ("ipvs", False, False)],
+)
+def test_what_resets_need_of_the_kernel_is_said(mode: str, loose: bool, said: bool) -> None:
+    view = view_of(
+        factory.service(metadata={"annotations": {"pointsman.dev/reset-gone": "true"}}),
+        factory.endpoint_slice("10.244.1.1"),
+        mode=mode,
+    )
+    (first, *rest) = view.families
+    facts = HostFacts(Family.IPV4, forwarding=True, conntrack_loose=loose)
+    looked = (msgspec.structs.replace(first, host=facts), *rest)
+    found = asked(msgspec.structs.replace(view, families=looked), "web")
+    assert ("ResetGoneNeedsLooseTracking" in codes(found)) is said
 
 
 def test_the_list_of_services_names_schedulers_and_finds_by_them() -> None:

@@ -19,7 +19,7 @@ from pointsman.model.scheduling import (
     WeightRule,
     slow_start_of,
 )
-from pointsman.model.service import ServicePort, service_ports_from_service
+from pointsman.model.service import Protocol, ServicePort, service_ports_from_service
 from pointsman.model.slices import endpoints_from_slice
 from pointsman.model.topology import endpoint_reason
 
@@ -81,6 +81,11 @@ def test_our_words_and_those_of_ipvs_are_understood(word: str, scheduler: Schedu
         ),
         ("weights", "zone/a=1001", "N from 0 to 1000"),
         (
+            "reset-gone",
+            "yes",
+            'pointsman.dev/reset-gone: \'yes\' is ignored; it must be "true" or "false"',
+        ),
+        (
             "hash-slots",
             "63",
             "pointsman.dev/hash-slots: '63' is ignored; it must be a number from 64 to 65536",
@@ -94,6 +99,29 @@ def test_a_bad_value_is_reported_with_what_would_be_good_and_counts_as_not_given
     assert [problem.reason for problem in problems] == ["BadAnnotation"]
     assert words in problems[0].message
     assert port.scheduling in (UNSAID, Scheduling(weights=(WeightRule("zone", "a", 3),)))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "resets"),
+    [
+        ({}, False, False),
+        ({}, True, True),
+        ({"reset-gone": "true"}, False, True),
+        ({"reset-gone": "false"}, True, False),
+        ({"reset-gone": "perhaps"}, True, True),
+    ],
+)
+def test_the_service_decides_about_resets_and_else_the_configuration(
+    annotation: dict[str, str], default: bool, resets: bool
+) -> None:
+    port, _ = asked(annotation)
+    node = context(balancing=Balancing(reset_gone=default))
+    assert plan(port, A, node_context=node).resets_gone is resets
+
+
+def test_only_tcp_can_be_reset() -> None:
+    port = service_port(protocol=Protocol.UDP, scheduling=Scheduling(reset_gone=True))
+    assert not plan(port, A).resets_gone
 
 
 def test_weights_by_pod_beat_those_by_node_and_those_beat_zones() -> None:

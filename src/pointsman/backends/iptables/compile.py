@@ -25,7 +25,7 @@ from pointsman.backends.netfilter import names, spelling
 from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.model.addresses import address_text
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.plan import FrontendKind, Outcome, ServicePlan
+from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
 
 
 def compile_plan(plan: ServicePlan, settings: Settings, *, comments: bool = True) -> Fragment:
@@ -121,22 +121,29 @@ class _Compiler:
 
     def _filter_services(self) -> Iterator[str]:
         for frontend in self.plan.frontends:
-            if frontend.kind is FrontendKind.CLUSTER_IP and frontend.outcome is not Outcome.BALANCE:
-                why, target = self._refusal(frontend.outcome)
-                yield f"-A {names.SERVICES} {self._destination(frontend.address, why)} -j {target}"
+            refuses = frontend.kind is FrontendKind.CLUSTER_IP and frontend.outcome is not Outcome.BALANCE
+            if not refuses and not self._resets_for_node(frontend):
+                continue
+            for why, target in self._refusals(frontend.outcome):
+                yield f"-A {names.SERVICES} {self._destination(frontend.address, why)} {target}"
+
+    def _resets_for_node(self, frontend: Frontend) -> bool:
+        """Whether the node's own packets need a rule of their own: they do not pass the one for external frontends."""
+        address_of_others = frontend.kind in (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER_IP)
+        return self.plan.resets_gone and address_of_others and frontend.outcome is Outcome.REJECT
 
     def _filter_external(self) -> Iterator[str]:
         for frontend in self.plan.frontends:
             if frontend.kind is FrontendKind.CLUSTER_IP or frontend.outcome is Outcome.BALANCE:
                 continue
-            why, target = self._refusal(frontend.outcome)
-            if frontend.kind is FrontendKind.NODE_PORT:
-                yield (
-                    f"-A {names.EXTERNAL_SERVICES} -p {self.protocol} {spelling.comment(why)} -m addrtype"
-                    f" --dst-type LOCAL -m {self.protocol} --dport {frontend.port} -j {target}"
-                )
-            else:
-                yield f"-A {names.EXTERNAL_SERVICES} {self._destination(frontend.address, why)} -j {target}"
+            for why, target in self._refusals(frontend.outcome):
+                if frontend.kind is FrontendKind.NODE_PORT:
+                    yield (
+                        f"-A {names.EXTERNAL_SERVICES} -p {self.protocol} {spelling.comment(why)} -m addrtype"
+                        f" --dst-type LOCAL -m {self.protocol} --dport {frontend.port} {target}"
+                    )
+                else:
+                    yield f"-A {names.EXTERNAL_SERVICES} {self._destination(frontend.address, why)} {target}"
 
     def _filter_firewall(self) -> Iterator[str]:
         if self.firewall_chain:
@@ -262,10 +269,17 @@ class _Compiler:
     def _any_destination(self, why: str, port: int) -> str:
         return f"-p {self.protocol} {spelling.comment(why)} -m {self.protocol} --dport {port}"
 
-    def _refusal(self, outcome: Outcome) -> tuple[str, str]:
+    def _refusals(self, outcome: Outcome) -> Iterator[tuple[str, str]]:
+        """Why, and the end of the rule: what further it matches and where it leads."""
+        resets = self.plan.resets_gone
         if outcome is Outcome.REJECT:
-            return f"{self.label} has no endpoints", spelling.reject(self.port.family)
-        return f"{self.label} has no local endpoints", "DROP"
+            target = spelling.RESET if resets else spelling.reject(self.port.family)
+            yield f"{self.label} has no endpoints", f"-j {target}"
+            return
+        if resets:
+            why = f"{self.label} has no local endpoints for open connections"
+            yield why, f"{spelling.NOT_FIRST} -j {spelling.RESET}"
+        yield f"{self.label} has no local endpoints", "-j DROP"
 
 
 def _targets(plan: ServicePlan) -> dict[tuple[bytes, int], _Target]:

@@ -13,6 +13,7 @@ from pointsman.backends.ipvs.batch import (
     Bind,
     DeleteEntries,
     NetlinkStep,
+    RemoveReals,
     RemoveServers,
     RetireReals,
     Step,
@@ -94,7 +95,11 @@ class _ServerSteps:
             *(AddReals(items, weight) for weight, items in joining.items()),
             *(WeighReals(items, weight) for weight, items in weighing.items()),
         )
-        self.shrink = (RetireReals(leaving), RemoveServers(removed))
+        self.shrink = (
+            RetireReals([item for item in leaving if desired.may_drain(item)]),
+            RemoveReals([item for item in leaving if not desired.may_drain(item)]),
+            RemoveServers(removed),
+        )
 
 
 def _some(*steps: NetlinkStep[Any] | RetireReals) -> list[Step]:

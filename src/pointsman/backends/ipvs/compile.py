@@ -77,6 +77,7 @@ class Compiler:
             tuple(dict.fromkeys(pieces.entries)),
             tuple(dict.fromkeys(pieces.addresses)),
             tuple(pieces.hidden),
+            frozenset(RealKey(e.address, e.port) for e in plan.all_endpoints) if plan.resets_gone else None,
             f"{plan.name}: {scheduler.problem}" if scheduler.problem else "",
         )
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from pointsman.backends.ipvs.fragment import Fragment, SetMember
 from pointsman.backends.ipvs.rules import RuleSet, rule_set
-from pointsman.kernel.ipvs_objects import RealKey, VirtualKey, VirtualServer
+from pointsman.kernel.ipvs_objects import RealKey, RealOf, VirtualKey, VirtualServer
 from pointsman.model.node_context import NodeContext
 from pointsman.model.service import ServicePortName
 
@@ -67,6 +67,12 @@ class Desired:
         """The rules that go with the sets as they are filled."""
         filled = {name for name, size in self.set_sizes.items() if size}
         return rule_set(context, filled, self.hidden, random_fully=random_fully)
+
+    def may_drain(self, item: RealOf) -> bool:
+        """Whether a real server that is not wanted any more may wait for the end of its connections."""
+        owner = self.owners.get(item.server)
+        only = self.fragments[owner].may_drain if owner is not None else None
+        return only is None or item.real in only
 
     def owners_of(self, entries_and_addresses: Iterable[object]) -> dict[object, list[ServicePortName]]:
         """The service ports behind each set entry and bound address; slow, for failures."""

@@ -26,5 +26,7 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     """To be bound to the dummy device."""
     hidden: tuple[VirtualKey, ...] = ()
     """Load balancer addresses that this node itself may not use: it is outside their source ranges."""
+    may_drain: frozenset[RealKey] | None = None
+    """The only real servers that may wait for the end of their connections; None for all."""
     note: str = ""
     """What an operator should know about it."""

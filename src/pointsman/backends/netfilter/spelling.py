@@ -51,6 +51,11 @@ def reject(family: Family) -> str:
     return f"REJECT --reject-with {'icmp' if family is Family.IPV4 else 'icmp6'}-port-unreachable"
 
 
+RESET = "REJECT --reject-with tcp-reset"
+NOT_FIRST = "! --tcp-flags FIN,SYN,RST,ACK SYN"
+"""TCP packets other than the first one of a connection."""
+
+
 def canonical(line: str) -> str:
     """A saved rule with spellings that differ between variants and versions brought into one form."""
     line = _COUNTERS.sub("", line.rstrip())

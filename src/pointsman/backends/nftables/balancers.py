@@ -7,6 +7,9 @@
 | local-lb-N-of-M           | the same, policy Local, N of M endpoints on the node | pods and node to lb-M, others local   |
 | nodeport-(the three)      | node ports                                           | the same, looked up by protocol, port |
 | hash-(all of them)        | Services with a source hash                          | the slot is drawn by the client       |
+
+Two more are made where they are used, for Services that want connections to gone endpoints reset: `reset-chain` refuses
+at frontends without endpoints, `reset-known-chain` stays silent to new clients only (policy Local, none here).
 """
 
 from __future__ import annotations
@@ -32,6 +35,12 @@ class Flavour(enum.Enum):
     PLAIN = "lb"
     MASQUERADE = "masq-lb"
     LOCAL = "local-lb"
+    RESET = "reset-chain"
+    RESET_KNOWN = "reset-known-chain"
+
+    @property
+    def refuses(self) -> bool:
+        return self in (Flavour.RESET, Flavour.RESET_KNOWN)
 
 
 class Pick(enum.Enum):
@@ -66,10 +75,14 @@ class Balancer(NamedTuple):
 
     def needs(self) -> Balancer | None:
         """The balancer this one hands over to."""
-        if self.flavour is Flavour.PLAIN:
+        if self.flavour is Flavour.PLAIN or self.flavour.refuses:
             return None
         size = self.size if self.flavour is Flavour.MASQUERADE else self.cluster_size
         return Balancer(Flavour.PLAIN, self.node_port, size, pick=self.pick)
+
+
+RESET = Balancer(Flavour.RESET, node_port=False, size=0)
+RESET_KNOWN = Balancer(Flavour.RESET_KNOWN, node_port=False, size=0)
 
 
 def with_spares(balancers: Iterable[Balancer]) -> set[Balancer]:
@@ -81,14 +94,15 @@ def with_spares(balancers: Iterable[Balancer]) -> set[Balancer]:
     wanted: set[Balancer] = set()
     for balancer in balancers:
         wanted.add(balancer)
-        if balancer.flavour is not Flavour.LOCAL and balancer.pick is Pick.RANDOM:
+        spared = balancer.flavour in (Flavour.PLAIN, Flavour.MASQUERADE)
+        if spared and balancer.pick is Pick.RANDOM:
             wanted.add(balancer._replace(size=balancer.size + 1))
             if balancer.size > 1:
                 wanted.add(balancer._replace(size=balancer.size - 1))
     return wanted | {further for balancer in wanted if (further := balancer.needs()) is not None}
 
 
-_NAME = re.compile(r"(hash-(port-)?)?(nodeport-)?((masq-)?lb-\d+|local-lb-\d+-of-\d+)")
+_NAME = re.compile(r"(hash-(port-)?)?(nodeport-)?((masq-)?lb-\d+|local-lb-\d+-of-\d+)|reset-(known-)?chain")
 
 
 def is_balancer_name(chain: str) -> bool:
@@ -97,12 +111,18 @@ def is_balancer_name(chain: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _name(balancer: Balancer) -> str:
+    if balancer.flavour.refuses:
+        return balancer.flavour.value
     name = f"{balancer.pick.value}{'nodeport-' if balancer.node_port else ''}{balancer.flavour.value}-{balancer.size}"
     return f"{name}-of-{balancer.cluster_size}" if balancer.flavour is Flavour.LOCAL else name
 
 
 def balancer_chain(balancer: Balancer, context: NodeContext) -> Chain:
     """The chain with its rules."""
+    if balancer.flavour is Flavour.RESET:
+        return Chain(balancer.name, (rule(c.RESET),))
+    if balancer.flavour is Flavour.RESET_KNOWN:
+        return Chain(balancer.name, (rule(c.RESET_UNLESS_FIRST), rule(c.DROP_PACKET)))
     further = balancer.needs()
     if further is None:
         return Chain(balancer.name, (_pick(balancer, context, local=False),))

@@ -323,6 +323,25 @@ def reject(traits: FamilyTraits) -> Clause:
     )
 
 
+_TCP_FLAGS_OFFSET = 13
+_FIN, _SYN, _RST, _ACK = 0x01, 0x02, 0x04, 0x10
+_RESET = w.expression(
+    "reject", u32be(nf.NFTA_REJECT_TYPE, nf.NFT_REJECT_TCP_RST), u8(nf.NFTA_REJECT_ICMP_CODE, 0)
+)
+_IS_TCP = protocol_is(Protocol.TCP).encoding
+
+RESET = Clause("reject with tcp reset", _IS_TCP + _RESET)
+RESET_UNLESS_FIRST = Clause(
+    "tcp flags != syn / fin,syn,rst,ack reject with tcp reset",
+    _IS_TCP
+    + w.payload(w.FIRST_REGISTER, nf.NFT_PAYLOAD_TRANSPORT_HEADER, _TCP_FLAGS_OFFSET, 1)
+    + w.bitwise(bytes((_FIN | _SYN | _RST | _ACK,)), bytes(1))
+    + w.compare(nf.NFT_CMP_NEQ, bytes((_SYN,)))
+    + _RESET,
+)
+"""Refuses what belongs to a connection that this node does not know; the first packet of a new one passes."""
+
+
 def dnat_to(address: bytes, port: int, traits: FamilyTraits) -> Clause:
     spelled = address_text(address) if len(address) == 4 else f"[{address_text(address)}]"
     port_register = w.FIRST_REGISTER + traits.address_registers

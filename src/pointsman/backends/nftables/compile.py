@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pointsman.backends.nftables import schema, userdata
 from pointsman.backends.nftables.affinity import affinity_chains
-from pointsman.backends.nftables.balancers import Balancer, Flavour, Pick
+from pointsman.backends.nftables.balancers import RESET, RESET_KNOWN, Balancer, Flavour, Pick
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arranged
 from pointsman.backends.nftables.key_fields import packed_port, packed_protocol
 from pointsman.model.addresses import Cidr
@@ -75,11 +75,15 @@ class _Compilation:
             return
         if frontend.outcome is not Outcome.BALANCE:
             refusals = schema.NO_ENDPOINT_NODEPORTS if on_node else schema.NO_ENDPOINT_SERVICES
-            chain = schema.REJECT_CHAIN if frontend.outcome is Outcome.REJECT else ""
-            self._put(Element(refusals, key, chain))
+            self._put(Element(refusals, key, self._refusal(frontend.outcome)))
         target = self._target(frontend, key, on_node)
         if target:
             self._put(Element(verdicts, key, target))
+
+    def _refusal(self, outcome: Outcome) -> str:
+        if self._plan.resets_gone:
+            return self._use(RESET if outcome is Outcome.REJECT else RESET_KNOWN)
+        return schema.REJECT_CHAIN if outcome is Outcome.REJECT else ""
 
     def _put(self, element: Element) -> None:
         self._elements[(element.where, element.key)] = element

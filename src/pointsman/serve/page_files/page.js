@@ -97,7 +97,7 @@ function serviceRow(row) {
   const name = row.service + (row.port ? ":" + row.port : "");
   const places = row.frontends.map((frontend) => make("span", {}, make("span", { class: "faint" }, frontend.kind + " "), make("code", {}, frontend.address)));
   const policies = [...new Set(row.frontends.map((frontend) => frontend.policy))].join(" / ");
-  const extras = [row.affinitySeconds ? "sticky" : "", row.topology, row.scheduler].filter(Boolean).join(", ");
+  const extras = [row.affinitySeconds ? "sticky" : "", row.topology, row.scheduler, row.resetsGone ? "reset-gone" : ""].filter(Boolean).join(", ");
   const line = make("tr", { class: "service", tabindex: "0", role: "button", "aria-expanded": "false", "data-service": row.service },
     make("td", { class: "name" }, make("strong", {}, name), make("br"), make("span", { class: "faint" }, `${row.protocol} ${row.number} · ${row.family}`)),
     make("td", { class: "address" }, ...lines(places)),

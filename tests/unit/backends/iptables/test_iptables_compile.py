@@ -6,6 +6,7 @@ import base64
 import hashlib
 import shlex
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from tests.factory import context, endpoint, packed, plan, service_port
 
 from pointsman.backends.iptables import service_chains
 from pointsman.backends.iptables.compile import compile_plan
-from pointsman.backends.iptables.fragment import FILTER_SERVICES, Fragment
+from pointsman.backends.iptables.fragment import FILTER_EXTERNAL, FILTER_SERVICES, Fragment
 from pointsman.backends.iptables.render import USUAL_KERNEL
 from pointsman.backends.iptables.settings import KernelFacts, Settings, settings_of
 from pointsman.backends.netfilter import names, spelling
@@ -129,6 +130,19 @@ def test_ipv6_rejects_with_its_own_icmp() -> None:
     fragment = compile_plan(plan(service_port(cluster_ip="fd00::1")), _settings(node))
     assert b"icmp6-port-unreachable" in fragment.lines_in(FILTER_SERVICES)
     assert b"-d fd00::1/128" in fragment.lines_in(FILTER_SERVICES)
+
+
+def test_where_asked_clients_of_gone_endpoints_are_reset_and_nobody_else() -> None:
+    asking = service_port(node_port=30000, scheduling=Scheduling(reset_gone=True))
+    empty = compile_plan(plan(asking), _settings())
+    assert b"-j REJECT --reject-with tcp-reset\n" in empty.lines_in(FILTER_SERVICES)
+    assert b"icmp" not in empty.lines_in(FILTER_SERVICES) + empty.lines_in(FILTER_EXTERNAL)
+    elsewhere = compile_plan(
+        plan(msgspec.structs.replace(asking, external_local=True), endpoint(local=False)), _settings()
+    )
+    known, new = elsewhere.lines_in(FILTER_EXTERNAL).splitlines()
+    assert known.endswith(b"! --tcp-flags FIN,SYN,RST,ACK SYN -j REJECT --reject-with tcp-reset")
+    assert new.endswith(b"-j DROP")
 
 
 def test_saved_spellings_of_variants_become_one() -> None:

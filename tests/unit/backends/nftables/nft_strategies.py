@@ -72,6 +72,7 @@ SCHEDULINGS = [
     Scheduling(Scheduler.SOURCE_HASH, hash_slots=64),
     Scheduling(Scheduler.SOURCE_PORT_HASH, hash_slots=80),
     Scheduling(Scheduler.LEAST_CONNECTIONS),
+    Scheduling(reset_gone=True),
 ]
 """Every way to choose an endpoint but the usual one."""
 

@@ -1,0 +1,44 @@
+"""A kernel that cannot reset connections to gone endpoints is reported while some Service wants them reset."""
+
+from __future__ import annotations
+
+from tests import factory
+
+from pointsman.backends.contract import SyncReport
+from pointsman.model.addresses import Family
+from pointsman.model.node_context import Situation
+from pointsman.model.scheduling import Scheduling
+from pointsman.node.degraded import DegradedChecks
+from pointsman.node.loose_tracking import LOOSE_TRACKING, LooseTracking
+from pointsman.obs.registry import Metrics
+from pointsman.sync.reconcile import PlanChange, SyncOutcome
+
+ASKING = factory.plan(factory.service_port("web", scheduling=Scheduling(reset_gone=True)))
+NOT_ASKING = factory.plan(factory.service_port("web"))
+
+
+def synced(change: PlanChange | None = None) -> SyncOutcome:
+    changes = {ASKING.name: change} if change else {}
+    situation = Situation(factory.context(Family.IPV4))
+    return SyncOutcome(SyncReport(full=False), changes, {}, situation, 0.0, first=False)
+
+
+def test_it_is_reported_as_long_as_somebody_asks_and_the_setting_is_0() -> None:
+    settings: dict[str, int | None] = {LOOSE_TRACKING: 0}
+    degraded = DegradedChecks(Metrics("nftables"))
+    check = LooseTracking(degraded, settings.get)
+    check.synced(synced(PlanChange(None, NOT_ASKING)))
+    assert not degraded.current
+    check.synced(synced(PlanChange(NOT_ASKING, ASKING)))
+    (message,) = degraded.current.values()
+    assert "gone endpoints of default/web are not reset" in message
+    assert "sysctl -w net.netfilter.nf_conntrack_tcp_loose=1" in message
+    for value in (1, None):
+        settings[LOOSE_TRACKING] = value
+        check.synced(synced())
+        assert not degraded.current
+    settings[LOOSE_TRACKING] = 0
+    check.synced(synced())
+    assert degraded.current
+    check.synced(synced(PlanChange(ASKING, None)))
+    assert not degraded.current
