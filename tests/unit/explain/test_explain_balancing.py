@@ -15,6 +15,7 @@ from pointsman.explain.text import explanation_text
 from pointsman.model.addresses import Family
 from pointsman.model.host import HostFacts
 from pointsman.report.overview import service_page
+from pointsman.report.service_list import list_text
 
 
 def explained(mode: str = "nftables", annotations: dict[str, str] | None = None, **spec: Any) -> Explanation:
@@ -102,3 +103,5 @@ def test_the_list_of_services_names_schedulers_and_finds_by_them() -> None:
     rows = service_page(view, "hash").rows
     assert [(row.service, row.scheduler) for row in rows] == [("default/web", "source-hash")]
     assert [row.scheduler for row in service_page(view, "plain").rows] == [""]
+    head, line = list_text(rows, wide=True).splitlines()
+    assert line[head.index("SCHEDULER") :].split()[0] == "source-hash"
