@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -74,7 +75,13 @@ class Slots(Sequence[tuple[bytes, bytes]]):
             yield from pool.elements()
 
     def __getitem__(self, index: Any) -> Any:
-        return list(self)[index]
+        if not isinstance(index, int) or index < 0:
+            return list(self)[index]
+        for pool in self._pools:
+            if index < pool.size:
+                return next(itertools.islice(pool.elements(), index, None))
+            index -= pool.size
+        raise IndexError(index)
 
 
 class Fragment(msgspec.Struct, frozen=True, gc=False):
