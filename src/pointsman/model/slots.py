@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 import struct
 from collections.abc import Sequence
@@ -22,6 +23,10 @@ _LEAST_SLOTS, _MOST_SLOTS = 64, 1024
 
 _HASH_SLOTS_PER_ENDPOINT = 16
 _HASH_GROWTH = 4
+_MOST_SCORES = 1 << 23
+"""Endpoints times slots, which is what a table costs to fill: about a second, every time an endpoint comes or goes."""
+_SLOTS_AT_ONCE = 512
+"""Scores of all endpoints are in memory for so many slots only."""
 _SLACK = 0.125
 """How much more than its share of the hash slots an endpoint may have: less would move more clients at a change."""
 
@@ -71,11 +76,21 @@ def apportioned(weights: Sequence[int], size: int) -> list[int]:
 
 
 def hash_slots(wanted: int, endpoints: int) -> int:
-    """The size of a hash table; it grows in large steps only, because another size moves most clients."""
+    """The size of a hash table; it grows in large steps only, because another size moves most clients.
+
+    Anybody may ask for a large table with any number of endpoints, so its size is bounded: at one slot for each endpoint
+    or at what can be filled in about a second, whichever is more.
+    """
+    if endpoints == 1:
+        return 1
     size = wanted
-    while size < endpoints * _HASH_SLOTS_PER_ENDPOINT:
+    while size < endpoints * _HASH_SLOTS_PER_ENDPOINT and size * _HASH_GROWTH * endpoints <= _MOST_SCORES:
         size *= _HASH_GROWTH
-    return 1 if endpoints == 1 else size
+    while size * endpoints > _MOST_SCORES and size // 2 >= endpoints:
+        size //= 2
+    while size < endpoints:
+        size *= 2
+    return size
 
 
 @functools.lru_cache(maxsize=64)
@@ -85,27 +100,30 @@ def hash_owners(names: tuple[bytes, ...], weights: tuple[int, ...], size: int, s
     Every endpoint has a score for every slot, and a slot goes to the highest scorer that has room left. An endpoint that goes
     frees its own slots and few others; nodes need to know nothing of each other or of the past.
     """
-    scores: list[Sequence[float]] = [_scores(name, size, seed) for name in names]
-    if len(set(weights)) > 1:
-        scores = [
-            [math.log((score + 1) / _RANGE) / weight for score in own]
-            for own, weight in zip(scores, weights, strict=True)
-        ]
+    weighed = len(set(weights)) > 1
     per_weight = size * (1 + _SLACK) / sum(weights)
     room = [max(1, math.ceil(weight * per_weight)) for weight in weights]
     owners: list[int] = []
-    for column in zip(*scores, strict=True):
-        index = column.index(max(column))
-        if not room[index]:
-            index = max((score, other) for other, score in enumerate(column) if room[other])[1]
-        room[index] -= 1
-        owners.append(index)
+    for block in range(-(-size // _SLOTS_AT_ONCE)):
+        scores: list[Sequence[float]] = [_scores(name, block, seed) for name in names]
+        if weighed:
+            scores = [
+                [math.log((score + 1) / _RANGE) / weight for score in own]
+                for own, weight in zip(scores, weights, strict=True)
+            ]
+        for column in itertools.islice(zip(*scores, strict=True), size - len(owners)):
+            index = column.index(max(column))
+            if not room[index]:
+                index = max((score, other) for other, score in enumerate(column) if room[other])[1]
+            room[index] -= 1
+            owners.append(index)
     return tuple(owners)
 
 
 _RANGE = (1 << 32) + 1
 
 
-def _scores(name: bytes, size: int, seed: int) -> tuple[int, ...]:
-    digest = hashlib.shake_128(seed.to_bytes(8, "big") + name).digest(4 * size)
-    return struct.unpack(f">{size}I", digest)
+def _scores(name: bytes, block: int, seed: int) -> tuple[int, ...]:
+    """Of one endpoint for the slots of one block."""
+    key = seed.to_bytes(8, "big") + name + block.to_bytes((block.bit_length() + 7) // 8, "big")
+    return struct.unpack(f">{_SLOTS_AT_ONCE}I", hashlib.shake_128(key).digest(4 * _SLOTS_AT_ONCE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -107,6 +108,25 @@ def test_hash_slots_follow_weights() -> None:
 
 def test_the_table_grows_in_large_steps_only() -> None:
     assert [hash_slots(512, count) for count in (1, 2, 32, 33, 128, 129)] == [1, 512, 512, 2048, 2048, 8192]
+
+
+@pytest.mark.parametrize("wanted", [64, 512, 65536])
+@pytest.mark.parametrize("count", [2, 300, 1000, 3000, 10000])
+def test_nobody_can_ask_for_a_table_that_takes_long_to_fill(wanted: int, count: int) -> None:
+    size = hash_slots(wanted, count)
+    assert size >= count
+    assert size * count <= max(1 << 23, 2 * count * count)
+
+
+def test_filling_a_large_table_holds_few_scores_at_a_time() -> None:
+    names = tuple(number.to_bytes(6, "big") for number in range(20))
+    tracemalloc.start()
+    try:
+        hash_owners(names, (1,) * len(names), 8192, 1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < len(names) * 8192 * 8
 
 
 @given(
