@@ -138,7 +138,12 @@ class ShareBook:
         return frozenset(self._newcomers.get(name, ()))
 
     def set(self, name: ServicePortName, shares: Mapping[Identity, int], settled: Iterable[Identity]) -> None:
-        """New shares of a service port; `settled` are no longer newcomers."""
+        """New shares of a service port; `settled` are no longer newcomers.
+
+        Connections are counted over seconds: it may have stopped asking meanwhile, and nobody would ever take a share back.
+        """
+        if name not in self.wishes:
+            return
         self._shares[name] = {one: share for one, share in shares.items() if share != FULL_SHARE}
         self._newcomers.get(name, set()).difference_update(settled)
 

@@ -194,6 +194,13 @@ def test_services_that_do_not_ask_have_no_shares_to_adjust() -> None:
         assert (shares(tracker), tracker.adjustable) == ([100, 100, 100], {})
 
 
+def test_a_service_that_has_stopped_asking_gets_no_share_from_a_late_count() -> None:
+    tracker = tracking({})
+    first = tracker.states[NAME].endpoints[0]
+    assert not tracker.set_shares(NAME, {(first.address, first.port): 40})
+    assert shares(tracker) == [100, 100]
+
+
 def test_another_wish_begins_with_full_shares() -> None:
     tracker = tracking({"scheduler": "least-connections", "slow-start": "30s"})
     first = tracker.states[NAME].endpoints[0]
