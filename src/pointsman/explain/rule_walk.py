@@ -13,6 +13,8 @@ import msgspec
 from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, Match, PacketField
 
 _DEEPEST = 16
+_MOST_ENTERED = 2000
+"""Chains entered for one packet: where each may lead to several others, ways multiply with every step down."""
 
 
 class Packet(msgspec.Struct, frozen=True):
@@ -76,6 +78,7 @@ class _Walk:
     def __init__(self, chains: Mapping[tuple[str, str], FilterChain], packet: Packet) -> None:
         self._chains = chains
         self._packet = packet
+        self._entered = 0
         self.found: list[Fate] = []
 
     def through(
@@ -114,8 +117,9 @@ class _Walk:
 
     def _into(self, table: str, rule: FilterRule, *, sure: bool, depth: int) -> tuple[bool, bool]:
         target = self._chains.get((table, rule.target))
-        if target is None or depth >= _DEEPEST:
-            # A chain of a service proxy, or too deep to follow: it may let the packet through for good.
+        self._entered += 1
+        if target is None or depth >= _DEEPEST or self._entered > _MOST_ENTERED:
+            # A chain of a service proxy, or too much to follow: it may let the packet through for good.
             self.found.append(Fate(Deed.ACCEPT, rule, certain=False))
             return True, False
         before = len(self.found)

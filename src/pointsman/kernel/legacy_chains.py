@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 
 from pointsman.kernel.nft_matches import NAME_LENGTH
-from pointsman.kernel.nft_rules import TARGETS
+from pointsman.kernel.nft_rules import TARGETS, unreadable
 from pointsman.model import packet_filter as pf
 from pointsman.model.addresses import cidr_from_text, port_from_text
 from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, Match, PacketField
@@ -49,7 +49,7 @@ def chains_of(text: str, wanted: Callable[[str], bool]) -> dict[tuple[str, str],
         elif line.startswith("-A "):
             chain = line.split(" ", 2)[1]
             if wanted(chain):
-                rules.setdefault(chain, []).append(_rule(shlex.split(line)[2:], policies))
+                rules.setdefault(chain, []).append(_understood(line, policies))
         elif line == "COMMIT":
             for name, policy in policies.items():
                 if not wanted(name):
@@ -66,6 +66,14 @@ def chains_of(text: str, wanted: Callable[[str], bool]) -> dict[tuple[str, str],
                     policy=policy,
                 )
     return found
+
+
+def _understood(line: str, chains: dict[str, Deed]) -> FilterRule:
+    """A comment may hold a line break, which the save program prints as it is: the rest of the rule is on another line."""
+    try:
+        return _rule(shlex.split(line)[2:], chains)
+    except ValueError:
+        return unreadable()
 
 
 def _rule(words: Sequence[str], chains: dict[str, Deed]) -> FilterRule:

@@ -42,14 +42,12 @@ class ChainReader:
         pending = list(chains)
         while pending and len(found) < _MOST_CHAINS:
             chain = pending.pop()
+            if (chain.table, chain.name) in found:
+                continue
             filled = msgspec.structs.replace(chain, rules=tuple(self.rules(chain.table, chain.name)))
             found[chain.table, chain.name] = filled
             targets = dict.fromkeys(rule.target for rule in filled.rules if rule.target)
-            pending += (
-                FilterChain(chain.table, target)
-                for target in targets
-                if follow(target) and (chain.table, target) not in found
-            )
+            pending += (FilterChain(chain.table, target) for target in targets if follow(target))
         return found
 
     def rules(self, table: str, chain: str) -> Iterator[FilterRule]:

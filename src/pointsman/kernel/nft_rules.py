@@ -112,7 +112,12 @@ def understood(
     except KernelError:
         raise
     except Exception:  # noqa: BLE001 the rules of others may be anything, and never end an explanation
-        return [FilterRule((Match("a rule that cannot be read"),), Deed.UNKNOWN, "", handle, comment)]
+        return [unreadable(handle, comment)]
+
+
+def unreadable(handle: int = 0, comment: str = "") -> FilterRule:
+    """What stands for a rule that surprises us."""
+    return FilterRule((Match("a rule that cannot be read"),), Deed.UNKNOWN, "", handle, comment)
 
 
 class _Decoder:

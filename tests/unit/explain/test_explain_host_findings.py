@@ -177,3 +177,34 @@ COMMIT
     assert [entry.deed for entry in guard.rules] == [Deed.REJECT, Deed.PASS]
     raw = chains["legacy raw", "PREROUTING"]
     assert (raw.priority, raw.rules[0].deed) == (-300, Deed.UNTRACK)
+
+
+def test_a_legacy_rule_that_is_spread_over_two_lines_is_one_that_cannot_be_read() -> None:
+    text = """*filter
+:INPUT ACCEPT [0:0]
+-A INPUT -m comment --comment "first line
+second line" -j DROP
+-A INPUT -p tcp -j ACCEPT
+COMMIT
+"""
+    rules = chains_of(text, lambda _name: True)["legacy filter", "INPUT"].rules
+    assert [rule.deed for rule in rules] == [Deed.UNKNOWN, Deed.ACCEPT]
+
+
+def test_rules_that_branch_at_every_step_are_followed_so_far_and_no_further() -> None:
+    perhaps = (Match("on a whim"),)
+    ladder = {
+        ("ip others", f"step{number}"): FilterChain(
+            "ip others",
+            f"step{number}",
+            tuple(FilterRule(perhaps, Deed.JUMP, f"step{number + 1}") for _ in range(5)),
+        )
+        for number in range(15)
+    }
+    ladder["ip others", "step15"] = FilterChain(
+        "ip others", "step15", (FilterRule(perhaps, Deed.DROP),)
+    )
+    base = FilterChain("ip others", "in", (FilterRule((), Deed.JUMP, "step0"),), "filter", "input")
+    found = fates(base, ladder, Packet({}))
+    assert {fate.deed for fate in found} == {Deed.DROP, Deed.ACCEPT}
+    assert not any(fate.certain for fate in found)

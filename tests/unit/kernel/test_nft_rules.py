@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +12,11 @@ from hypothesis import strategies as st
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel import nft_wire as w
 from pointsman.kernel.attributes import u32be
+from pointsman.kernel.nfnl import NftablesSocket
+from pointsman.kernel.nft_chains import ChainReader
 from pointsman.kernel.nft_rules import SetElement, rules_of, understood
 from pointsman.model.addresses import Family
-from pointsman.model.packet_filter import Deed, PacketField
+from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, PacketField
 
 LOOKUP = w.lookup("blocked", u32be(nf.NFTA_LOOKUP_FLAGS, 0))
 DESTINATION = w.payload(w.FIRST_REGISTER, nf.NFT_PAYLOAD_NETWORK_HEADER, 16, 4)
@@ -45,3 +50,20 @@ def test_no_rule_ends_an_explanation(parts: list[tuple[str, bytes]], family: Fam
     odd = b"".join(w.expression(name, data) for name, data in parts)
     (rule, *_) = understood(odd, family, lambda _name: [SetElement(b"", b"")])
     assert rule.deed in Deed
+
+
+def test_a_chain_that_several_lead_to_is_read_once() -> None:
+    leads = {"first": ("second", "third"), "second": (), "third": ("second", "first")}
+    read: list[str] = []
+
+    class Leading(ChainReader):
+        def rules(self, table: str, chain: str) -> Iterator[FilterRule]:
+            del table
+            read.append(chain)
+            return (FilterRule((), Deed.JUMP, target) for target in leads[chain])
+
+    with contextlib.closing(NftablesSocket()) as socket:
+        reader = Leading(socket, Family.IPV4)
+        found = reader.with_rules([FilterChain("ip others", "first")], lambda _name: True)
+    assert sorted(read) == ["first", "second", "third"]
+    assert found.keys() == {("ip others", name) for name in leads}
