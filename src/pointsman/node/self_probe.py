@@ -26,6 +26,8 @@ from pointsman.obs.log import get_log
 PERIOD: Final = 5.0
 PATIENCE: Final = 2.0
 _QUESTION_BYTES: Final = 16
+_CAUSE_LASTS: Final = 60.0
+"""Seconds. Looking for a cause reads the rules of everybody on this host."""
 
 Explain = Callable[[Target], Awaitable[Explanation]]
 
@@ -38,6 +40,14 @@ class _Echo(msgspec.Struct):
     address: bytes
     server: asyncio.Server
     port: int
+
+
+class _Guess(msgspec.Struct, frozen=True):
+    """What may be the cause of some trouble, as of a moment ago."""
+
+    trouble: str
+    words: str
+    until: float
 
 
 class SelfProbe:
@@ -59,6 +69,7 @@ class SelfProbe:
         }
         self._period, self._patience = period, patience
         self._echoes: dict[Family, _Echo] = {}
+        self._guesses: dict[Family, _Guess] = {}
         for family in self._addresses:
             proxy.readiness.probed(family, "not yet")
             for result in ("success", "failure"):
@@ -89,7 +100,9 @@ class SelfProbe:
         result = "failure" if trouble else "success"
         self._proxy.metrics.datapath_probes.labels(ip_family=family.value, result=result).inc()
         if trouble:
-            trouble += f"; {await self._likely_cause(family)}"
+            trouble += f"; {await self._likely_cause(family, trouble)}"
+        else:
+            self._guesses.pop(family, None)
         self._proxy.readiness.probed(family, trouble)
         check = f"{family.value} datapath"
         self._proxy.degraded.report(check, [Degraded(check, trouble)] if trouble else ())
@@ -131,7 +144,8 @@ class SelfProbe:
 
     async def _echo(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Send back what this node asks, once."""
-        peer = address_from_text(writer.get_extra_info("peername")[0])
+        peername = writer.get_extra_info("peername")  # None when the client is gone already
+        peer = address_from_text(peername[0]) if peername else None
         try:
             if peer is not None and peer in self._proxy.node.addresses[family_of(peer)]:
                 async with asyncio.timeout(self._patience):
@@ -142,7 +156,19 @@ class SelfProbe:
         finally:
             writer.close()
 
-    async def _likely_cause(self, family: Family) -> str:
+    async def _likely_cause(self, family: Family, trouble: str) -> str:
+        """Looked for when the trouble is new, and now and then while it lasts."""
+        now, known = asyncio.get_running_loop().time(), self._guesses.get(family)
+        if known is None or known.trouble != trouble or now > known.until:
+            try:
+                words = await self._cause_found(family)
+            except Exception as error:  # noqa: BLE001 a guess that goes wrong must not end the proxy
+                _log.exception("The cause of a failed probe could not be looked for", err=error)
+                words = "its cause could not be looked for; see the log"
+            known = self._guesses[family] = _Guess(trouble, words, now + _CAUSE_LASTS)
+        return known.words
+
+    async def _cause_found(self, family: Family) -> str:
         explanation = await self._explain(target_from_text(probe_service.KEY))
         ports = [port for port in explanation.ports if port.family == family.value]
         causes = (*explanation.causes, *(cause for port in ports for cause in port.causes))

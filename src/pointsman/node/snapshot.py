@@ -7,9 +7,11 @@ is copied is immutable, and the explaining itself happens on another thread: wat
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -41,6 +43,9 @@ from pointsman.report.status import (
 )
 from pointsman.sync.reconcile import Snapshot
 
+PATIENCE: Final = 1.0
+"""Seconds that `status` waits for a worker thread."""
+
 
 def _explained(view: View, target: Target, client: str, host: HostReader | None) -> Explanation:
     if host is not None:
@@ -64,8 +69,10 @@ class Inspector:
         host: HostReader | None = None,
         *,
         started_at: float | None = None,
+        patience: float = PATIENCE,
     ) -> None:
         """`started_at` is when the process began: a proxy may be one of several in its life."""
+        self._patience = patience
         self._proxy = proxy
         self._reload = reload
         self._host = host
@@ -108,11 +115,16 @@ class Inspector:
         ).judged()
 
     async def _service_states(self) -> dict[str, int]:
-        """Counted again only after a sync."""
+        """Counted again only after a sync; the last count when a worker is too busy to say what it holds.
+
+        A worker that is stuck in the kernel is when people ask for the status.
+        """
         version = self._version()
         if self._states[0] != version:
-            view = await self._overview()
-            self._states = (version, await asyncio.to_thread(state_counts, view))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience):
+                    view = await self._overview()
+                self._states = (version, await asyncio.to_thread(state_counts, view))
         return self._states[1]
 
     def _family_status(self, family: FamilyProxy) -> FamilyStatus:

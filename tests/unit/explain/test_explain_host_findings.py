@@ -201,9 +201,7 @@ def test_rules_that_branch_at_every_step_are_followed_so_far_and_no_further() ->
         )
         for number in range(15)
     }
-    ladder["ip others", "step15"] = FilterChain(
-        "ip others", "step15", (FilterRule(perhaps, Deed.DROP),)
-    )
+    ladder["ip others", "step15"] = FilterChain("ip others", "step15", (FilterRule(perhaps, Deed.DROP),))
     base = FilterChain("ip others", "in", (FilterRule((), Deed.JUMP, "step0"),), "filter", "input")
     found = fates(base, ladder, Packet({}))
     assert {fate.deed for fate in found} == {Deed.DROP, Deed.ACCEPT}

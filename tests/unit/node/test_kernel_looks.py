@@ -85,3 +85,21 @@ async def test_what_a_sync_changes_during_the_reading_is_no_difference(damaged: 
         assert [difference.service for difference in found.differences] == (
             [str(lost.name)] if damaged else []
         )
+
+
+async def test_the_status_does_not_wait_for_a_worker_that_is_stuck() -> None:
+    async with served() as assembly:
+        inspector = Inspector(assembly.proxy, ReloadReport, patience=0.05)
+        known = (await inspector.status()).service_states
+        assert sum(known.values()) == 1
+        let_go = threading.Event()
+        family = assembly.proxy.families[Family.IPV4]
+        assembly.source.put(factory.endpoint_slice("10.244.1.6"))
+        await assembly.settled()
+        stuck = asyncio.create_task(family.run_blocking(lambda: let_go.wait(20)))
+        try:
+            assert (await inspector.status()).service_states == known
+            assert not stuck.done()
+        finally:
+            let_go.set()
+            await stuck
