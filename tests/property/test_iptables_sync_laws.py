@@ -34,6 +34,7 @@ def plans(draw: st.DrawFn, name: str) -> ServicePlan:
         external_ips=draw(st.sampled_from([[], [f"198.51.100.{index}"]])),
         load_balancer_ips=draw(st.sampled_from([[], [f"203.0.113.{index}"]])),
         source_ranges=draw(st.sampled_from([(), (cidr_from_text("192.0.2.0/24"),)])),
+        ranges_everywhere=draw(st.booleans()),
         internal_local=draw(st.booleans()),
         external_local=draw(st.booleans()),
         affinity_seconds=draw(st.sampled_from([0, 60])),

@@ -12,10 +12,10 @@ from pointsman.explain.packets import Client, denied_by_ranges, serves_node_port
 from pointsman.explain.report import Cause
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.plan import Frontend, ServicePlan
+from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
 from pointsman.model.problem import Problem
 from pointsman.model.remarks import IP_MODE_PROXY, NO_BALANCER_ADDRESS
-from pointsman.model.service import NotOurs, ServicePort
+from pointsman.model.service import SOURCE_RANGES_ANNOTATION, NotOurs, ServicePort
 
 _SHOWN = 5
 
@@ -176,15 +176,29 @@ def _source_ranges(
             ranges = listed(str(cidr) for cidr in ranged.source_ranges)
             yield Cause(
                 "SourceRanges",
-                f"the load balancer address drops {client.words}: {denied} ({ranges})",
-                "add the client's address to loadBalancerSourceRanges; node port and cluster IP are not restricted",
+                f"{_guarded(frontends)} {client.words}: {denied} ({ranges})",
+                f"add the client's address to loadBalancerSourceRanges; {_open(frontends)} not restricted",
                 fatal=bool(client.address),
             )
+
+
+def _guarded(frontends: tuple[Frontend, ...]) -> str:
+    kinds = {frontend.kind for frontend in frontends if frontend.source_ranges}
+    if kinds == {FrontendKind.LOAD_BALANCER_IP}:
+        return "the load balancer address drops"
+    return f"every frontend but the cluster IP drops (annotation {SOURCE_RANGES_ANNOTATION})"
+
+
+def _open(frontends: tuple[Frontend, ...]) -> str:
+    by_node_port = all(f.source_ranges for f in frontends if f.kind is FrontendKind.NODE_PORT)
+    return "the cluster IP is" if by_node_port else "node port and cluster IP are"
 
 
 def _advice(problem: Problem) -> str:
     if problem.reason == "AddressNotAllowed":
         return "add its range to --external-ip-allow-cidrs if it may be claimed"
+    if problem.reason == "SourceRangesNotPossible":
+        return "run nftables or iptables mode, or guard node ports and external IPs by other means"
     if problem.reason in ("SchedulerNotPossible", "SlowStartNotPossible"):
         return "remove the annotation, or run a mode that has it: docs/balancing.md"
     if problem.reason == "PortNotHashed":

@@ -6,6 +6,7 @@ Backend-neutral. Every backend compiles it, `explain` prints it.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 import msgspec
 
@@ -53,6 +54,10 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
     local_policy: bool
     outcome: Outcome
     source_ranges: tuple[Cidr, ...] = ()
+
+    def admits_any(self, addresses: Iterable[bytes]) -> bool:
+        """Whether one of these addresses is in the source ranges; not to be asked where there are none."""
+        return any(cidr.contains(address) for address in addresses for cidr in self.source_ranges)
 
 
 class ServicePlan(msgspec.Struct, frozen=True, gc=False):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from pointsman.model.addresses import address_text, host_port_text
+from pointsman.model.addresses import Cidr, address_text, host_port_text
 from pointsman.model.claims import Claim, Winner
 from pointsman.model.endpoint import FULL_SHARE, UNSAID_WEIGHT, Endpoint
 from pointsman.model.node_context import NodeContext
@@ -21,7 +21,7 @@ from pointsman.model.scheduling import (
     scheduler_for,
     without_drained,
 )
-from pointsman.model.service import Protocol, ServicePort
+from pointsman.model.service import SOURCE_RANGES_ANNOTATION, Protocol, ServicePort
 from pointsman.model.topology import Selection, select_endpoints
 
 _NOTHING_LOST: Mapping[Claim, Winner] = {}
@@ -40,13 +40,14 @@ def plan_service_port(
         if winner is not None:
             return _contested("ContestedClusterIP", port.cluster_ip, port, winner)
         port = _granted_port(port, context, lost, problems)
+    ranges = _ranges_elsewhere(port, context, problems)
     chosen = select_endpoints(port, endpoints, context.node_name, context.zone)
     chosen, balance = _balanced(port, chosen, context.balancing, problems)
     internal = outcome_of(chosen.has_any, chosen.local if port.internal_local else chosen.cluster)
     external = outcome_of(chosen.has_any, chosen.local if port.external_local else chosen.cluster)
     return ServicePlan(
         port=port,
-        frontends=tuple(_frontends(port, internal, external)),
+        frontends=tuple(_frontends(port, internal, external, ranges)),
         cluster_endpoints=chosen.cluster,
         local_endpoints=chosen.local,
         reachable_endpoints=chosen.reachable,
@@ -91,10 +92,26 @@ def _balanced(
     return chosen, balance_of(scheduler, scheduling, chosen.reachable, defaults)
 
 
-def _frontends(port: ServicePort, internal: Outcome, external: Outcome) -> Iterator[Frontend]:
+def _ranges_elsewhere(port: ServicePort, context: NodeContext, problems: list[Problem]) -> tuple[Cidr, ...]:
+    """The source ranges that hold at external IPs and the node port."""
+    if not port.ranges_everywhere or not port.source_ranges:
+        return ()
+    if context.ranges_everywhere:
+        return port.source_ranges
+    message = (
+        f"annotation {SOURCE_RANGES_ANNOTATION}: not possible in this proxy mode; loadBalancerSourceRanges hold "
+        "at load-balancer addresses only"
+    )
+    problems.append(Problem("SourceRangesNotPossible", message))
+    return ()
+
+
+def _frontends(
+    port: ServicePort, internal: Outcome, external: Outcome, ranges: tuple[Cidr, ...]
+) -> Iterator[Frontend]:
     yield Frontend(FrontendKind.CLUSTER_IP, port.cluster_ip, port.port, port.internal_local, internal)
     for address in port.external_ips:
-        yield Frontend(FrontendKind.EXTERNAL_IP, address, port.port, port.external_local, external)
+        yield Frontend(FrontendKind.EXTERNAL_IP, address, port.port, port.external_local, external, ranges)
     for address in port.load_balancer_ips:
         yield Frontend(
             FrontendKind.LOAD_BALANCER_IP,
@@ -105,7 +122,7 @@ def _frontends(port: ServicePort, internal: Outcome, external: Outcome) -> Itera
             port.source_ranges,
         )
     if port.node_port:
-        yield Frontend(FrontendKind.NODE_PORT, b"", port.node_port, port.external_local, external)
+        yield Frontend(FrontendKind.NODE_PORT, b"", port.node_port, port.external_local, external, ranges)
 
 
 def _granted_port(

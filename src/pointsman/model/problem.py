@@ -22,3 +22,8 @@ class Problem(msgspec.Struct, frozen=True, gc=False):
     """Who is served there instead."""
     served: bool = False
     """Nothing was left out: a warning about something that is served."""
+
+
+def bad_annotation(annotation: str, value: str, expected: str) -> Problem:
+    """A value that counts as not given, with what would be understood."""
+    return Problem("BadAnnotation", f"annotation {annotation}: {value!r} is ignored; {expected}")

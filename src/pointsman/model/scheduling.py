@@ -14,7 +14,7 @@ import msgspec
 
 from pointsman.model.endpoint import FULL_SHARE, UNSAID_WEIGHT, Endpoint
 from pointsman.model.objects import Meta
-from pointsman.model.problem import Problem
+from pointsman.model.problem import Problem, bad_annotation
 
 SCHEDULER_ANNOTATION = "pointsman.dev/scheduler"
 WEIGHTS_ANNOTATION = "pointsman.dev/weights"
@@ -135,7 +135,7 @@ def scheduling_of(meta: Meta, problems: list[Problem]) -> Scheduling:
     scheduler = _WORDS.get(word)
     if word and scheduler is None:
         known = ", ".join((*OWN_WORDS, *IPVS_WORDS))
-        problems.append(_bad(SCHEDULER_ANNOTATION, word, f"known are {known}"))
+        problems.append(bad_annotation(SCHEDULER_ANNOTATION, word, f"known are {known}"))
         word = ""
     slots = _number(meta, HASH_SLOTS_ANNOTATION, HASH_SLOTS_RANGE, problems)
     found = Scheduling(
@@ -152,10 +152,6 @@ def scheduling_of(meta: Meta, problems: list[Problem]) -> Scheduling:
     return UNSAID if found == UNSAID else found
 
 
-def _bad(annotation: str, value: str, expected: str) -> Problem:
-    return Problem("BadAnnotation", f"annotation {annotation}: {value!r} is ignored; {expected}")
-
-
 def _number(meta: Meta, name: str, within: tuple[int, int], problems: list[Problem]) -> int | None:
     text = meta.annotation(name)
     if text is None:
@@ -163,7 +159,7 @@ def _number(meta: Meta, name: str, within: tuple[int, int], problems: list[Probl
     least, most = within
     if re.fullmatch(r"[0-9]{1,9}", text) and least <= int(text) <= most:
         return int(text)
-    problems.append(_bad(name, text, f"it must be a number from {least} to {most}"))
+    problems.append(bad_annotation(name, text, f"it must be a number from {least} to {most}"))
     return None
 
 
@@ -173,7 +169,7 @@ _TRUTH = {"true": True, "false": False}
 def _yes_or_no(meta: Meta, name: str, problems: list[Problem]) -> bool | None:
     text = meta.annotation(name)
     if text is not None and text not in _TRUTH:
-        problems.append(_bad(name, text, 'it must be "true" or "false"'))
+        problems.append(bad_annotation(name, text, 'it must be "true" or "false"'))
     return _TRUTH.get(text or "")
 
 
@@ -195,7 +191,9 @@ def _slow_start(meta: Meta, problems: list[Problem]) -> int | None:
         return None
     seconds = seconds_of(text)
     if seconds is None:
-        problems.append(_bad(SLOW_START_ANNOTATION, text, "it must be a time up to 1 h such as 30s or 2m"))
+        problems.append(
+            bad_annotation(SLOW_START_ANNOTATION, text, "it must be a time up to 1 h such as 30s or 2m")
+        )
     return seconds
 
 
@@ -212,7 +210,7 @@ def weight_rules(meta: Meta, problems: list[Problem]) -> tuple[WeightRule, ...]:
         match = _RULE.fullmatch(entry.strip())
         if match is None or int(match[3]) > MAX_WEIGHT:
             expected = f"entries are zone/NAME=N, node/NAME=N or pod/NAME=N with N from 0 to {MAX_WEIGHT}"
-            problems.append(_bad(WEIGHTS_ANNOTATION, entry.strip(), expected))
+            problems.append(bad_annotation(WEIGHTS_ANNOTATION, entry.strip(), expected))
             continue
         by, name = match[1] or "", match[2] or ""
         rules[by, name] = WeightRule(by, name, int(match[3]))

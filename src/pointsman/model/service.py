@@ -16,12 +16,13 @@ from pointsman.model.addresses import (
     unusable_reason,
 )
 from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Service, ServicePortSpec
-from pointsman.model.problem import Problem
+from pointsman.model.problem import Problem, bad_annotation
 from pointsman.model.scheduling import UNSAID, Scheduling, scheduling_of
 
 DEFAULT_AFFINITY_SECONDS = 10800
 LONGEST_AFFINITY_SECONDS = 86400
 IPVS_SCHEDULER_ANNOTATION = "pointsman.dev/ipvs-scheduler"
+SOURCE_RANGES_ANNOTATION = "pointsman.dev/source-ranges"
 
 
 class Protocol(enum.Enum):
@@ -71,6 +72,8 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
     load_balancer_ips: tuple[bytes, ...] = ()
     source_ranges: tuple[Cidr, ...] = ()
     """loadBalancerSourceRanges of this family; empty means unrestricted."""
+    ranges_everywhere: bool = False
+    """They are to hold at the node port and the external IPs as well."""
     internal_local: bool = False
     external_local: bool = False
     affinity_seconds: int = 0
@@ -156,6 +159,7 @@ def service_ports_from_service(
             external_ips=external_ips,
             load_balancer_ips=_load_balancer_ips(service, family, problems),
             source_ranges=_source_ranges(spec.load_balancer_source_ranges, family, problems),
+            ranges_everywhere=_ranges_everywhere(service, problems),
             internal_local=spec.internal_traffic_policy == "Local",
             external_local=spec.external_traffic_policy == "Local",
             affinity_seconds=_affinity_seconds(service, problems),
@@ -250,6 +254,17 @@ def _source_ranges(texts: list[str] | None, family: Family, problems: list[Probl
     if unreadable and not ranges:
         return (Cidr(family.any_address, family.address_length * 8),)
     return tuple(ranges)
+
+
+_RANGES_HOLD = {"all": True, "load-balancer": False}
+
+
+def _ranges_everywhere(service: Service, problems: list[Problem]) -> bool:
+    text = service.metadata.annotation(SOURCE_RANGES_ANNOTATION)
+    if text is not None and text not in _RANGES_HOLD:
+        expected = f"it must be one of {', '.join(_RANGES_HOLD)}"
+        problems.append(bad_annotation(SOURCE_RANGES_ANNOTATION, text, expected))
+    return _RANGES_HOLD.get(text or "", False)
 
 
 def _health_check_node_port(service: Service, problems: list[Problem]) -> int:

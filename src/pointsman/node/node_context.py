@@ -55,6 +55,7 @@ def node_context(
         external_allow=_of_family(external_allow, family),
         addresses_in_rules=tuple(sorted(local_addresses)) if mode.uses_local_addresses else (),
         balancing=_balancing(balancing, mode),
+        ranges_everywhere=mode.ranges_everywhere,
     )
 
 

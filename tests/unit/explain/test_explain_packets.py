@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests import factory
-from tests.unit.explain.explaining import NODE, path_of, view_of
+from tests.unit.explain.explaining import NODE, asked, path_of, view_of
 
 from pointsman.explain.view import View
 
@@ -123,6 +123,30 @@ def test_source_ranges_apply_to_the_load_balancer_address_only() -> None:
     assert not path_of(view, "web", "LoadBalancerIP", "node").answered
     own = balanced(HERE, loadBalancerSourceRanges=["192.168.1.0/24"])
     assert path_of(own, "web", "LoadBalancerIP", "node").answered
+
+
+EVERYWHERE = {"annotations": {"pointsman.dev/source-ranges": "all"}}
+
+
+@pytest.mark.parametrize("mode", ["nftables", "iptables"])
+def test_source_ranges_apply_to_every_external_frontend_where_asked(mode: str) -> None:
+    view = balanced(HERE, mode=mode, loadBalancerSourceRanges=["192.0.2.0/24"], metadata=EVERYWHERE)
+    for kind in ("LoadBalancerIP", "ExternalIP", "NodePort"):
+        denied = path_of(view, "web", kind, "9.9.9.9")
+        assert (denied.answered, denied.restricted) == (False, True)
+        assert path_of(view, "web", kind, "192.0.2.7").answered
+        assert not path_of(view, "web", kind, "node").answered
+    assert path_of(view, "web", "ClusterIP", "9.9.9.9").answered
+    (cause,) = [c for c in asked(view, "web", "9.9.9.9").ports[0].causes if c.code == "SourceRanges"]
+    assert cause.message.startswith("every frontend but the cluster IP drops")
+    assert cause.advice.endswith("; the cluster IP is not restricted")
+
+
+def test_a_mode_that_cannot_guard_node_ports_says_so() -> None:
+    view = balanced(HERE, mode="ipvs", loadBalancerSourceRanges=["192.0.2.0/24"], metadata=EVERYWHERE)
+    assert path_of(view, "web", "NodePort", "9.9.9.9").answered
+    causes = {cause.code: cause for cause in asked(view, "web").ports[0].causes}
+    assert "load-balancer addresses only" in causes["SourceRangesNotPossible"].message
 
 
 @pytest.mark.parametrize("mode", ["nftables", "iptables", "ipvs"])

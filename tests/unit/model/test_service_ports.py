@@ -113,6 +113,17 @@ def test_source_ranges(ranges: list[str], expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "everywhere", "reasons"),
+    [("all", True, []), ("load-balancer", False, []), ("ALL", False, ["BadAnnotation"])],
+)
+def test_source_ranges_may_be_asked_for_everywhere(value: str, everywhere: bool, reasons: list[str]) -> None:
+    asking = service(metadata={"annotations": {"pointsman.dev/source-ranges": value}})
+    ports, problems = service_ports_from_service(asking, Family.IPV4)
+    assert [port.ranges_everywhere for port in ports.values()] == [everywhere]
+    assert [problem.reason for problem in problems] == reasons
+
+
+@pytest.mark.parametrize(
     "bad", ["garbage", "10.0.0.0/33", "10.0.0.0/-1", "10.0.0.0", "", "10.0.0.0/8/8", "300.0.0.0/8"]
 )
 def test_source_ranges_that_cannot_be_read_let_nobody_in(bad: str) -> None:

@@ -63,7 +63,7 @@ class _Compiler:
         )
         reachable_outside = plan.has_any and port.has_external_chain
         self.external_chain = names.EXTERNAL + base if reachable_outside else ""
-        limited = reachable_outside and port.load_balancer_ips and port.source_ranges
+        limited = reachable_outside and any(frontend.source_ranges for frontend in plan.frontends)
         self.firewall_chain = names.FIREWALL + base if limited else ""
         self.targets = _targets(plan)
 
@@ -100,9 +100,9 @@ class _Compiler:
                 case FrontendKind.CLUSTER_IP if frontend.outcome is Outcome.BALANCE:
                     what, target = "cluster IP", self._internal_chain
                 case FrontendKind.EXTERNAL_IP if self.external_chain:
-                    what, target = "external IP", self.external_chain
+                    what, target = "external IP", self._entry(frontend)
                 case FrontendKind.LOAD_BALANCER_IP if self.external_chain:
-                    what, target = "loadbalancer IP", self.firewall_chain or self.external_chain
+                    what, target = "loadbalancer IP", self._entry(frontend)
                 case _:
                     continue
             match_words = self._destination(frontend.address, f"{self.label} {what}")
@@ -111,13 +111,19 @@ class _Compiler:
     def _nat_node_ports(self) -> Iterator[str]:
         if not self.port.node_port or not self.external_chain:
             return
+        (frontend,) = (entry for entry in self.plan.frontends if entry.kind is FrontendKind.NODE_PORT)
+        target = self._entry(frontend)
         match_words = self._any_destination(self.label, self.port.node_port)
         if self.settings.counts_localhost:
             yield (
                 f"-A {names.NODE_PORTS} -d 127.0.0.0/8 {match_words}"
-                f" -m nfacct --nfacct-name {LOCALHOST_COUNTER} -j {self.external_chain}"
+                f" -m nfacct --nfacct-name {LOCALHOST_COUNTER} -j {target}"
             )
-        yield f"-A {names.NODE_PORTS} {match_words} -j {self.external_chain}"
+        yield f"-A {names.NODE_PORTS} {match_words} -j {target}"
+
+    def _entry(self, frontend: Frontend) -> str:
+        """The chain that clients of an external frontend meet first."""
+        return self.firewall_chain if frontend.source_ranges else self.external_chain
 
     def _filter_services(self) -> Iterator[str]:
         for frontend in self.plan.frontends:
@@ -138,18 +144,28 @@ class _Compiler:
                 continue
             for why, target in self._refusals(frontend.outcome):
                 if frontend.kind is FrontendKind.NODE_PORT:
-                    yield (
-                        f"-A {names.EXTERNAL_SERVICES} -p {self.protocol} {spelling.comment(why)} -m addrtype"
-                        f" --dst-type LOCAL -m {self.protocol} --dport {frontend.port} {target}"
-                    )
+                    yield f"-A {names.EXTERNAL_SERVICES} {self._any_local(why, frontend.port)} {target}"
                 else:
                     yield f"-A {names.EXTERNAL_SERVICES} {self._destination(frontend.address, why)} {target}"
 
     def _filter_firewall(self) -> Iterator[str]:
-        if self.firewall_chain:
-            why = f"{self.label} traffic not accepted by {self.firewall_chain}"
-            for address in self.port.load_balancer_ips:
-                yield f"-A {names.PROXY_FIREWALL} {self._destination(address, why)} -j DROP"
+        if not self.firewall_chain:
+            return
+        why = f"{self.label} traffic not accepted by {self.firewall_chain}"
+        for frontend in self.plan.frontends:
+            if frontend.source_ranges:
+                for match_words in self._places(frontend, why):
+                    yield f"-A {names.PROXY_FIREWALL} {match_words} -j DROP"
+
+    def _places(self, frontend: Frontend, why: str) -> Iterator[str]:
+        where = self.settings.context.node_port_addresses
+        if frontend.kind is not FrontendKind.NODE_PORT:
+            yield self._destination(frontend.address, why)
+        elif where.match_all:
+            yield self._any_local(why, frontend.port)
+        else:
+            for address in where.addresses:
+                yield f"-d {spelling.host(address)} {self._any_destination(why, frontend.port)}"
 
     def _filter_node_ports(self) -> Iterator[str]:
         number = self.port.health_check_node_port
@@ -217,6 +233,9 @@ class _Compiler:
         if any(source.contains(ip) for source in self.port.source_ranges for ip in node_ips):
             for address in self.port.load_balancer_ips:
                 yield f"-A {self.firewall_chain} -s {spelling.host(address)} {why} -j {self.external_chain}"
+            if self.port.ranges_everywhere:
+                own = spelling.comment(f"{self.label} from the node itself")
+                yield f"-A {self.firewall_chain} {own} -m addrtype --src-type LOCAL -j {self.external_chain}"
         rest = spelling.comment(f"other traffic to {self.label} will be dropped by {names.PROXY_FIREWALL}")
         yield f"-A {self.firewall_chain} {rest}"
 
@@ -265,6 +284,12 @@ class _Compiler:
 
     def _destination(self, address: bytes, why: str) -> str:
         return f"-d {address_text(address)}/{len(address) * 8} {self._any_destination(why, self.port.port)}"
+
+    def _any_local(self, why: str, port: int) -> str:
+        return (
+            f"-p {self.protocol} {spelling.comment(why)} -m addrtype --dst-type LOCAL"
+            f" -m {self.protocol} --dport {port}"
+        )
 
     def _any_destination(self, why: str, port: int) -> str:
         return f"-p {self.protocol} {spelling.comment(why)} -m {self.protocol} --dport {port}"

@@ -46,6 +46,7 @@ MODE = Mode(
     uses_local_addresses=True,
     schedulers=frozenset(Scheduler),
     names_default_scheduler=True,
+    ranges_everywhere=False,
     resets_need_loose_tracking=False,
     counts_services=True,
     counting=Counting(

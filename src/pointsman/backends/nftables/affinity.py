@@ -1,4 +1,4 @@
-"""Session affinity: the only services that get chains of their own.
+"""Session affinity, by chains of the service port's own.
 
 Every endpoint has a dynamic set of the clients that stick to it. A view chain (cluster-wide or local endpoints)
 first looks for the client in the sets of its endpoints, then picks one at random; the endpoint's chain enters the
@@ -25,6 +25,7 @@ from pointsman.backends.nftables.schema import Chain, SetSpec
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
+from pointsman.model.service import ServicePortName
 from pointsman.model.slots import slots_of
 
 _SET_PREFIX = "affinity-"
@@ -45,11 +46,20 @@ def _digest(*parts: str) -> str:
     return base64.b32encode(hashlib.sha256("\0".join(parts).encode()).digest()[:10]).decode().lower()
 
 
+def _identity(name: ServicePortName) -> tuple[str, str, str, str]:
+    return name.namespace, name.service, name.port, name.protocol.lower
+
+
+def digest_of(name: ServicePortName) -> str:
+    """What the names of a service port's own chains end with."""
+    return _digest(*_identity(name))
+
+
 def affinity_chains(plan: ServicePlan, context: NodeContext, label: str, *, counters: bool) -> AffinityChains:
     """Everything for one service port; endpoint chains first, then views, then the external entry."""
     port = plan.port
-    identity = (port.name.namespace, port.name.service, port.name.port, port.protocol.lower)
-    digest = _digest(*identity)
+    identity = _identity(port.name)
+    digest = digest_of(port.name)
     names: dict[tuple[bytes, int], str] = {}
     chains: list[Chain] = []
     sets: list[SetSpec] = []

@@ -132,7 +132,7 @@ class NftablesBackend:
         unopened: Sequence[str] = ()
         if self._loopback is not None:
             asked = request.context.node_port_addresses.loopback_asked
-            unopened = self._loopback.replace(request.plans if asked else {})
+            unopened = self._loopback.replace(request.plans if asked else {}, request.context.node_ips)
         return self._report(contents, batch, size, full=True, drift=found, notes=notes, unopened=unopened)
 
     def _load(
@@ -197,7 +197,7 @@ class NftablesBackend:
             self._watch.committed(self._open())
         unopened: Sequence[str] = ()
         if self._loopback is not None and request.context.node_port_addresses.loopback_asked:
-            unopened = self._loopback.update(request.changed)
+            unopened = self._loopback.update(request.changed, request.context.node_ips)
         return self._report(contents, change.batch, size, full=False, unopened=unopened)
 
     def _report(

@@ -153,7 +153,8 @@ class Change:
         operations += [
             AddSlots(contents.sets[n], entries) for n, entries in self._add_slots.items() if entries
         ]
+        operations += self._later
         names = [b.name for b in sorted(removed, key=balancer_order, reverse=True)]
         operations += [steps.flush_rules(name) for name in names]
         operations += [steps.delete_chain(name) for name in names]
-        return Batch(contents.traits, [*operations, *self._later])
+        return Batch(contents.traits, operations)

@@ -306,6 +306,13 @@ def jump(chain: str) -> Clause:
 
 
 DROP_PACKET = Clause("drop", _immediate_verdict("", ""))
+RETURN = Clause(
+    "return",
+    w.immediate(
+        nf.NFT_REG_VERDICT,
+        nested(nf.NFTA_DATA_VERDICT, u32be(nf.NFTA_VERDICT_CODE, nf.NFT_RETURN & 0xFFFFFFFF)),
+    ),
+)
 MASQUERADE = Clause(
     "masquerade fully-random", w.expression("masq", u32be(nf.NFTA_MASQ_FLAGS, _NAT_RANDOM_FULLY))
 )

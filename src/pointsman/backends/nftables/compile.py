@@ -9,7 +9,8 @@ from pointsman.backends.nftables.affinity import affinity_chains
 from pointsman.backends.nftables.balancers import RESET, RESET_KNOWN, Balancer, Flavour, Pick
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arranged
 from pointsman.backends.nftables.key_fields import packed_port, packed_protocol
-from pointsman.model.addresses import Cidr
+from pointsman.backends.nftables.schema import Chain
+from pointsman.backends.nftables.source_ranges import node_port_guard
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
@@ -39,6 +40,7 @@ class _Compilation:
         self._before = {(pool.where, pool.prefix): pool.slots for pool in previous.pools} if previous else {}
         self._elements: dict[tuple[str, bytes], Element] = {}
         self._pools: list[Pool] = []
+        self._guards: list[Chain] = []
         self._balancers: dict[Balancer, None] = {}
         self._pick = _PICKS.get(plan.balance.scheduler, Pick.RANDOM) if plan.balance else Pick.RANDOM
         self._cluster = _packed(slots_of(plan.cluster_endpoints, plan.balance))
@@ -60,7 +62,7 @@ class _Compilation:
             shared=tuple(self._shared()),
             pools=tuple(self._pools),
             balancers=tuple(self._balancers),
-            chains=self._affinity.chains if self._affinity else (),
+            chains=(*(self._affinity.chains if self._affinity else ()), *self._guards),
             sets=self._affinity.sets if self._affinity else (),
             endpoint_chains=self._affinity.endpoints if self._affinity else (),
         )
@@ -68,8 +70,8 @@ class _Compilation:
     def _add_frontend(self, frontend: Frontend) -> None:
         on_node = frontend.kind is FrontendKind.NODE_PORT
         key = frontend.address + self._protocol + packed_port(frontend.port)
-        if frontend.source_ranges:
-            self._restrict(key, frontend.source_ranges)
+        if frontend.source_ranges and not on_node:
+            self._restrict(key, frontend)
         verdicts = schema.SERVICE_NODEPORTS if on_node else schema.SERVICE_IPS
         if (verdicts, key) in self._elements:
             return
@@ -77,6 +79,10 @@ class _Compilation:
             refusals = schema.NO_ENDPOINT_NODEPORTS if on_node else schema.NO_ENDPOINT_SERVICES
             self._put(Element(refusals, key, self._refusal(frontend.outcome)))
         target = self._target(frontend, key, on_node)
+        if frontend.source_ranges and on_node:
+            guard = node_port_guard(self._plan.name, frontend, target, self._context, self._label)
+            self._guards.append(guard)
+            target = guard.name
         if target:
             self._put(Element(verdicts, key, target))
 
@@ -125,12 +131,12 @@ class _Compilation:
             self._balancers[further] = None
         return balancer.name
 
-    def _restrict(self, key: bytes, ranges: tuple[Cidr, ...]) -> None:
+    def _restrict(self, key: bytes, frontend: Frontend) -> None:
         self._put(Element(schema.FIREWALL_IPS, key))
-        spans = [(cidr.first, cidr.last) for cidr in ranges]
-        if any(cidr.contains(ip) for ip in self._context.node_ips for cidr in ranges):
-            # A node that holds a balancer address itself uses it as the source towards it.
-            own = (int.from_bytes(address, "big") for address in self._plan.port.load_balancer_ips)
+        spans = [(cidr.first, cidr.last) for cidr in frontend.source_ranges]
+        if frontend.admits_any(self._context.node_ips):
+            # A node that holds such an address itself uses it as the source towards it.
+            own = (int.from_bytes(a, "big") for a in (frontend.address, *self._plan.port.load_balancer_ips))
             spans += [(address, address) for address in own]
         length = self._context.family.address_length
         for first, last in _merged(spans):

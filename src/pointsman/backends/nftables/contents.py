@@ -49,7 +49,7 @@ class Contents:
         self.sets = {spec.name: spec for spec in schema.static_sets(counters=counters)}
         self.fragments: dict[ServicePortName, Fragment] = {}
         self.with_chains: set[ServicePortName] = set()
-        """Service ports with chains of their own: session affinity only."""
+        """Service ports with chains of their own."""
         self.steps = Steps(self.traits)
         self.shared: Counter[Element] = Counter()
         self.balancers: Counter[Balancer] = Counter()

@@ -96,7 +96,7 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     balancers: tuple[Balancer, ...] = ()
     """Every balancer chain in use, those handed over to included."""
     chains: tuple[Chain, ...] = ()
-    """Session affinity only: chains of this service port alone."""
+    """Chains of this service port alone: for session affinity, and source ranges at its node port."""
     sets: tuple[SetSpec, ...] = ()
     """Session affinity only: one set of clients per endpoint."""
     endpoint_chains: tuple[tuple[str, str], ...] = ()

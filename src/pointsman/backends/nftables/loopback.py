@@ -15,12 +15,12 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
 from pointsman.model.addresses import Family, address_text
-from pointsman.model.plan import ServicePlan
+from pointsman.model.plan import FrontendKind, ServicePlan
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.model.slots import slots_of
 
@@ -40,11 +40,18 @@ class Served(msgspec.Struct, frozen=True):
     affinity_seconds: int = 0
 
 
-def loopback_port(plan: ServicePlan) -> Served | None:
-    """The node port and the endpoints that its policy allows, each as often as it has slots; None when not served."""
+def loopback_port(plan: ServicePlan, node_ips: Collection[bytes] = ()) -> Served | None:
+    """The node port and the endpoints that its policy allows, each as often as it has slots; None when not served.
+
+    Where source ranges hold at the node port, the node must be in them: whoever comes by loopback is the node.
+    """
     port = plan.port
     if port.protocol is not Protocol.TCP or not port.node_port or not plan.external_endpoints:
         return None
+    for frontend in plan.frontends:
+        guarded = frontend.kind is FrontendKind.NODE_PORT and frontend.source_ranges
+        if guarded and not frontend.admits_any(node_ips):
+            return None
     slots = slots_of(plan.external_endpoints, plan.balance)
     targets = tuple((address_text(e.address), e.port) for e in slots)
     return Served(port.node_port, targets, port.affinity_seconds)
@@ -89,14 +96,20 @@ class LoopbackNodePorts:
     def listeners(self) -> int:
         return len(self._listeners)
 
-    def replace(self, plans: Mapping[ServicePortName, ServicePlan]) -> list[str]:
+    def replace(
+        self, plans: Mapping[ServicePortName, ServicePlan], node_ips: Collection[bytes] = ()
+    ) -> list[str]:
         """Serve exactly these; says which ports could not be opened."""
         gone = [name for name in self._ports if name not in plans]
-        return self.update({**dict.fromkeys(gone), **plans})
+        return self.update({**dict.fromkeys(gone), **plans}, node_ips)
 
-    def update(self, changed: Mapping[ServicePortName, ServicePlan | None]) -> list[str]:
+    def update(
+        self, changed: Mapping[ServicePortName, ServicePlan | None], node_ips: Collection[bytes] = ()
+    ) -> list[str]:
         """Follow changed plans; None stands for one that is gone. Says which ports could not be opened."""
-        found = {name: None if plan is None else loopback_port(plan) for name, plan in changed.items()}
+        found = {
+            name: None if plan is None else loopback_port(plan, node_ips) for name, plan in changed.items()
+        }
         closing: list[int] = []
         for name, wanted in found.items():
             before = self._ports.get(name)

@@ -124,6 +124,7 @@ def plans(draw: st.DrawFn, context: NodeContext, max_size: int = 5) -> Plans:
             external_ips=tuple(address(family, 5, number * 4 + i) for i in range(draw(st.integers(0, 2)))),
             load_balancer_ips=tuple(address(family, 6, number * 4 + i) for i in range(balancers)),
             source_ranges=draw(source_ranges(family)) if balancers else (),
+            ranges_everywhere=draw(st.booleans()),
             internal_local=draw(st.booleans()),
             external_local=draw(st.booleans()),
             affinity_seconds=draw(st.sampled_from([0, 0, 0, 60, 10800])),
