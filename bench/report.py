@@ -24,7 +24,16 @@ BLOCK = re.compile(
     r"^(<!-- figures of ([\w -]+): written by python -m bench\.report -->)$.*?^(<!-- end of figures -->)$",
     re.DOTALL | re.MULTILINE,
 )
-UNITS = {"_s": " s", "_ms": " ms", "_us": " µs", "_mib": " MiB", "_mb": " MB", "_percent": " %"}
+UNITS = {
+    "_s": " s",
+    "_ms": " ms",
+    "_us": " µs",
+    "_mib": " MiB",
+    "_mb": " MB",
+    "_kb": " kB",
+    "_gb": " GB",
+    "_percent": " %",
+}
 SIZE = (10000, 10)
 README_ROWS = {
     "| first sync of 10,000 Services with 10 endpoints each": "full_sync_s",

@@ -96,6 +96,7 @@ class FakeApiServer:
     def __init__(
         self,
         *,
+        host: str = "127.0.0.1",
         port: int = 0,
         token: str = "",
         tls: ssl.SSLContext | None = None,
@@ -119,7 +120,7 @@ class FakeApiServer:
         self._watchers: list[_Watcher] = []
         self._pages: dict[str, tuple[list[KubeDict], int]] = {}
         self._tls = tls
-        self._port = port
+        self._host, self._port = host, port
         self._runner: web.AppRunner | None = None
         self.store.listeners.append(self._publish)
 
@@ -136,7 +137,7 @@ class FakeApiServer:
         app.router.add_route("*", "/{tail:.*}", self._handle)
         self._runner = web.AppRunner(app, shutdown_timeout=0.5, access_log=None, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=self._tls, reuse_address=True)
+        site = web.TCPSite(self._runner, self._host, self._port, ssl_context=self._tls, reuse_address=True)
         await site.start()
         self._port = self._runner.addresses[0][1]
 
@@ -149,7 +150,7 @@ class FakeApiServer:
 
     @property
     def url(self) -> str:
-        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
+        return f"{'https' if self._tls else 'http'}://{self._host}:{self._port}"
 
     def add(self, item: KubeDict) -> KubeDict:
         return self.store.add(item)

@@ -1,0 +1,252 @@
+"""What a fleet of proxies asks of one API server: the first list, a watch, and the return after the server's restart.
+
+    sudo python -m bench.fleet [--clients 200] [--size 1000x10] [--events 200] [--rate 50] [--kube-proxies 8] [--json FILE]
+
+Clients are our real ones without a kernel behind them, once in JSON and once in protobuf; with KUBE_PROXY_BINARY set, some
+kube-proxies follow. With KUBE_APISERVER_BINARY set and etcd installed the server is a real one. The server and the clients live
+in two network namespaces with a wire between them; bytes are those of the packets the server sends over it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.apiserver import Object, Server, api_server, asked, collection, session, without_server_fields
+from bench.fleet_clients import Fleet, KubeProxies, OurClients
+from bench.fleet_figures import Reading, busiest_second, on_paper, per_proxy, returns
+from bench.objects import service_json, slice_json
+from bench.process import NODE, cpu_seconds, memory_mib
+
+from pointsman.lab.netns import Namespace
+
+ADDRESS, PORT = "172.31.0.1", 16443
+PATIENCE = 60.0
+QUIET_SECONDS = 1.5
+DOWN_SECONDS = 2.0
+RETURN_SECONDS = 6.0
+"""At least so long the return of a fleet is watched; the pauses of most proxies are over by then."""
+COUNTER = f"""\
+table inet bench {{
+    chain sent {{
+        type filter hook output priority 0;
+        oifname "wire" tcp sport {PORT} counter
+    }}
+}}
+"""
+
+
+class Bench:
+    """One server, filled, and what is measured of it."""
+
+    def __init__(self, server: Server, services: int, endpoints: int, events: int, rate: float) -> None:
+        self._server, self._services, self._endpoints = server, services, endpoints
+        self._events, self._rate = events, rate
+        self._generations: Counter[int] = Counter()
+        self._cpu_of_events = self._cpu_of_start = 0.0
+
+    def reading(self) -> Reading:
+        shown = subprocess.run(
+            ["nft", "list", "table", "inet", "bench"], capture_output=True, text=True, check=True
+        )
+        found = re.search(r"bytes (\d+)", shown.stdout)
+        pid = self._server.pid
+        return Reading(
+            time.monotonic(), int(found[1]) if found else 0, cpu_seconds(pid), memory_mib(pid, "VmRSS")
+        )
+
+    def quiet(self) -> Reading:
+        """The reading once the server has nothing more to send."""
+        reading, since = self.reading(), time.monotonic()
+        while time.monotonic() - since < PATIENCE:
+            time.sleep(QUIET_SECONDS)
+            now = self.reading()
+            if now.sent - reading.sent < 20_000:
+                return now
+            reading = now
+        return reading
+
+    async def _change(self) -> None:
+        """One slice after the other, each with another first endpoint than before."""
+        async with session() as http:
+            began = time.monotonic()
+            for number in range(self._events):
+                index = 1 + number % self._services
+                self._generations[index] = generation = 1 + self._generations[index] % 4
+                item = json.loads(slice_json(index, self._endpoints, generation))
+                path = f"{collection(item)}/{item['metadata']['name']}"
+                await asked(http, "PUT", self._server.url + path, without_server_fields(item))
+                await asyncio.sleep(max(0.0, began + (number + 1) / self._rate - time.monotonic()))
+
+    def first_list(self, fleet: Fleet) -> dict[str, Any]:
+        before = self.reading()
+        fleet.start()
+        took = _waited(fleet.synced)
+        after = self.quiet()
+        return {
+            **_named(fleet),
+            "services": self._services,
+            "endpoints": self._endpoints,
+            "all_synced_s": took,
+            **per_proxy(before, after, fleet.size),
+            "server_memory_mb": (after.rss_mib - before.rss_mib) * 1.048576 / fleet.size,
+        }
+
+    def watch(self, fleet: Fleet, memory: float) -> dict[str, Any]:
+        seen = sum(report["slices"] for report in fleet.reports())
+        before = self.reading()
+        asyncio.run(self._change())
+        after = self.quiet()
+        row = {
+            **_named(fleet),
+            "events": self._events,
+            **per_proxy(before, after, fleet.size, cpu_anyway=self._cpu_of_events, events=self._events),
+            "server_memory_mb": memory,
+        }
+        if fleet.reports():
+            got = sum(report["slices"] for report in fleet.reports()) - seen
+            row["delivered_percent"] = 100 * got / (self._events * fleet.size)
+        return row
+
+    def without_proxies(self) -> None:
+        """So that every fleet meets a fresh server, and what it spends without any proxy is known."""
+        self._cpu_of_start = self._restarted()[1].cpu
+        before = self.reading()
+        asyncio.run(self._change())
+        self._cpu_of_events = self.quiet().cpu - before.cpu
+
+    def restart(self, fleet: Fleet) -> dict[str, Any]:
+        before = fleet.reports()
+        sent, stopped = self.reading().sent, time.monotonic()
+        ready, after = self._restarted(lambda: all(report["connected"] for report in fleet.reports()))
+        row: dict[str, Any] = {**_named(fleet), "ready_after_s": ready - stopped}
+        if reports := fleet.reports():
+            row |= returns(stopped, [report["answers"] for report in reports])
+            times = [[*report["answers"], *report["failures"]] for report in reports]
+            failed = sum(at >= stopped for report in reports for at in report["failures"])
+            row["failed_attempts"] = failed / fleet.size
+            row["busiest_second"] = busiest_second(at for each in times for at in each if at >= stopped)
+            row["lists_again"] = (_lists(reports) - _lists(before)) / fleet.size
+        return row | {
+            "sent_kb": (after.sent - sent) / 1000 / fleet.size,
+            "server_cpu_ms": max(0.0, after.cpu - self._cpu_of_start) * 1000 / fleet.size,
+        }
+
+    def _restarted(self, recovered: Callable[[], bool] = lambda: True) -> tuple[float, Reading]:
+        """When the server was ready again, and the reading afterwards with the processor time since its start."""
+        pid, cpu = self._server.pid, self.reading().cpu
+        self._server.stop()
+        time.sleep(DOWN_SECONDS)
+        self._server.start()
+        self._server.wait_until_ready()
+        ready = time.monotonic()
+        time.sleep(RETURN_SECONDS)
+        _waited(recovered)
+        after = self.quiet()
+        return ready, replace(after, cpu=after.cpu - (cpu if pid == self._server.pid else 0.0))
+
+
+def _lists(reports: list[dict[str, Any]]) -> int:
+    return sum(report["lists"] for report in reports)
+
+
+def _named(fleet: Fleet) -> dict[str, Any]:
+    return {"program": fleet.program, "format": fleet.format, "proxies": fleet.size}
+
+
+def _waited(condition: Callable[[], bool]) -> float:
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > PATIENCE:
+            print("gave up waiting for some of the proxies", file=sys.stderr)
+            break
+        time.sleep(0.2)
+    return time.monotonic() - began
+
+
+@contextlib.contextmanager
+def two_namespaces() -> Iterator[tuple[Namespace, Namespace]]:
+    control, nodes = Namespace(), Namespace()
+    control.run(["ip", "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", nodes.path])
+    for namespace, address in ((control, ADDRESS), (nodes, "172.31.0.2")):
+        for command in ("link set lo up", "link set wire up", f"address add {address}/24 dev wire"):
+            namespace.run(["ip", *command.split()])
+    control.run(["nft", "-f", "-"], COUNTER)
+    yield control, nodes
+    control.close()
+    nodes.close()
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    services, endpoints = map(int, options.size.split("x"))
+    objects: list[Object] = [NODE]
+    for index in range(1, services + 1):
+        objects += [json.loads(service_json(index)), json.loads(slice_json(index, endpoints))]
+    tables: dict[str, list[dict[str, Any]]] = {"first_list": [], "watch": [], "restart_of_the_server": []}
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        two_namespaces() as (control, nodes),
+        control.entered(),
+        api_server(Path(directory), ADDRESS, PORT) as server,
+    ):
+        kinds: list[Callable[[], OurClients | KubeProxies]] = [
+            lambda: OurClients(server.url, "json", options.clients, nodes, Path(directory)),
+            lambda: OurClients(server.url, "protobuf", options.clients, nodes, Path(directory)),
+        ]
+        if os.environ.get("KUBE_PROXY_BINARY"):
+            kinds.append(lambda: KubeProxies(server.url, options.kube_proxies, nodes, Path(directory)))
+        server.fill(objects[:1])
+        empty = Bench(server, 0, 0, events=0, rate=options.rate)
+        for made in kinds:
+            with contextlib.closing(made()) as fleet:
+                tables["first_list"].append(empty.first_list(fleet))
+        server.fill(objects[1:])
+        bench = Bench(server, services, endpoints, options.events, options.rate)
+        for made in kinds:
+            bench.without_proxies()
+            with contextlib.closing(made()) as fleet:
+                first = bench.first_list(fleet)
+                tables["first_list"].append(first)
+                tables["watch"].append(bench.watch(fleet, first["server_memory_mb"]))
+                tables["restart_of_the_server"].append(bench.restart(fleet))
+            for rows in tables.values():
+                print(
+                    " ".join(
+                        f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in rows[-1].items()
+                    )
+                )
+    paper = list(on_paper(tables["first_list"], tables["watch"]))
+    return {"server": f"{server.name}; load average {os.getloadavg()[0]:.1f}", **tables, "on_paper": paper}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--size", default="1000x10")
+    parser.add_argument("--events", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=50)
+    parser.add_argument("--kube-proxies", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = measure(options)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
