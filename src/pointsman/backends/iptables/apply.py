@@ -1,8 +1,7 @@
 """iptables mode of one IP family: desired state in, restore batches out, memory committed after the kernel accepted.
 
 A full sync reads the tables once (iptables-save), so it knows which jumps are missing and which chains nobody needs
-any more, and writes everything in one restore; over nftables, where writing is slow, everything that is not yet as it
-should be. A partial sync reads nothing and writes the chains of changed service
+any more, and writes everything that is not yet as it should be in one restore. A partial sync reads nothing and writes the chains of changed service
 ports plus those shared chains whose lines differ. A restore that fails on a line of one service port is repeated
 without that service port; any other failure leaves the state in doubt, and the next sync is a full one.
 """
@@ -17,17 +16,16 @@ from pointsman.backends.contract import Drift, SyncReport, SyncRequest, Traffic,
 from pointsman.backends.iptables import drift, static
 from pointsman.backends.iptables.batch import (
     EMPTY,
-    NOTHING_PRESENT,
     Batch,
     Change,
     full_batch,
     partial_batch,
-    present_in,
 )
 from pointsman.backends.iptables.comparison import LOOK_SECONDS, IptablesComparison
 from pointsman.backends.iptables.fragment import Fragment
 from pointsman.backends.iptables.isolate import refused_among, remove_leftovers
 from pointsman.backends.iptables.memory import Memory, comments_wanted
+from pointsman.backends.iptables.present import present_in
 from pointsman.backends.iptables.settings import (
     INVALID_COUNTER,
     LOCALHOST_COUNTER,
@@ -169,10 +167,7 @@ class IptablesBackend:
             return self._blind_batch(settings, fragments)
         held = {table: saved.outline(text) for table, text in texts.items()}
         remove_leftovers(self._runner, {table: outline.chains for table, outline in held.items()})
-        present = NOTHING_PRESENT
-        if self._runner.features.nf_tables:
-            blocks = {table: saved.blocks(text) for table, text in texts.items()}
-            present = present_in(settings, fragments, blocks)
+        blocks = {table: saved.blocks(text) for table, text in texts.items()}
         wanted = {chain for fragment in fragments.values() for chain in fragment.chains}
         return full_batch(
             settings,
@@ -180,7 +175,8 @@ class IptablesBackend:
             missing_jumps=[jump for jump in static.JUMPS if not self._jump_exists(held[jump.table], jump)],
             stale=sorted(filter(names.is_service_chain, held[NAT].chains - wanted)),
             create_kubelet_firewall=names.KUBELET_FIREWALL not in held[FILTER].chains,
-            present=present,
+            present=present_in(settings, fragments, blocks),
+            over_nftables=self._runner.features.nf_tables,
         )
 
     def _blind_batch(self, settings: Settings, fragments: Mapping[ServicePortName, Fragment]) -> Batch:

@@ -6,23 +6,16 @@ share. Within a shared chain the order of services is free, so a fragment never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from pointsman.backends.iptables import service_chains
 from pointsman.backends.iptables.fragment import (
-    FILTER_EXTERNAL,
-    FILTER_FIREWALL,
-    FILTER_NODE_PORTS,
-    FILTER_SERVICES,
-    NAT_NODE_PORTS,
-    NAT_SERVICES,
-    SHARED_CHAINS,
     Fragment,
 )
 from pointsman.backends.iptables.settings import LOCALHOST_COUNTER, Settings, from_local
 from pointsman.backends.netfilter import names, spelling
-from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.model.addresses import address_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
@@ -48,7 +41,8 @@ class _Compiler:
 
     def __init__(self, plan: ServicePlan, settings: Settings, comments: bool) -> None:
         port = plan.port
-        base = service_chains.service_hash(plan.name)
+        chain_names = service_chains.ChainNames(plan.name)
+        base = chain_names.base
         self.plan = plan
         self.port = port
         self.settings = settings
@@ -65,30 +59,27 @@ class _Compiler:
         self.external_chain = names.EXTERNAL + base if reachable_outside else ""
         limited = reachable_outside and any(frontend.source_ranges for frontend in plan.frontends)
         self.firewall_chain = names.FIREWALL + base if limited else ""
-        self.targets = _targets(plan)
+        self.targets = _targets(plan, chain_names)
+        self.mask = spelling.recent_mask(port.family)
 
     def fragment(self) -> Fragment:
         own = (self.external_chain, self.firewall_chain, self.cluster_chain, self.local_chain)
         chains = [chain for chain in own if chain] + [target.chain for target in self.targets.values()]
-        rules = _lines(self._own_rules())
-        writers = {
-            NAT_SERVICES: self._nat_services,
-            NAT_NODE_PORTS: self._nat_node_ports,
-            FILTER_SERVICES: self._filter_services,
-            FILTER_EXTERNAL: self._filter_external,
-            FILTER_FIREWALL: self._filter_firewall,
-            FILTER_NODE_PORTS: self._filter_node_ports,
-        }
-        shared = {chain: _lines(write()) for chain, write in writers.items()}
-        counts = {FILTER: 0, NAT: rules.count(b"\n")}
-        for chain, text in shared.items():
-            counts[chain.table] += text.count(b"\n")
+        rules = self._own_rules()
+        nat = [list(self._nat_services()), list(self._nat_node_ports())]
+        filtering = [
+            list(self._filter_services()),
+            list(self._filter_external()),
+            list(self._filter_firewall()),
+            list(self._filter_node_ports()),
+        ]
+        # All of them in the order of `SHARED_CHAINS`.
         return Fragment(
             declarations="".join([f":{chain} - [0:0]\n" for chain in chains]).encode(),
-            rules=rules,
-            shared=tuple([shared[chain] for chain in SHARED_CHAINS]),
-            nat_count=counts[NAT],
-            filter_count=counts[FILTER],
+            rules=_text(rules),
+            shared=tuple([_text(lines) for lines in (*nat, *filtering)]),
+            nat_count=len(rules) + sum(map(len, nat)),
+            filter_count=sum(map(len, filtering)),
             endpoints=len(self.plan.all_endpoints),
         )
 
@@ -175,21 +166,22 @@ class _Compiler:
 
     # chains of its own
 
-    def _own_rules(self) -> Iterator[str]:
+    def _own_rules(self) -> list[str]:
         """In the order of `Fragment.chains`, the rules of each chain together, as they are saved."""
+        rules: list[str] = []
         if self.external_chain:
-            yield from self._external_rules()
+            rules += self._external_rules()
         if self.firewall_chain:
-            yield from self._firewall_rules()
+            rules += self._firewall_rules()
         if self.cluster_chain:
             if not self.port.internal_local:
-                yield from self._internal_masquerade()
-            yield from self._balancing_rules(self.cluster_chain, self.plan.cluster_endpoints)
+                rules += self._internal_masquerade()
+            rules += self._balancing_rules(self.cluster_chain, self.plan.cluster_endpoints)
         if self.local_chain:
             if self.port.internal_local:
-                yield from self._internal_masquerade()
-            yield from self._balancing_rules(self.local_chain, self.plan.local_endpoints)
-        yield from self._endpoint_rules()
+                rules += self._internal_masquerade()
+            rules += self._balancing_rules(self.local_chain, self.plan.local_endpoints)
+        return rules + self._endpoint_rules()
 
     def _internal_masquerade(self) -> Iterator[str]:
         if self.plan.internal_outcome is not Outcome.BALANCE:
@@ -239,39 +231,46 @@ class _Compiler:
         rest = spelling.comment(f"other traffic to {self.label} will be dropped by {names.PROXY_FIREWALL}")
         yield f"-A {self.firewall_chain} {rest}"
 
-    def _balancing_rules(self, chain: str, endpoints: tuple[Endpoint, ...]) -> Iterator[str]:
-        named = [
-            (f"-A {chain} {self._endpoint_comment(f' -> {target.text}')}", target.chain)
-            for target in (self.targets[endpoint.address, endpoint.port] for endpoint in endpoints)
-        ]
-        balance = self.plan.balance
-        weights = [balance.weight(endpoint) if balance else 1 for endpoint in endpoints]
+    def _balancing_rules(self, chain: str, endpoints: tuple[Endpoint, ...]) -> list[str]:
+        targets = [self.targets[endpoint.address, endpoint.port] for endpoint in endpoints]
+        start = f"-A {chain} "
+        starts = (
+            [start + self._endpoint_comment(f" -> {target.text}") for target in targets]
+            if self.comments
+            else [start] * len(targets)
+        )
+        rules: list[str] = []
         if self.port.affinity_seconds:
-            mask = spelling.recent_mask(self.port.family)
-            for start, target in named:
-                yield (
-                    f"{start}-m recent --rcheck --seconds {self.port.affinity_seconds} --reap"
-                    f" --name {target} --mask {mask} --rsource -j {target}"
-                )
-        left = sum(weights)
-        for (start, target), weight in zip(named, weights, strict=True):
-            if left > weight:
-                chance = spelling.probability(left, weight)
-                start += f"-m statistic --mode random --probability {chance} "
-            yield f"{start}-j {target}"
-            left -= weight
+            rules += [
+                f"{start}-m recent --rcheck --seconds {self.port.affinity_seconds} --reap"
+                f" --name {target.chain} --mask {self.mask} --rsource -j {target.chain}"
+                for start, target in zip(starts, targets, strict=True)
+            ]
+        balance = self.plan.balance
+        weights = [balance.weight(endpoint) for endpoint in endpoints] if balance else [1] * len(endpoints)
+        rules += [
+            f"{start}{chance}-j {target.chain}"
+            for start, chance, target in zip(starts, _chances(tuple(weights)), targets, strict=True)
+        ]
+        return rules
 
-    def _endpoint_rules(self) -> Iterator[str]:
+    def _endpoint_rules(self) -> list[str]:
         why = self._endpoint_comment("")
+        masquerade = f"{why}-j {names.MARK_MASQUERADE}"
         dnat = f"-m {self.protocol} -j DNAT --to-destination"
-        mask = spelling.recent_mask(self.port.family)
+        start = f"-p {self.protocol} {why}"
+        rules: list[str] = []
         for chain, address, target in self.targets.values():
-            yield f"-A {chain} -s {address} {why}-j {names.MARK_MASQUERADE}"
-            if self.port.affinity_seconds:
-                remember = f"-m recent --set --name {chain} --mask {mask} --rsource "
-                yield f"-A {chain} -p {self.protocol} {why}{remember}{dnat} {target}"
-            else:
-                yield f"-A {chain} -p {self.protocol} {why}{dnat} {target}"
+            remember = (
+                f"-m recent --set --name {chain} --mask {self.mask} --rsource "
+                if self.port.affinity_seconds
+                else ""
+            )
+            rules += (
+                f"-A {chain} -s {address} {masquerade}",
+                f"-A {chain} {start}{remember}{dnat} {target}",
+            )
+        return rules
 
     # phrases
 
@@ -307,9 +306,8 @@ class _Compiler:
         yield f"{self.label} has no local endpoints", "-j DROP"
 
 
-def _targets(plan: ServicePlan) -> dict[tuple[bytes, int], _Target]:
+def _targets(plan: ServicePlan, chain_names: service_chains.ChainNames) -> dict[tuple[bytes, int], _Target]:
     """Every endpoint packets can reach, by address and port."""
-    chain_of = service_chains.endpoint_chains(plan.name)
     found: dict[tuple[bytes, int], _Target] = {}
     for endpoint in plan.reachable_endpoints:
         address = address_text(endpoint.address)
@@ -317,10 +315,21 @@ def _targets(plan: ServicePlan) -> dict[tuple[bytes, int], _Target]:
             host, target = f"{address}/32", f"{address}:{endpoint.port}"
         else:
             host, target = f"{address}/128", f"[{address}]:{endpoint.port}"
-        found[endpoint.address, endpoint.port] = _Target(chain_of(target), host, target)
+        found[endpoint.address, endpoint.port] = _Target(chain_names.of_endpoint(target), host, target)
     return found
 
 
-def _lines(rules: Iterable[str]) -> bytes:
-    joined = "\n".join(rules)
-    return (joined + "\n").encode() if joined else b""
+@functools.lru_cache(maxsize=64)
+def _chances(weights: tuple[int, ...]) -> list[str]:
+    """For each of these shares, the words that let a packet take it if it took none before; the last needs none."""
+    left = sum(weights)
+    words = []
+    for weight in weights:
+        chance = f"-m statistic --mode random --probability {spelling.probability(left, weight)} "
+        words.append(chance if left > weight else "")
+        left -= weight
+    return words
+
+
+def _text(rules: list[str]) -> bytes:
+    return ("\n".join(rules) + "\n").encode() if rules else b""

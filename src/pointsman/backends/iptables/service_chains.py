@@ -7,7 +7,6 @@ its protocol, for endpoints also `ip:port`. Sixteen characters are ten bytes, so
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
 from pointsman.backends.netfilter import names
 from pointsman.model.service import ServicePortName
@@ -17,37 +16,29 @@ _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
 """Base32 ten bits at a time: three times as fast as the base64 module, for tens of thousands of endpoints."""
 
 
-def service_hash(name: ServicePortName) -> str:
-    """What the names of a service port's chains share after their prefixes."""
-    return _printed(hashlib.sha256(_identity(name)).digest())
+class ChainNames:
+    """The names of one service port's chains."""
 
+    def __init__(self, name: ServicePortName) -> None:
+        identity = f"{name}{name.protocol.lower}".encode(errors="surrogatepass")
+        self._start = hashlib.sha256(identity)
 
-def endpoint_chains(name: ServicePortName) -> Callable[[str], str]:
-    """A function from an endpoint of this service port, given as `ip:port`, to the name of its chain."""
-    start = hashlib.sha256(_identity(name))
+    @property
+    def base(self) -> str:
+        """What they share after their prefixes."""
+        return _printed(self._start.digest())
 
-    def chain(endpoint: str) -> str:
-        state = start.copy()
+    def of_endpoint(self, endpoint: str) -> str:
+        """The chain of an endpoint, given as `ip:port`."""
+        state = self._start.copy()
         state.update(endpoint.encode())
         return names.ENDPOINT + _printed(state.digest())
-
-    return chain
-
-
-def _identity(name: ServicePortName) -> bytes:
-    return f"{name}{name.protocol.lower}".encode(errors="surrogatepass")
 
 
 def _printed(digest: bytes) -> str:
     bits = int.from_bytes(digest[:10], "big")
     pairs = _PAIRS
     return (
-        pairs[bits >> 70]
-        + pairs[bits >> 60 & 1023]
-        + pairs[bits >> 50 & 1023]
-        + pairs[bits >> 40 & 1023]
-        + pairs[bits >> 30 & 1023]
-        + pairs[bits >> 20 & 1023]
-        + pairs[bits >> 10 & 1023]
-        + pairs[bits & 1023]
+        f"{pairs[bits >> 70]}{pairs[bits >> 60 & 1023]}{pairs[bits >> 50 & 1023]}{pairs[bits >> 40 & 1023]}"
+        f"{pairs[bits >> 30 & 1023]}{pairs[bits >> 20 & 1023]}{pairs[bits >> 10 & 1023]}{pairs[bits & 1023]}"
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pointsman.backends.iptables.settings import INVALID_COUNTER, Settings
 from pointsman.backends.netfilter import names, spelling
 from pointsman.backends.netfilter.jumps import Jump
+from pointsman.backends.netfilter.names import NAT
 from pointsman.model.addresses import Family, is_loopback
 
 FILTER_CHAINS = (
@@ -49,6 +50,20 @@ JUMPS = (
     Jump("filter", "OUTPUT", names.KUBELET_FIREWALL),
 )
 """In the order in which they are inserted at the top: the last one ends up first."""
+
+
+def frame_chains(table: str, settings: Settings) -> list[str]:
+    """Chains of a table that no service writes to and that are ours to fill."""
+    if table == NAT:
+        return [names.POSTROUTING, names.MARK_MASQUERADE, names.CANARY]
+    guarded = [names.KUBELET_FIREWALL] if settings.localhost_node_ports else []
+    return [names.FORWARD, names.CANARY, *guarded]
+
+
+def frame_rules(table: str, settings: Settings) -> list[str]:
+    """The rules in them."""
+    rules = nat_rules(settings) if table == NAT else filter_rules(settings)
+    return [*rules, CANARY_RULE]
 
 
 def localnet_guard() -> str:

@@ -410,14 +410,15 @@ def test_a_node_context_with_addresses_ends_with_one_jump_per_address(bench: Ben
     assert [rule.split()[1] for rule in last] == ["127.0.0.1/32", "172.30.0.10/32"]
 
 
-def test_a_second_full_sync_over_nftables_writes_no_service_again(bench: Bench) -> None:
+def test_a_second_full_sync_writes_only_the_last_canary(bench: Bench) -> None:
     bench.sync(web("10.244.1.1", node_port=30080), db())
-    bench.sync(full=True)
-    assert "default/" not in bench.tables.restored[-1]
+    report = bench.sync(full=True)
+    assert bench.tables.restored[-1] == "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n"
+    assert report.rules_last == {"filter": 0, "nat": 0}
     assert bench.differences() == []
 
 
-def test_a_full_sync_over_nftables_rewrites_what_was_tampered_with(bench: Bench) -> None:
+def test_a_full_sync_rewrites_what_was_tampered_with(bench: Bench) -> None:
     bench.sync(web("10.244.1.1", "10.244.1.2"), db("10.244.1.9"))
     nat = bench.tables.tables["nat"]
     chain = next(
@@ -431,7 +432,7 @@ def test_a_full_sync_over_nftables_rewrites_what_was_tampered_with(bench: Bench)
 
 
 @pytest.mark.parametrize("damage", ["reverse", "clear", "double"])
-def test_a_full_sync_over_nftables_repairs_shared_chains(bench: Bench, damage: str) -> None:
+def test_a_full_sync_repairs_shared_chains(bench: Bench, damage: str) -> None:
     bench.sync(web("10.244.1.1"), db())
     for table in ("nat", "filter"):
         rules = bench.tables.tables[table]["KUBE-SERVICES"]
@@ -445,11 +446,48 @@ def test_a_full_sync_over_nftables_repairs_shared_chains(bench: Bench, damage: s
     assert bench.differences() == []
 
 
-def test_legacy_tables_are_always_written_whole(bench: Bench) -> None:
-    bench.tables.variant = "legacy"
+@pytest.mark.parametrize(
+    ("table", "chain"),
+    [
+        ("filter", "KUBE-FORWARD"),
+        ("filter", "KUBE-FIREWALL"),
+        ("filter", "KUBE-PROXY-CANARY"),
+        ("nat", "KUBE-POSTROUTING"),
+        ("nat", "KUBE-MARK-MASQ"),
+        ("nat", "KUBE-PROXY-CANARY"),
+    ],
+)
+@pytest.mark.parametrize("damage", ["reverse", "clear", "double"])
+def test_a_full_sync_repairs_chains_outside_the_services(
+    bench: Bench, table: str, chain: str, damage: str
+) -> None:
     bench.sync(web("10.244.1.1"))
+    rules = bench.tables.tables[table][chain]
+    right = list(rules)
+    rules[:] = {"reverse": right[::-1], "clear": [], "double": right * 2}[damage]
     bench.sync(full=True)
-    assert bench.tables.restored[-1].count("default/web") == bench.tables.restored[0].count("default/web")
+    assert bench.tables.tables[table][chain] == right
+    assert "default/web" not in bench.tables.restored[-1]
+
+
+@pytest.mark.parametrize("table", ["filter", "nat", "mangle"])
+def test_a_full_sync_makes_missing_canaries_anew(bench: Bench, table: str) -> None:
+    bench.sync(web("10.244.1.1"))
+    del bench.tables.tables[table]["KUBE-PROXY-CANARY"]
+    bench.sync(full=True)
+    assert "KUBE-PROXY-CANARY" in bench.tables.tables[table]
+
+
+def test_chains_are_declared_in_the_order_that_the_variant_takes_fastest(tmp_path: Path) -> None:
+    declared = {}
+    for variant in ("nf_tables", "legacy"):
+        bench = Bench(tmp_path / variant)
+        bench.tables.variant = variant
+        bench.sync(web("10.244.1.1", "10.244.1.2"))
+        nat = bench.tables.restored[0].partition("*nat\n")[2].partition("COMMIT\n")[0]
+        declared[variant] = [line for line in nat.splitlines() if line.startswith(":")]
+    assert declared["nf_tables"] == sorted(declared["nf_tables"])
+    assert declared["legacy"] == declared["nf_tables"][::-1]
 
 
 @pytest.mark.parametrize("full", [True, False])

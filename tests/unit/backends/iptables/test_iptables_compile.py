@@ -35,8 +35,8 @@ def _all_lines(fragment: Fragment) -> list[str]:
 
 def test_chain_names_are_upstreams() -> None:
     name = ServicePortName("default", "web", "http", Protocol.TCP)
-    assert service_chains.service_hash(name) == "CDGGSHYLG3RE2FKL"
-    assert service_chains.endpoint_chains(name)("10.244.2.1:8080") == "KUBE-SEP-QS3PVI5TRG5S4ZJK"
+    assert service_chains.ChainNames(name).base == "CDGGSHYLG3RE2FKL"
+    assert service_chains.ChainNames(name).of_endpoint("10.244.2.1:8080") == "KUBE-SEP-QS3PVI5TRG5S4ZJK"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_names_are_the_base32_of_the_hash(service: str, endpoint_text: str) -> N
     name = ServicePortName("default", service, "http", Protocol.UDP)
     digest = hashlib.sha256(f"default/{service}:httpudp{endpoint_text}".encode()).digest()
     expected = "KUBE-SEP-" + base64.b32encode(digest).decode()[:16]
-    assert service_chains.endpoint_chains(name)(endpoint_text) == expected
+    assert service_chains.ChainNames(name).of_endpoint(endpoint_text) == expected
 
 
 @settings(deadline=None)
