@@ -1,11 +1,14 @@
-"""iptables mode at scale: full and partial syncs, and how much of their time is ours.
+"""iptables mode at scale: full and partial syncs, how much of their time is ours, and kube-proxy beside them.
 
-    python -m bench.iptables                          1k x 10 and 5k x 5, both variants
+    python -m bench.iptables                          1k x 10, both variants
+    python -m bench.iptables --large                  5k x 5 with legacy iptables as well
     python -m bench.iptables --services 1000 --endpoints 10 --variant legacy
     python -m bench.iptables --kube-proxy PATH        the real one beside ours, where its binary is given
 
-Runs as root in namespaces of its own. "Ours" is everything but the time in which iptables programs run: planning,
-compiling, joining, reading the saved tables. A partial sync replaces one endpoint of one service.
+Runs as root in namespaces of its own, IPv4 only. "Ours" is everything but the time in which iptables programs run: planning,
+compiling, joining, reading the saved tables. A partial sync replaces one endpoint of one service. A round is a first sync,
+changes, and a restart over the rules that are there, each proxy in a fresh namespace; kube-proxy's rounds alternate with
+ours and go first every other time, so that a busy machine is busy for both, and ratios are taken within a round.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -42,6 +46,12 @@ CONTEXT = NodeContext(
     local=LocalDetector(LocalMode.CIDR, cidr_from_text("10.128.0.0/9")),
 )
 PARTIAL_SYNCS = 11
+ROUNDS = 3
+USUAL = (1000, 10)
+LARGE = (5000, 5)
+"""iptables-nft needs most of a minute for a single sync of these: only legacy iptables is measured with them."""
+COMPARED = ("first_s", "restart_s", "endpoint_s", "service_s")
+Row = dict[str, object]
 Sample = tuple[float, float, float, float]
 """Seconds in all, seconds in which no program ran, and processor seconds of ours and of the programs."""
 
@@ -101,7 +111,8 @@ def _children_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def measure(services: int, endpoints: int, variant: str) -> dict[str, object]:
+def measure(services: int, endpoints: int, variant: str) -> dict[str, float]:
+    """One round of ours."""
     measured = Measured(services, endpoints, variant)
     cold = measured.sync()
     again = measured.sync(full=True)
@@ -116,11 +127,7 @@ def measure(services: int, endpoints: int, variant: str) -> dict[str, object]:
         measured.tracker.service_upserted(msgspec.json.decode(service_json(index), type=Service))
         measured.replace_slice(index, 0)
         added.append(measured.sync())
-    row: dict[str, object] = {
-        "proxy": "pointsman",
-        "variant": variant,
-        "cluster": f"{services} x {endpoints}",
-    }
+    row: dict[str, float] = {}
     for name, samples in (
         ("first", [cold]),
         ("full", [again]),
@@ -129,27 +136,57 @@ def measure(services: int, endpoints: int, variant: str) -> dict[str, object]:
         ("service", added),
     ):
         total, ours, python, programs = (statistics.median(column) for column in zip(*samples, strict=True))
-        row[f"{name}_s"] = round(total, 4)
-        row[f"{name}_cpu_s"] = round(python + programs, 4)
-        row[f"{name}_ours_s"] = round(ours, 4)
-        row[f"{name}_ours_percent"] = round(100 * ours / total, 1)
+        row[f"{name}_s"] = total
+        row[f"{name}_cpu_s"] = python + programs
+        row[f"{name}_ours_s"] = ours
+        row[f"{name}_ours_percent"] = 100 * ours / total
     return row
 
 
-def in_namespace(services: int, endpoints: int, variant: str, kube_proxy: str) -> list[dict[str, object]]:
-    rows = []
-    with tempfile.TemporaryDirectory() as directory:
-        os.environ["XTABLES_LOCKFILE"] = str(Path(directory) / "xtables.lock")
-        for kind in ("pointsman", "kube-proxy") if kube_proxy else ("pointsman",):
-            namespace = Namespace()
-            namespace.run(["ip", "link", "set", "lo", "up"])
-            with namespace.entered():
-                if kind == "pointsman":
-                    rows.append(measure(services, endpoints, variant))
-                else:
-                    rows.append(measure_kube_proxy(kube_proxy, services, endpoints, variant, Path(directory)))
-            namespace.close()
-    return rows
+def rounds_of(
+    services: int, endpoints: int, variant: str, kube_proxy: str, rounds: int
+) -> dict[str, list[dict[str, float]]]:
+    """What each program needed in each round."""
+    found: dict[str, list[dict[str, float]]] = {"pointsman": [], **({"kube-proxy": []} if kube_proxy else {})}
+    for number in range(rounds):
+        for program in sorted(found, reverse=number % 2 == 0):
+            with tempfile.TemporaryDirectory() as name, _fresh_namespace():
+                directory = Path(name)
+                os.environ["XTABLES_LOCKFILE"] = str(directory / "xtables.lock")
+                found[program].append(
+                    measure(services, endpoints, variant)
+                    if program == "pointsman"
+                    else measure_kube_proxy(kube_proxy, services, endpoints, variant, directory)
+                )
+    return found
+
+
+@contextmanager
+def _fresh_namespace() -> Iterator[None]:
+    namespace = Namespace()
+    namespace.run(["ip", "link", "set", "lo", "up"])
+    namespace.write_sysctls({"net/ipv6/conf/all/disable_ipv6": "1"})
+    with namespace.entered():
+        yield
+    namespace.close()
+
+
+def _medians(rounds: Sequence[Mapping[str, float]]) -> Row:
+    return {
+        name: round(statistics.median(one[name] for one in rounds), 1 if name.endswith("_percent") else 4)
+        for name in rounds[0]
+    }
+
+
+def _ratios(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, float]]) -> Row:
+    """How many times as long as ours kube-proxy's take: the median round and the least and the most of all."""
+    row: Row = {}
+    for name in COMPARED:
+        each = [their[name] / our[name] for our, their in zip(ours, theirs, strict=True)]
+        what = name.removesuffix("_s")
+        row[what] = round(statistics.median(each), 2)
+        row[f"{what}_least"], row[f"{what}_most"] = round(min(each), 2), round(max(each), 2)
+    return row
 
 
 def main() -> None:
@@ -159,30 +196,43 @@ def main() -> None:
     parser.add_argument("--services", type=int)
     parser.add_argument("--endpoints", type=int, default=10)
     parser.add_argument("--variant", choices=["nft", "legacy"], action="append")
+    parser.add_argument("--large", action="store_true", help="5k x 5 with legacy iptables as well")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--kube-proxy", default="", help="path of a kube-proxy binary to run beside ours")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("network namespaces need root")
-    sizes = [(options.services, options.endpoints)] if options.services else [(1000, 10), (5000, 5)]
-    rows = []
-    for services, endpoints in sizes:
-        for variant in options.variant or ["legacy", "nft"]:
-            for row in in_namespace(services, endpoints, variant, options.kube_proxy):
-                rows.append(row)
-                print(json.dumps(row), flush=True)
+    size = (options.services, options.endpoints) if options.services else USUAL
+    wanted = [(*size, variant) for variant in options.variant or ["legacy", "nft"]]
+    if options.large:
+        wanted.append((*LARGE, "legacy"))
+    syncs: list[Row] = []
+    side_by_side: list[Row] = []
+    ratios: list[Row] = []
+    for services, endpoints, variant in wanted:
+        found = rounds_of(services, endpoints, variant, options.kube_proxy, options.rounds)
+        what: Row = {"variant": variant, "services": services, "endpoints": endpoints}
+        syncs.append({"program": "pointsman", **what, **_medians(found["pointsman"])})
+        rows = [syncs[-1]]
+        if options.kube_proxy:
+            for program, rounds in found.items():
+                medians = _medians(rounds)
+                side_by_side.append(
+                    {"program": program, **what, **{name: medians[name] for name in COMPARED}}
+                )
+            ratios.append({**what, **_ratios(found["pointsman"], found["kube-proxy"])})
+            rows += [side_by_side[-1], ratios[-1]]
+        for row in rows:
+            print(json.dumps(row), flush=True)
     if options.json:
-        found = {
-            "syncs": [row for row in rows if row["program"] == "pointsman"],
-            "side_by_side": [_seconds_only(row) for row in rows] if options.kube_proxy else [],
-            "note": f"load average {os.getloadavg()[2]:.1f}; endpoint and service are partial syncs",
-        }
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def _seconds_only(row: dict[str, object]) -> dict[str, object]:
-    names = ("program", "variant", "services", "endpoints", "first_s", "endpoint_s", "service_s")
-    return {name: row[name] for name in names}
+        note = (
+            f"medians of {options.rounds} rounds at load average {os.getloadavg()[2]:.1f}; endpoint and service are partial"
+            " syncs; kube-proxy is timed by its own metrics, in rounds that alternate with ours; a ratio is how many times as"
+            " long as ours it takes in the same round"
+        )
+        results = {"syncs": syncs, "side_by_side": side_by_side, "ratios": ratios, "note": note}
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -35,34 +35,39 @@ CONFIG: dict[str, object] = {
 
 def measure_kube_proxy(
     binary: str, services: int, endpoints: int, variant: str, directory: Path
-) -> dict[str, object]:
-    """Seconds of the first (full) sync and of partial ones, measured by kube-proxy itself."""
+) -> dict[str, float]:
+    """Seconds of the first (full) sync, of partial ones and of the first after a restart, by kube-proxy's own metrics."""
     objects = directory / "objects.json"
     generations = [0] * services
     write_objects(objects, generations, endpoints)
-    with api_server(objects), kube_proxy(binary, directory, variant):
-        first = _wait_for("full", 1)[0]
-        settled = _settled("partial")
-        partial = []
-        for generation in range(1, 6):
-            generations[services // 2] = generation
+    with api_server(objects):
+        with kube_proxy(binary, directory, variant):
+            first = _full_sync()
+            settled = _settled("partial")
+            partial = []
+            for generation in range(1, 6):
+                generations[services // 2] = generation
+                write_objects(objects, generations, endpoints)
+                now = _wait_for("partial", settled[1] + 1)
+                partial.append(now[0] - settled[0])
+                settled = now
+            generations.append(0)
             write_objects(objects, generations, endpoints)
-            count, total = settled[1] + 1, settled[0]
-            now = _wait_for("partial", count)
-            partial.append(now[0] - total)
-            settled = now
-        generations.append(0)
-        write_objects(objects, generations, endpoints)
-        added = _wait_for("partial", settled[1] + 1)[0] - settled[0]
+            added = _wait_for("partial", settled[1] + 1)[0] - settled[0]
+        with kube_proxy(binary, directory, variant):
+            restarted = _full_sync()
     return {
-        "program": "kube-proxy",
-        "variant": variant,
-        "services": services,
-        "endpoints": endpoints,
-        "first_s": round(first, 4),
-        "endpoint_s": round(statistics.median(partial), 4),
-        "service_s": round(added, 4),
+        "first_s": first,
+        "restart_s": restarted,
+        "endpoint_s": statistics.median(partial),
+        "service_s": added,
     }
+
+
+def _full_sync() -> float:
+    """Seconds of the full sync with which it starts; of several, their mean."""
+    total, count = _wait_for("full", 1)
+    return total / count
 
 
 def write_objects(path: Path, generations: list[int], endpoints: int) -> None:
