@@ -14,6 +14,7 @@ import msgspec
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Drift, NoComparison, SyncReport, SyncRequest, Traffic
+from pointsman.config.command_line import RunOptions
 from pointsman.config.gates import effective_gates
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError
@@ -77,14 +78,12 @@ class Planned(msgspec.Struct, frozen=True):
 
 def plan_manifests(
     paths: Sequence[Path],
-    config: KubeProxyConfiguration,
+    options: RunOptions,
     *,
     families: Sequence[Family] = BOTH_FAMILIES,
-    external_allow: Sequence[str] = (),
-    balancing: Balancing = EVENLY,
     local_addresses: Mapping[Family, Sequence[bytes]] | None = None,
 ) -> Planned:
-    """Plan everything below these paths for the node the configuration names; `config.mode` must be decided.
+    """Plan everything below these paths for the node the options name; `options.config.mode` must be decided.
 
     Raises ConfigError when there is nothing to read or the node is unknown.
     """
@@ -96,10 +95,10 @@ def plan_manifests(
         )
     return plan_objects(
         objects,
-        config,
+        options.config,
         families=families,
-        external_allow=external_allow,
-        balancing=balancing,
+        external_allow=options.external_ip_allow_cidrs,
+        balancing=options.balancing,
         local_addresses=local_addresses,
         findings=findings,
     )

@@ -119,12 +119,6 @@ def _offline(given: argparse.Namespace, flags: Sequence[str]) -> Explanation:
     from pointsman.app.offline import plan_manifests
 
     options = offline_options(given, flags)
-    planned = plan_manifests(
-        given.manifests,
-        options.config,
-        families=families_of(given),
-        external_allow=options.external_ip_allow_cidrs,
-        balancing=options.balancing,
-    )
+    planned = plan_manifests(given.manifests, options, families=families_of(given))
     warn("explain", [*options.warnings, *planned.problems])
     return explain(planned.view, target_from_text(given.target, given.namespace), given.client)

@@ -114,12 +114,7 @@ def _offline(given: argparse.Namespace, flags: Sequence[str], query: ListQuery) 
     from pointsman.app.offline import plan_manifests
 
     options = offline_options(given, flags)
-    planned = plan_manifests(
-        given.manifests,
-        options.config,
-        families=families_of(given),
-        external_allow=options.external_ip_allow_cidrs,
-    )
+    planned = plan_manifests(given.manifests, options, families=families_of(given))
     warn("list", [*options.warnings, *planned.problems])
     return service_list(planned.view, planned.labels, query)
 

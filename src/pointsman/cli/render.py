@@ -45,13 +45,7 @@ def _render(given: argparse.Namespace, flags: Sequence[str]) -> int:
 
     options = offline_options(given, flags)
     warn("render", options.warnings)
-    planned = plan_manifests(
-        given.manifests,
-        options.config,
-        families=families_of(given),
-        external_allow=options.external_ip_allow_cidrs,
-        balancing=options.balancing,
-    )
+    planned = plan_manifests(given.manifests, options, families=families_of(given))
     warn("render", planned.problems)
     mode, setup = mode_named(options.config.mode), setup_of(options, options.config.mode)
     several = len(planned.requests) > 1
@@ -74,10 +68,8 @@ def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
     machine = LinuxMachine()
     planned = plan_manifests(
         given.manifests,
-        options.config,
+        options,
         families=families,
-        external_allow=options.external_ip_allow_cidrs,
-        balancing=options.balancing,
         local_addresses={family: machine.local_addresses(family) for family in families},
     )
     warn("render", planned.problems)

@@ -50,6 +50,13 @@ def test_offline_it_lists_every_service_port_with_its_state(capsys: Captured) ->
     ]
 
 
+def test_offline_the_flags_of_the_proxy_decide_how_services_are_balanced(capsys: Captured) -> None:
+    flags = ["--proxy-mode=nftables", "--default-scheduler=least-connections"]
+    main(["list", "web", "-o", "json", *SHOP, *flags])
+    listed = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["scheduler"] for row in listed} == {"least-connections"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
