@@ -61,9 +61,17 @@ async def proxy_mode_at(address: str) -> str:
             reader, writer = await asyncio.open_connection(_ON_LOOPBACK.get(host, host), port)
             try:
                 writer.write(b"GET /proxyMode HTTP/1.0\r\nHost: localhost\r\n\r\n")
-                answer = (await reader.read(_LARGEST_ANSWER)).decode("ascii", "replace")
+                answer = await _all_of(reader)
             finally:
                 writer.close()
-        body = answer.partition("\r\n\r\n")[2].strip()
+        body = answer.decode("ascii", "replace").partition("\r\n\r\n")[2].strip()
         return body if body in MODES else ""
     return ""
+
+
+async def _all_of(reader: asyncio.StreamReader) -> bytes:
+    """Up to the end of the connection, however many pieces the answer comes in; no more than we have use for."""
+    try:
+        return await reader.readexactly(_LARGEST_ANSWER)
+    except asyncio.IncompleteReadError as ended:
+        return ended.partial
