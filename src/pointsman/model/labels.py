@@ -77,18 +77,26 @@ class ServiceLabels:
 
     def __init__(self, services: Iterable[Service] = ()) -> None:
         self._packed: dict[str, bytes] = {}
+        self.changes = 0
+        """How often a Service got other labels: trackers take no note of that, and no sync follows."""
         for service in services:
             self.upserted(service)
 
     def upserted(self, service: Service) -> None:
-        key, labels = service.metadata.key, service.metadata.labels
-        if labels:
-            self._packed[key] = msgspec.json.encode(labels)
-        else:
-            self._packed.pop(key, None)
+        labels = service.metadata.labels
+        self._set(service.metadata.key, msgspec.json.encode(labels) if labels else b"")
 
     def deleted(self, key: str) -> None:
-        self._packed.pop(key, None)
+        self._set(key, b"")
+
+    def _set(self, key: str, packed: bytes) -> None:
+        if self._packed.get(key, b"") == packed:
+            return
+        self.changes += 1
+        if packed:
+            self._packed[key] = packed
+        else:
+            del self._packed[key]
 
     def copy(self) -> ServiceLabels:
         """One that stays as it is."""

@@ -153,8 +153,8 @@ class Inspector:
         return await asyncio.to_thread(service_page, view, search, offset, limit, sort, reverse=reverse)
 
     async def list(self, query: ListQuery, since: str) -> ServiceList:
-        """The Services that the query selects; without rows when nothing was synced since that version."""
-        version = self._version()
+        """The Services that the query selects; without rows when nothing changed since that version."""
+        version = f"{self._version()}/{self._proxy.labels.changes}"
         if version == since:
             return ServiceList(node=self._proxy.node.name, version=version, unchanged=True)
         view, labels = await self._overview(), self._proxy.labels.copy()

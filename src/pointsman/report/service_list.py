@@ -62,9 +62,9 @@ class ServiceList(msgspec.Struct, frozen=True, rename="camel"):
     node: str
     mode: str = ""
     version: str = ""
-    """Changes with every sync of the running proxy."""
+    """Changes with every sync of the running proxy, and with labels."""
     unchanged: bool = False
-    """Nothing was synced since the version that was asked about; there are no rows then."""
+    """Nothing changed since the version that was asked about; there are no rows then."""
     rows: tuple[ServiceRow, ...] = ()
 
 

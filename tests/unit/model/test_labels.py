@@ -56,9 +56,13 @@ def test_labels_follow_their_service() -> None:
     known.upserted(labelled)
     earlier = known.copy()
     assert known.of("default/web") == hostile
+    assert known.changes == 1
+    known.upserted(labelled)
+    assert known.changes == 1
     known.upserted(service)
     assert known.of("default/web") == {}
     known.upserted(labelled)
     known.deleted("default/web")
     assert known.of("default/web") == {}
     assert earlier.of("default/web") == hostile
+    assert known.changes == 4
