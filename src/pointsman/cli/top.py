@@ -19,10 +19,11 @@ from pointsman.cli.arguments import add_live, add_output, add_services, guarded,
 from pointsman.cli.control_client import ask
 from pointsman.cli.output import screen
 from pointsman.errors import PointsmanError
-from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed, Flow, FlowQuery
+from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed, Flow
 from pointsman.model.addresses import Family
 from pointsman.report.service_list import ServiceList
 from pointsman.report.traffic import Directory, Reading, TrafficReport, traffic_report, traffic_text
+from pointsman.sync.flow_checklist import flow_queries
 
 _ABOUT = """Show, for each Service and each of its endpoints, new connections per second, active flows and the share of each endpoint,
 the busiest first, again and again until Ctrl-C.
@@ -35,8 +36,6 @@ The kernel is read by this command, not by the proxy: no sync is held up. Needs 
 
 Exit status: 0, 2 when nobody could be asked or the kernel not read."""
 
-_EXACT_QUERIES: Final = 16
-"""Up to that many frontends are asked for one by one; each question makes the kernel walk its table."""
 _READ_SECONDS: Final = 5.0
 _CLEAR_REST: Final = "\x1b[J"
 _HOME: Final = "\x1b[H"
@@ -115,20 +114,12 @@ def read_kernel(directory: Directory, counting: Counting) -> Reading:
 
 def _read_flows(directory: Directory, family: Family, into: list[Flow], deadline: float) -> bool:
     """Adds the flows of the family; False when the time did not suffice for all."""
-    places = directory.places(family.value)
-    if len(places) <= _EXACT_QUERIES:
-        queries = {FlowQuery(protocol, address or None, port) for _, protocol, address, port in places}
-    else:
-        queries = {FlowQuery(protocol) for _, protocol, _, _ in places}
-    seen: set[Flow] = set()
+    queries = flow_queries(place[1:] for place in directory.places(family.value))
     wanted = directory.hears(family.value)
     try:
         with ConntrackTable(family) as table:
-            for query in sorted(queries, key=repr):
-                for flow in table.flows(query, wanted, lambda: time.monotonic() > deadline):
-                    if flow not in seen:
-                        seen.add(flow)
-                        into.append(flow)
+            for query in queries:
+                into += table.flows(query, wanted, lambda: time.monotonic() > deadline)
     except DeadlinePassed:
         return False
     return True

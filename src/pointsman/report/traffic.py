@@ -140,6 +140,8 @@ class _Tally:
         self.active: Counter[tuple[Identity, str]] = Counter()
         self.new: Counter[tuple[Identity, str]] = Counter()
         """By endpoint; the empty one stands for the service port as a whole."""
+        self.seen: dict[Identity, set[str]] = {}
+        """The endpoints with any figure, by service port."""
         for family, flows in now.flows.items():
             self._flows(directory, family, flows)
             counts, earlier = now.counts.get(family), before.counts.get(family)
@@ -149,6 +151,9 @@ class _Tally:
             else:
                 known = {_flow_key(flow) for flow in before.flows.get(family, ())}
                 self._new_flows(directory, family, (flow for flow in flows if _flow_key(flow) not in known))
+        for of, endpoint in self.active.keys() | self.new.keys():
+            if endpoint:
+                self.seen.setdefault(of, set()).add(endpoint)
 
     def _flows(self, directory: Directory, family: str, flows: Iterable[Flow]) -> None:
         for flow in flows:
@@ -190,11 +195,7 @@ def _flow_key(flow: Flow) -> _FlowKey:
 def _row(row: ServiceRow, tally: _Tally, seconds: float) -> ServiceTraffic:
     key = identity(row)
     known = {endpoint.address for endpoint in row.endpoints}
-    gone = [
-        EndpointRow(address, "", False, False)
-        for of, address in sorted(tally.active.keys() | tally.new.keys())
-        if of == key and address and address not in known
-    ]
+    gone = [EndpointRow(address, "", False, False) for address in sorted(tally.seen.get(key, set()) - known)]
     endpoints = (*row.endpoints, *gone)
     new = {endpoint.address: tally.new.get((key, endpoint.address), 0) for endpoint in endpoints}
     active = {endpoint.address: tally.active.get((key, endpoint.address), 0) for endpoint in endpoints}
