@@ -46,6 +46,12 @@ def test_every_query_reads_metrics_and_labels_that_exist(
         assert grouping_labels(expression) <= labels, where
 
 
+def test_connections_are_told_by_the_zone_of_their_endpoint(from_server: Exposition) -> None:
+    samples = from_server.families["pointsman_service_zone_connections"].samples
+    zones = {sample.labels["zone"] for sample in samples if sample.labels["service"] == "web"}
+    assert zones == {"zone-b"}
+
+
 def test_every_documented_metric_exists(from_server: Exposition, from_files: Exposition) -> None:
     names = from_server.sample_names | from_files.sample_names
     names |= {name.removesuffix("_count") for name in names}

@@ -11,6 +11,8 @@ from pointsman.model.plan import ServicePlan, TopologyMode
 from pointsman.model.scheduling import weight_of
 from pointsman.model.service import ServicePort
 
+_ZONES_NAMED = 5
+
 
 class Selection(msgspec.Struct, frozen=True, gc=False):
     """The endpoints of a service port by use; see ServicePlan for the fields."""
@@ -74,14 +76,29 @@ def topology_mode(endpoints: Sequence[Endpoint], node_name: str, zone: str) -> t
     if ready and all(e.node_hints for e in ready) and any(node_name in e.node_hints for e in ready):
         return TopologyMode.NODE, ""
     if not ready:
-        return TopologyMode.NONE, "hints ignored: no endpoint is ready"
-    if not all(e.zone_hints for e in ready):
-        return TopologyMode.NONE, "hints ignored: a ready endpoint has no zone hint"
+        return TopologyMode.NONE, f"hints ignored: 0 of {len(endpoints)} endpoints are ready"
+    if any(e.node_hints for e in ready) and not any(e.zone_hints for e in ready):
+        return TopologyMode.NONE, f"hints ignored: {_node_hints_lack(ready, node_name)}"
+    without = sum(not e.zone_hints for e in ready)
+    if without:
+        return (
+            TopologyMode.NONE,
+            f"hints ignored: {without} of {len(ready)} ready endpoints have no zone hint",
+        )
     if not zone:
         return TopologyMode.NONE, "hints ignored: this node has no zone label"
     if not any(zone in e.zone_hints for e in ready):
-        return TopologyMode.NONE, f"hints ignored: no ready endpoint is hinted for zone {zone}"
+        hinted_for = ", ".join(sorted({named for e in ready for named in e.zone_hints})[:_ZONES_NAMED])
+        why = f"0 of {len(ready)} ready endpoints are hinted for zone {zone} (they are for {hinted_for})"
+        return TopologyMode.NONE, f"hints ignored: {why}"
     return TopologyMode.ZONE, ""
+
+
+def _node_hints_lack(ready: Sequence[Endpoint], node_name: str) -> str:
+    without = sum(not e.node_hints for e in ready)
+    if without:
+        return f"{without} of {len(ready)} ready endpoints have no node hint"
+    return f"0 of {len(ready)} ready endpoints are hinted for node {node_name}"
 
 
 def endpoint_reason(

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pointsman.backends.contract import Traffic
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
+from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.node.family import FamilyProxy
+from pointsman.node.zone_totals import Zone, ZoneTotals
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
 
@@ -25,6 +27,7 @@ READ_SECONDS, FIRST_READ_SECONDS = 10.0, 1.0
 SERVICE_LABELS = ("namespace", "service", "port", "protocol", "ip_family")
 CONNECTIONS = "pointsman_service_connections_total"
 ENDPOINT_CONNECTIONS = "pointsman_endpoint_connections_total"
+ZONE_CONNECTIONS = "pointsman_service_zone_connections_total"
 PACKETS = "pointsman_service_packets_total"
 BYTES = "pointsman_service_bytes_total"
 
@@ -39,9 +42,15 @@ class ServiceMetrics:
     def __init__(self, metrics: Metrics, limit: int) -> None:
         self._limit = limit
         self._readings: dict[Family, Reading] = {}
+        self._zones: dict[Family, ZoneTotals] = {}
         for name, text, labels in (
             (CONNECTIONS, "New connections per service port", SERVICE_LABELS),
             (ENDPOINT_CONNECTIONS, "New connections per endpoint", (*SERVICE_LABELS, "endpoint")),
+            (
+                ZONE_CONNECTIONS,
+                "New connections per service port and zone of the endpoint",
+                (*SERVICE_LABELS, "zone"),
+            ),
             (PACKETS, "Packets per service port, both directions (ipvs)", SERVICE_LABELS),
             (BYTES, "Bytes per service port, both directions (ipvs)", SERVICE_LABELS),
         ):
@@ -58,13 +67,17 @@ class ServiceMetrics:
                 except KernelError as error:
                     _log.error("Service counters cannot be read", err=error, ipFamily=family.family.value)
                     continue
-                self.read(traffic, family.family)
+                self.read(traffic, family.family, (await family.snapshot()).plans)
             something = any(reading[CONNECTIONS] for reading in self._readings.values())
             await asyncio.sleep(READ_SECONDS if something else FIRST_READ_SECONDS)
 
-    def read(self, traffic: Traffic, family: Family) -> None:
-        """Takes the newest figures of a family."""
-        self._readings[family] = limited(reading_of(traffic, family), self._limit)
+    def read(
+        self, traffic: Traffic, family: Family, plans: Mapping[ServicePortName, ServicePlan] | None = None
+    ) -> None:
+        """Takes the newest figures of a family; plans tell the zones of its endpoints."""
+        totals = self._zones.setdefault(family, ZoneTotals())
+        zones = totals.add(traffic.endpoint_connections, plans or {})
+        self._readings[family] = limited(reading_of(traffic, family, zones), self._limit)
 
     def _reader(self, name: str) -> Callable[[], Mapping[tuple[str, ...], float]]:
         def merged() -> Mapping[tuple[str, ...], float]:
@@ -76,13 +89,12 @@ class ServiceMetrics:
         return merged
 
 
-def reading_of(traffic: Traffic, family: Family) -> Reading:
+def reading_of(traffic: Traffic, family: Family, zones: Mapping[Zone, int] | None = None) -> Reading:
     """Figures by metric and label values."""
     return {
         CONNECTIONS: _labelled(traffic.connections, family),
-        ENDPOINT_CONNECTIONS: Counter(
-            {(*labels(name, family), to): n for (name, to), n in traffic.endpoint_connections.items()}
-        ),
+        ENDPOINT_CONNECTIONS: _divided(traffic.endpoint_connections, family),
+        ZONE_CONNECTIONS: _divided(zones or {}, family),
         PACKETS: _labelled(traffic.packets, family),
         BYTES: _labelled(traffic.bytes, family),
     }
@@ -90,6 +102,10 @@ def reading_of(traffic: Traffic, family: Family) -> Reading:
 
 def _labelled(figures: Mapping[ServicePortName, int], family: Family) -> Counter[tuple[str, ...]]:
     return Counter({labels(name, family): number for name, number in figures.items()})
+
+
+def _divided(figures: Mapping[tuple[ServicePortName, str], int], family: Family) -> Counter[tuple[str, ...]]:
+    return Counter({(*labels(name, family), part): number for (name, part), number in figures.items()})
 
 
 def labels(name: ServicePortName, family: Family) -> tuple[str, ...]:

@@ -68,11 +68,33 @@ def zoned(text: str, *zones: str, **fields: Any) -> Endpoint:
     ("endpoints", "zone", "mode", "note"),
     [
         ([zoned("10.0.0.1", "a"), zoned("10.0.0.2", "b")], "a", TopologyMode.ZONE, ""),
-        ([zoned("10.0.0.1", "a"), zoned("10.0.0.2")], "a", TopologyMode.NONE, "no zone hint"),
+        (
+            [zoned("10.0.0.1", "a"), zoned("10.0.0.2")],
+            "a",
+            TopologyMode.NONE,
+            "1 of 2 ready endpoints have no zone hint",
+        ),
         ([zoned("10.0.0.1", "a")], "", TopologyMode.NONE, "no zone label"),
-        ([zoned("10.0.0.1", "b")], "a", TopologyMode.NONE, "hinted for zone a"),
+        (
+            [zoned("10.0.0.1", "b"), zoned("10.0.0.2", "c")],
+            "a",
+            TopologyMode.NONE,
+            "0 of 2 ready endpoints are hinted for zone a (they are for b, c)",
+        ),
+        (
+            [endpoint("10.0.0.1", node_hints=("n2",)), endpoint("10.0.0.2", node_hints=("n3",))],
+            "a",
+            TopologyMode.NONE,
+            "0 of 2 ready endpoints are hinted for node n1",
+        ),
+        (
+            [endpoint("10.0.0.1", node_hints=("n1",)), endpoint("10.0.0.2"), endpoint("10.0.0.3")],
+            "a",
+            TopologyMode.NONE,
+            "2 of 3 ready endpoints have no node hint",
+        ),
         ([zoned("10.0.0.1", "a"), zoned("10.0.0.2", ready=False)], "a", TopologyMode.ZONE, ""),
-        ([zoned("10.0.0.1", "a", ready=False)], "a", TopologyMode.NONE, "no endpoint is ready"),
+        ([zoned("10.0.0.1", "a", ready=False)], "a", TopologyMode.NONE, "0 of 1 endpoints are ready"),
         ([endpoint("10.0.0.1")], "a", TopologyMode.NONE, ""),
         (
             [endpoint("10.0.0.1", node_hints=("n1",)), endpoint("10.0.0.2", node_hints=("n2",))],

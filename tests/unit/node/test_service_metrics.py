@@ -1,6 +1,7 @@
 from collections import Counter
 
 from prometheus_client.parser import text_string_to_metric_families
+from tests import factory
 
 from pointsman.backends.contract import Traffic
 from pointsman.model.addresses import Family
@@ -8,11 +9,13 @@ from pointsman.model.service import Protocol, ServicePortName
 from pointsman.node.service_metrics import (
     CONNECTIONS,
     ENDPOINT_CONNECTIONS,
+    ZONE_CONNECTIONS,
     ServiceMetrics,
     labels,
     limited,
     reading_of,
 )
+from pointsman.node.zone_totals import ZoneTotals
 from pointsman.obs.registry import Metrics
 from pointsman.testing.recording import RecordingBackend
 
@@ -31,6 +34,43 @@ def test_beyond_the_limit_services_share_one_series_and_nothing_is_lost() -> Non
     result = limited(reading, 2)
     assert {key[1]: value for key, value in result[CONNECTIONS].items()} == {"a": 1, "b": 2, "(others)": 12}
     assert result[ENDPOINT_CONNECTIONS] == {("", "(others)", "", "", "IPv4", ""): 8}
+
+
+def test_connections_are_told_by_zone_and_never_fall_while_endpoints_come_and_go() -> None:
+    port = factory.service_port()
+    here, there, nowhere = (
+        factory.endpoint(f"10.244.1.{number}", zone=zone) for number, zone in ((1, "a"), (2, "b"), (3, ""))
+    )
+    plans = {port.name: factory.plan(port, here, there, nowhere)}
+    totals = ZoneTotals()
+
+    def told(**counts: int) -> dict[str, int]:
+        named = {"here": here, "there": there, "nowhere": nowhere}
+        figures = {(port.name, str(named[which])): count for which, count in counts.items()}
+        return {zone: count for (_, zone), count in totals.add(figures, plans).items()}
+
+    assert told(here=3, there=5) == {"a": 3, "b": 5}
+    assert told(here=4, there=5, nowhere=2) == {"a": 4, "b": 5, "": 2}
+    assert told(here=6) == {"a": 6, "b": 5, "": 2}, "a zone keeps what its endpoints had"
+    assert told(here=6, there=1) == {"a": 6, "b": 6, "": 2}, "an endpoint that came back counts from 0"
+    plans.clear()
+    assert told() == {}
+
+
+def test_zones_are_served_as_a_metric_within_the_limit() -> None:
+    port = factory.service_port()
+    endpoint = factory.endpoint("10.244.1.1", zone="a")
+    metrics = Metrics("nftables")
+    ServiceMetrics(metrics, 10).read(
+        Traffic({port.name: 3}, {(port.name, str(endpoint)): 3}),
+        Family.IPV4,
+        {port.name: factory.plan(port, endpoint)},
+    )
+    families = {f.name: f for f in text_string_to_metric_families(metrics.exposition().decode())}
+    (sample,) = families["pointsman_service_zone_connections"].samples
+    assert (sample.labels["zone"], sample.labels["service"], sample.value) == ("a", port.name.service, 3)
+    folded = limited({ZONE_CONNECTIONS: Counter({(*labels(port.name, Family.IPV4), "a"): 3})}, 0)
+    assert folded == {ZONE_CONNECTIONS: {("", "(others)", "", "", "IPv4", ""): 3}}
 
 
 def test_within_the_limit_nothing_is_folded() -> None:

@@ -11,6 +11,7 @@ from pointsman.backends.nftables import text
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.loopback import loopback_port
 from pointsman.backends.nftables.schema import static_sets
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
@@ -154,6 +155,24 @@ def test_a_range_with_the_nodes_own_address_admits_the_balancer_addresses_too() 
         "192.0.2.2 . tcp . 80 . 172.30.0.0/24",
         "192.0.2.2 . tcp . 80 . 192.0.2.1-192.0.2.2",
     ]
+
+
+@pytest.mark.parametrize("admitted", [True, False])
+def test_a_guarded_node_port_has_a_chain_before_its_balancer_and_at_loopback_the_node_must_be_admitted(
+    admitted: bool,
+) -> None:
+    node = context(node_ips=(packed("172.30.0.10"),))
+    ranges = (cidr("172.30.0.0/24" if admitted else "198.51.100.0/24"),)
+    port = service_port(node_port=30080, source_ranges=ranges, ranges_everywhere=True)
+    made = plan(port, THERE, node_context=node)
+    (guard,) = fragment_from_plan(made, node).chains
+    own = ["fib saddr type local goto nodeport-masq-lb-1"] if admitted else []
+    assert [rule.text for rule in guard.rules] == [
+        f"ip saddr {ranges[0]} goto nodeport-masq-lb-1",
+        *own,
+        "drop",
+    ]
+    assert (loopback_port(made, node.node_ips) is not None) is admitted
 
 
 def test_an_address_that_is_external_and_balancer_address_keeps_its_source_ranges() -> None:
