@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bench.nftables import percentile
+from bench.measured import percentile
 from bench.objects import service_json, slice_json
 
 from pointsman.app import modes

@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,10 @@ from bench.process import NODE, cpu_seconds, memory_mib
 from pointsman.lab.netns import Namespace
 
 ADDRESS, PORT = "172.31.0.1", 16443
-PATIENCE = 60.0
+PATIENCE = 150.0
 QUIET_SECONDS = 1.5
 DOWN_SECONDS = 2.0
+IDLE_SECONDS = 4.0
 RETURN_SECONDS = 6.0
 """At least so long the return of a fleet is watched; the pauses of most proxies are over by then."""
 COUNTER = f"""\
@@ -57,6 +57,7 @@ class Bench:
         self._events, self._rate = events, rate
         self._generations: Counter[int] = Counter()
         self._cpu_of_events = self._cpu_of_start = 0.0
+        self._idle = self._idle_share()
 
     def reading(self) -> Reading:
         shown = subprocess.run(
@@ -67,6 +68,17 @@ class Bench:
         return Reading(
             time.monotonic(), int(found[1]) if found else 0, cpu_seconds(pid), memory_mib(pid, "VmRSS")
         )
+
+    def _idle_share(self) -> float:
+        """Processor seconds per second that the server spends on itself."""
+        before = self.reading()
+        time.sleep(IDLE_SECONDS)
+        after = self.reading()
+        return (after.cpu - before.cpu) / (after.at - before.at)
+
+    def _spent(self, before: Reading, after: Reading) -> float:
+        """Processor seconds between two readings, beyond those of an idle server."""
+        return after.cpu - before.cpu - self._idle * (after.at - before.at)
 
     def quiet(self) -> Reading:
         """The reading once the server has nothing more to send."""
@@ -101,7 +113,7 @@ class Bench:
             "services": self._services,
             "endpoints": self._endpoints,
             "all_synced_s": took,
-            **per_proxy(before, after, fleet.size),
+            **per_proxy(before, after, self._spent(before, after), fleet.size),
             "server_memory_mb": (after.rss_mib - before.rss_mib) * 1.048576 / fleet.size,
         }
 
@@ -110,10 +122,11 @@ class Bench:
         before = self.reading()
         asyncio.run(self._change())
         after = self.quiet()
+        spent = self._spent(before, after) - self._cpu_of_events
         row = {
             **_named(fleet),
             "events": self._events,
-            **per_proxy(before, after, fleet.size, cpu_anyway=self._cpu_of_events, events=self._events),
+            **per_proxy(before, after, spent, fleet.size * self._events),
             "server_memory_mb": memory,
         }
         if fleet.reports():
@@ -123,15 +136,16 @@ class Bench:
 
     def without_proxies(self) -> None:
         """So that every fleet meets a fresh server, and what it spends without any proxy is known."""
-        self._cpu_of_start = self._restarted()[1].cpu
+        self._cpu_of_start = self._restarted()[2]
+        self._idle = self._idle_share()
         before = self.reading()
         asyncio.run(self._change())
-        self._cpu_of_events = self.quiet().cpu - before.cpu
+        self._cpu_of_events = self._spent(before, self.quiet())
 
     def restart(self, fleet: Fleet) -> dict[str, Any]:
         before = fleet.reports()
-        sent, stopped = self.reading().sent, time.monotonic()
-        ready, after = self._restarted(lambda: all(report["connected"] for report in fleet.reports()))
+        began, stopped = self.reading(), time.monotonic()
+        ready, after, spent = self._restarted(lambda: all(report["connected"] for report in fleet.reports()))
         row: dict[str, Any] = {**_named(fleet), "ready_after_s": ready - stopped}
         if reports := fleet.reports():
             row |= returns(stopped, [report["answers"] for report in reports])
@@ -140,13 +154,10 @@ class Bench:
             row["failed_attempts"] = failed / fleet.size
             row["busiest_second"] = busiest_second(at for each in times for at in each if at >= stopped)
             row["lists_again"] = (_lists(reports) - _lists(before)) / fleet.size
-        return row | {
-            "sent_kb": (after.sent - sent) / 1000 / fleet.size,
-            "server_cpu_ms": max(0.0, after.cpu - self._cpu_of_start) * 1000 / fleet.size,
-        }
+        return row | per_proxy(began, after, spent - self._cpu_of_start, fleet.size)
 
-    def _restarted(self, recovered: Callable[[], bool] = lambda: True) -> tuple[float, Reading]:
-        """When the server was ready again, and the reading afterwards with the processor time since its start."""
+    def _restarted(self, recovered: Callable[[], bool] = lambda: True) -> tuple[float, Reading, float]:
+        """When the server was ready again, the reading afterwards, and the processor seconds between."""
         pid, cpu = self._server.pid, self.reading().cpu
         self._server.stop()
         time.sleep(DOWN_SECONDS)
@@ -156,7 +167,8 @@ class Bench:
         time.sleep(RETURN_SECONDS)
         _waited(recovered)
         after = self.quiet()
-        return ready, replace(after, cpu=after.cpu - (cpu if pid == self._server.pid else 0.0))
+        same = pid == self._server.pid
+        return ready, after, after.cpu - (cpu if same else 0.0) - self._idle * (after.at - ready)
 
 
 def _lists(reports: list[dict[str, Any]]) -> int:

@@ -27,14 +27,11 @@ class Reading:
     rss_mib: float
 
 
-def per_proxy(
-    before: Reading, after: Reading, proxies: int, *, cpu_anyway: float = 0.0, events: int = 1
-) -> dict[str, float]:
-    """Shares of one proxy (and of one event), without what the server would have spent with no proxy at all."""
-    shares = proxies * events
+def per_proxy(before: Reading, after: Reading, cpu: float, shares: int) -> dict[str, float]:
+    """What one share (a proxy, or an event to a proxy) is sent, and its part of the processor seconds."""
     return {
         "sent_kb": (after.sent - before.sent) / 1000 / shares,
-        "server_cpu_ms": max(0.0, after.cpu - before.cpu - cpu_anyway) * 1000 / shares,
+        "server_cpu_ms": max(0.0, cpu) * 1000 / shares,
     }
 
 

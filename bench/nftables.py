@@ -24,11 +24,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from bench.measured import percentile
 from bench.objects import service_address, service_json, slice_json
 
 from pointsman.backends.contract import SyncRequest
@@ -71,11 +72,6 @@ def timed(action: Callable[[], Any]) -> tuple[float, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     action()
     return time.perf_counter() - wall, time.process_time() - cpu
-
-
-def percentile(times: Sequence[float], share: float) -> float:
-    ordered = sorted(times)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 class Cluster:

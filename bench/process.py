@@ -1,8 +1,10 @@
 """The whole process in a network namespace against an API server on loopback: start, memory, one change.
 
-    sudo python -m bench.process [--sizes 0x0,1000x10,10000x10] [--mode nftables] [--json FILE]
+    sudo python -m bench.process [--sizes 0x0,1000x10,10000x10] [--rounds 1] [--mode nftables] [--json FILE]
+    sudo python -m bench.process --large [--json FILE]    50,000 and 100,000 Services, ours alone
 
 With KUBE_PROXY_BINARY set to the path of a kube-proxy, it runs on the same objects after ours and ratios are printed.
+With several rounds both take turns, and every figure is the median with its range.
 The API server is the tests' fake one, which has every object encoded in protobuf before either starts.
 """
 
@@ -22,12 +24,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.measured import summary
 from bench.objects import service_json, slice_json
 
 from pointsman.kube.protobuf import PROTOBUF
 
 NAMESPACE = f"pm-bench-process-{os.getpid()}"
 PORT = 18099
+LARGE = "50000x2,100000x1"
 NODE = {
     "kind": "Node",
     "apiVersion": "v1",
@@ -103,7 +107,7 @@ def fetch(url: str, accept: str = "*/*") -> str:
     """The answer, or nothing when there is none; what is no text comes mangled."""
     script = (
         "import sys, urllib.request as u\n"
-        f"answer = u.urlopen(u.Request({url!r}, headers={{'Accept': {accept!r}}}), timeout=60)\n"
+        f"answer = u.urlopen(u.Request({url!r}, headers={{'Accept': {accept!r}}}), timeout=300)\n"
         "sys.stdout.buffer.write(answer.read())"
     )
     done = subprocess.run(inside(sys.executable, "-c", script), capture_output=True, check=False)
@@ -205,6 +209,27 @@ def measure(command: list[str], services: int, endpoints: int, changes: int, wor
         return result
 
 
+def one_round(command: list[str], services: int, endpoints: int, mode: str, changes: int) -> dict[str, float]:
+    """A program from its start, against a server and in a namespace of its own."""
+    with tempfile.TemporaryDirectory() as directory, namespace():
+        work = Path(directory)
+        items = [json.loads(service_json(i)) for i in range(services)]
+        items += [json.loads(slice_json(i, endpoints)) for i in range(services)]
+        (work / "objects.json").write_text(
+            json.dumps({"kind": "List", "apiVersion": "v1", "items": [NODE, *items]})
+        )
+        del items
+        (work / "kubeconfig").write_text(KUBECONFIG.format(port=PORT))
+        (work / "config.yaml").write_text(CONFIG.format(mode=mode, kubeconfig=work / "kubeconfig"))
+        server = [sys.executable, "-m", "pointsman.testing", "--objects", str(work / "objects.json")]
+        with started(inside(*server, "--port", str(PORT)), work / "api.log"):
+            wait(lambda: fetch(f"http://127.0.0.1:{PORT}/api/v1/nodes"), 300, "the API server")
+            for path in ("/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"):
+                fetch(f"http://127.0.0.1:{PORT}{path}", PROTOBUF)
+            full = [part.format(work=work) for part in command] + [f"--config={work / 'config.yaml'}"]
+            return measure(inside(*full), services, endpoints, changes, work)
+
+
 def ratios(rows: list[dict[str, Any]]) -> Iterator[str]:
     """How many times more kube-proxy took or held, for every size both were measured at."""
     by_size: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
@@ -223,6 +248,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", default="0x0,1000x10,10000x10")
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--mode", default="nftables")
     parser.add_argument("--changes", type=int, default=10)
     parser.add_argument("--json", type=Path)
@@ -240,36 +267,17 @@ def main() -> None:
     }
     if os.environ.get("KUBE_PROXY_BINARY"):
         programs["kube-proxy"] = [os.environ["KUBE_PROXY_BINARY"]]
+    if options.large:
+        options.sizes = LARGE
+        programs.pop("kube-proxy", None)
     for size in options.sizes.split(","):
         services, endpoints = map(int, size.split("x"))
-        for name, command in programs.items():
-            with tempfile.TemporaryDirectory() as directory, namespace():
-                work = Path(directory)
-                items = [json.loads(service_json(i)) for i in range(services)]
-                items += [json.loads(slice_json(i, endpoints)) for i in range(services)]
-                (work / "objects.json").write_text(
-                    json.dumps({"kind": "List", "apiVersion": "v1", "items": [NODE, *items]})
-                )
-                (work / "kubeconfig").write_text(KUBECONFIG.format(port=PORT))
-                (work / "config.yaml").write_text(
-                    CONFIG.format(mode=options.mode, kubeconfig=work / "kubeconfig")
-                )
-                server = inside(
-                    sys.executable,
-                    "-m",
-                    "pointsman.testing",
-                    "--objects",
-                    str(work / "objects.json"),
-                    "--port",
-                    str(PORT),
-                )
-                with started(server, work / "api.log"):
-                    wait(lambda: fetch(f"http://127.0.0.1:{PORT}/api/v1/nodes"), 60, "the API server")
-                    for path in ("/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"):
-                        fetch(f"http://127.0.0.1:{PORT}{path}", PROTOBUF)
-                    full = [part.format(work=work) for part in command] + [f"--config={work / 'config.yaml'}"]
-                    row = measure(inside(*full), services, endpoints, options.changes, work)
-            rows.append({"program": name, "services": services, "endpoints": endpoints, **row})
+        rounds: dict[str, list[dict[str, float]]] = {name: [] for name in programs}
+        for _ in range(options.rounds):
+            for name, command in programs.items():
+                rounds[name].append(one_round(command, services, endpoints, options.mode, options.changes))
+        for name, found in rounds.items():
+            rows.append({"program": name, "services": services, "endpoints": endpoints, **summary(found)})
             print(
                 " ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in rows[-1].items()),
                 flush=True,

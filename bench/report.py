@@ -1,7 +1,7 @@
-"""Puts the figures of bench/results/*.json into the documents, so that no figure is typed by hand.
+"""Puts the figures of bench/results/*.json into the documents, as tables and charts, so that none is typed or drawn by hand.
 
 A document shows results between the lines `<!-- figures of NAME ...: written by python -m bench.report -->` and
-`<!-- end of figures -->`; README.md also shows single ones in its comparison.
+`<!-- end of figures -->`; README.md also shows single ones in its comparison. Charts are docs/charts/*.svg and docs/balancing-*.svg.
 
 python -m bench.report            rewrite the documents
 python -m bench.report --check    say whether they are up to date, exit status 1 if not
@@ -16,6 +16,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from bench.charts import charts
+from bench.measured import RANGE
+from bench.pictures import pictures
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -84,9 +88,11 @@ def _together(rows: Rows) -> Iterator[str]:
 
 
 def _table(rows: Rows) -> str:
-    columns = list(dict.fromkeys(column for row in rows for column in row))
+    columns = [
+        column for column in dict.fromkeys(name for row in rows for name in row) if not column.endswith(RANGE)
+    ]
     lines = ["| " + " | ".join(_heading(column) for column in columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(_cell(column, row.get(column)) for column in columns) + " |" for row in rows]
+    lines += ["| " + " | ".join(_shown(column, row) for column in columns) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -95,10 +101,16 @@ def _heading(column: str) -> str:
     return column.removesuffix(unit).replace("_", " ")
 
 
+def _shown(column: str, row: Mapping[str, Any]) -> str:
+    """A cell, with the range of its rounds where there were several."""
+    low_and_high = " to ".join(map(_rounded, row.get(column + RANGE, ())))
+    return _cell(column, row.get(column)) + (f" ({low_and_high})" if low_and_high else "")
+
+
 def _cell(column: str, value: object) -> str:
-    if isinstance(value, float):
+    if isinstance(value, int | float):
         unit = next((text for ending, text in UNITS.items() if column.endswith(ending)), "")
-        return f"{_rounded(value)}{unit}"
+        return f"{_rounded(value) if isinstance(value, float) else value}{unit}"
     return "" if value is None else str(value)
 
 
@@ -143,7 +155,15 @@ def outdated() -> dict[Path, str]:
         wanted = with_figures(readme(text, results) if path == README else text, results)
         if wanted != text:
             found[path] = wanted
-    return found
+    drawn = drawings(results).items()
+    return found | {path: text for path, text in drawn if not path.is_file() or path.read_text() != text}
+
+
+def drawings(results: Mapping[str, Any]) -> dict[Path, str]:
+    """Every chart and picture as the results have it."""
+    docs = ROOT / "docs"
+    found = {docs / "charts" / name: text for name, text in charts(results)}
+    return found | {docs / name: text for name, text in pictures(results)}
 
 
 def main() -> int:
@@ -156,6 +176,7 @@ def main() -> int:
     for path, text in found.items():
         print(f"{path.relative_to(ROOT)} {'is out of date' if options.check else 'rewritten'}")
         if not options.check:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text)
     return 1 if options.check and found else 0
 

@@ -21,7 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.nftables import CONTEXT, Cluster, kernel_kb, percentile, prepared_namespace, resident_mb, timed
+from bench.measured import percentile
+from bench.nftables import CONTEXT, Cluster, kernel_kb, prepared_namespace, resident_mb, timed
 from bench.objects import endpoint_address, service_address, slice_json
 from tests.kernel.conntrack_flows import add_flows
 

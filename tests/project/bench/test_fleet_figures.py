@@ -9,10 +9,10 @@ from bench.apiserver import collection, without_server_fields
 from bench.fleet_figures import Reading, busiest_second, on_paper, per_proxy, returns
 
 
-def test_a_proxy_is_charged_its_share_without_what_the_server_spends_anyway() -> None:
+def test_a_proxy_is_charged_its_share() -> None:
     before, after = Reading(0.0, 1_000, 2.0, 100.0), Reading(9.0, 41_000, 5.0, 120.0)
-    assert per_proxy(before, after, 4, cpu_anyway=1.0, events=5) == {"sent_kb": 2.0, "server_cpu_ms": 100.0}
-    assert per_proxy(before, after, 4, cpu_anyway=9.0)["server_cpu_ms"] == 0.0
+    assert per_proxy(before, after, cpu=2.0, shares=20) == {"sent_kb": 2.0, "server_cpu_ms": 100.0}
+    assert per_proxy(before, after, cpu=-0.1, shares=20)["server_cpu_ms"] == 0.0
 
 
 def test_returns_count_from_the_first_proxy_that_is_back() -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from bench import pictures, report
+from bench import report
 
 MEASURED = re.compile(
     r"\d[\d.,]* ?(?:ms|µs|us|kB|KiB|MiB|GiB|MB|GB|% of|per cent)\b|\d+ times (?:faster|less|more)"
@@ -17,13 +17,15 @@ def test_documents_show_the_kept_results() -> None:
     assert list(report.outdated()) == [], "run: python -m bench.report"
 
 
-def test_pictures_show_the_kept_results() -> None:
-    drawn = pictures.pictures()
-    assert [path.name for path, text in drawn.items() if path.read_text() != text] == [], (
-        "run: python -m bench.pictures"
-    )
-    page = (report.ROOT / "docs" / "balancing.md").read_text()
-    assert all(f"({path.name})" in page for path in drawn)
+def test_every_drawing_is_shown_and_none_is_left_over() -> None:
+    drawn = set(report.drawings(report.load()))
+    shown = {
+        (path.parent / found).resolve()
+        for path in report.documents()
+        for found in re.findall(r"!\[[^\]]*\]\(([^)]+\.svg)\)", path.read_text())
+    }
+    assert drawn - shown == set()
+    assert set((report.ROOT / "docs" / "charts").glob("*.svg")) - drawn == set()
 
 
 def test_every_kept_result_is_shown() -> None:
@@ -86,3 +88,8 @@ def test_a_table_has_units_in_its_cells_and_gaps_where_nothing_was_measured() ->
 def test_connections_are_added_up() -> None:
     rows = [{"connections": 1000, "lost": 0}, {"connections": 234, "lost": 1}]
     assert list(report.tables(rows))[-1] == "Together: **1,234 connections, 1 lost**.\n"
+
+
+def test_a_cell_shows_the_range_of_its_rounds() -> None:
+    rows = [{"cold_s": 1.5, "cold_s_range": [1.25, 2.0]}, {"cold_s": 3.0}]
+    assert list(report.tables(rows)) == ["| cold |\n|---|\n| 1.5 s (1.25 to 2) |\n| 3 s |\n"]
