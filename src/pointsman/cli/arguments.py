@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -57,6 +57,26 @@ class Parser(argparse.ArgumentParser):
 
     takes_run_flags = False
     """Besides its own it takes the flags of `pointsman run`; see `split_run_flags`."""
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As argparse does, and with the flag that was probably meant."""
+        given, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(map(self._with_suggestion, unknown))}")
+        return given
+
+    def _with_suggestion(self, argument: str) -> str:
+        name = argument.partition("=")[0]
+        if not name.startswith("--"):
+            return argument
+        from pointsman.suggestions import did_you_mean
+
+        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        if self.takes_run_flags:
+            from pointsman.config.flag_table import BY_NAME
+
+            known += [f"--{flag}" for flag in BY_NAME]
+        return argument + did_you_mean(name, known)
 
 
 def parser(command: str, about: str) -> Parser:

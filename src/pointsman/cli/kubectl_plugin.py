@@ -161,7 +161,8 @@ def _pods(kubectl: Sequence[str], selector: str) -> list[Pod]:
     except FileNotFoundError:
         raise PointsmanError("kubectl is not installed, or not on the PATH") from None
     if done.returncode:
-        raise PointsmanError(f"kubectl cannot list pods: {done.stderr.decode(errors='replace').strip()}")
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise PointsmanError(f"kubectl cannot list pods: {said[-1] if said else 'it does not say why'}")
     return pods_from_json(done.stdout)
 
 

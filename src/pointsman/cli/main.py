@@ -33,6 +33,8 @@ SUBCOMMANDS: Mapping[str, str] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a sub-command; the exit status is 2 when there is no such one."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [arguments[1], "--help"]
     if arguments[:1] == ["run"]:
         return _run(arguments[1:], program="pointsman")
     return delivered("pointsman", lambda: _answer(arguments))

@@ -34,7 +34,7 @@ flows come from the kernel's connection tracking, filtered there by protocol, or
 
 The kernel is read by this command, not by the proxy: no sync is held up. Needs root.
 
-Exit status: 0, 2 when nobody could be asked or the kernel not read."""
+Exit status: 0, 1 when no Service matches, 2 when nobody could be asked or the kernel not read."""
 
 _READ_SECONDS: Final = 5.0
 _CLEAR_REST: Final = "\x1b[J"
@@ -61,7 +61,7 @@ def command() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status 0, 2 when nobody could be asked or the kernel not read."""
+    """Exit status 0, 1 when no Service matches, 2 when nobody could be asked or the kernel not read."""
     made = command()
     given = made.parse_args(argv)
     if not 0.1 <= given.delay <= 3600:
@@ -76,6 +76,9 @@ def _top(given: argparse.Namespace) -> int:
         raise PointsmanError("reading the kernel's flows needs root: use sudo")
     rounds = 1 if given.once else given.iterations
     known = _services(given, "")
+    if not known.rows and (given.services or given.namespace):
+        sys.stderr.write("pointsman top: no Service matches\n")
+        return 1
     directory = Directory(known.rows)
     mode = mode_named(known.mode)
     before = read_kernel(directory, mode.counting)

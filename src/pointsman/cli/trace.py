@@ -121,7 +121,9 @@ def _place(explanation: Explanation, source: bytes) -> Place:
                 place = place_of(text, port.protocol)
                 if place is not None and len(source) in (0, len(place.address)):
                     return place
-    reasons = "; ".join(cause.message for cause in explanation.causes)
+    reasons = "; ".join(
+        f"{cause.message}: {cause.advice}" if cause.advice else cause.message for cause in explanation.causes
+    )
     raise NothingToTrace(
         f"{explanation.question}: no frontend to send a packet to{': ' if reasons else ''}{reasons}"
     )

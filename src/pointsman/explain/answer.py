@@ -125,13 +125,13 @@ def _not_found(view: View, target: Target) -> Cause:
         key for name in similar(target.service, names, 3) for key in known if key.partition("/")[2] == name
     ]
     advice = f"did you mean {listed(close)}?" if close else "does it exist, and in this namespace?"
-    where = "the API server's list" if view.live else "the manifests"
+    where = "is known to the running proxy" if view.live else "in the manifests"
     if target.pod:
         advice = (
             "pods are known by the EndpointSlices of Services; is it ready, and does a Service select it?"
         )
-        return Cause("NoSuchPod", f"no endpoint in {where} is pod {target.service}", advice)
-    return Cause("NoSuchService", f"no Service {asked} in {where} ({len(known)} Services known)", advice)
+        return Cause("NoSuchPod", f"no endpoint of pod {target.service} {where}", advice)
+    return Cause("NoSuchService", f"no Service {asked} {where} ({len(known)} Services known)", advice)
 
 
 def _behind(view: View, target: Target, client: str, ports: list[PortAnswer], causes: list[Cause]) -> bool:

@@ -1,5 +1,6 @@
 """Sub-commands, and what `run` and `check` do before anything runs."""
 
+import contextlib
 import json
 import re
 import subprocess
@@ -43,6 +44,30 @@ def test_unknown_subcommand_suggests_the_nearest(capsys: Captured) -> None:
 def test_usage_lists_the_subcommands(argv: list[str], status: int, capsys: Captured) -> None:
     assert main.main(argv) == status
     assert "  run " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("list", "usage: pointsman list"), ("run", "pointsman run [flags]")]
+)
+def test_help_of_a_subcommand_may_be_asked_for_by_name(name: str, words: str, capsys: Captured) -> None:
+    with contextlib.suppress(SystemExit):
+        main.main(["help", name])
+    assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["explain", "web", "--form", "pod"], "unrecognized arguments: --form, did you mean --from? pod"),
+        (["list", "--manifest=x"], "unrecognized arguments: --manifest=x, did you mean --manifests?"),
+        (["render", "--manifests", "x", "--cluster-cdr=y"], "--cluster-cdr=y, did you mean --cluster-cidr?"),
+        (["status", "surplus"], "unrecognized arguments: surplus\n"),
+    ],
+)
+def test_an_unknown_flag_suggests_the_nearest(argv: list[str], complaint: str, capsys: Captured) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main.main(argv)
+    assert complaint in capsys.readouterr().err
 
 
 def test_check_prints_the_effective_configuration(tmp_path: Path, capsys: Captured) -> None:

@@ -168,6 +168,19 @@ def test_without_kubectl_it_says_so(
     assert "kubectl is not installed" in capsys.readouterr().err
 
 
+def test_of_a_kubectl_that_fails_its_last_word_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text(
+        "#!/bin/sh\necho 'E1118 memcache.go:265] again and again' >&2\necho refused >&2\nexit 1\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["status"]) == 2
+    assert capsys.readouterr().err == "kubectl pointsman: kubectl cannot list pods: refused\n"
+
+
 def test_the_plugin_is_installed_where_kubectl_looks() -> None:
     program = Path(sys.executable).parent / "kubectl-pointsman"
     done = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=30)

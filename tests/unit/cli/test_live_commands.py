@@ -118,6 +118,21 @@ def test_explain_knows_services_that_leave_no_rules(
     assert "PortNameMismatch" in text
 
 
+@pytest.mark.parametrize("command", ["explain", "trace"])
+def test_a_misspelt_service_is_looked_for_where_the_proxy_knows_it_from(
+    command: str, proxy: LiveProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, text, errors = output([command, "default/wbe", *proxy.arguments], capsys)
+    assert "no Service default/wbe is known to the running proxy (2 Services known)" in text + errors
+    assert "did you mean default/web?" in text + errors
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="top reads the kernel's flows, which needs root")
+def test_top_says_when_no_service_matches(proxy: LiveProxy, capsys: pytest.CaptureFixture[str]) -> None:
+    status, text, errors = output(["top", "--once", "nothing", *proxy.arguments], capsys)
+    assert (status, text, errors) == (1, "", "pointsman top: no Service matches\n")
+
+
 def test_explain_names_a_service_the_kernel_refused(
     proxy: LiveProxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
