@@ -148,7 +148,7 @@ def _print_table(given: argparse.Namespace, rows: Sequence[ServiceRow], *, headi
 
 def _watch(given: argparse.Namespace, asked: Ask, before: ServiceList) -> None:
     """Until interrupted; a proxy that goes away is waited for."""
-    known, version = _by_identity(before), before.version
+    known, version = {row.identity: row for row in before.rows}, before.version
     gone = False
     while True:
         sys.stdout.flush()
@@ -163,7 +163,7 @@ def _watch(given: argparse.Namespace, asked: Ask, before: ServiceList) -> None:
         gone, version = False, now.version
         if now.unchanged:
             continue
-        current = _by_identity(now)
+        current = {row.identity: row for row in now.rows}
         changed = [row for identity, row in current.items() if known.get(identity) != row]
         changed += [
             msgspec.structs.replace(row, state=_GONE)
@@ -175,7 +175,3 @@ def _watch(given: argparse.Namespace, asked: Ask, before: ServiceList) -> None:
             sys.stdout.write("".join(f"{msgspec.json.encode(row).decode()}\n" for row in changed))
         elif changed:
             _print_table(given, changed, heading=False)
-
-
-def _by_identity(found: ServiceList) -> dict[tuple[str, ...], ServiceRow]:
-    return {(row.service, row.port, row.protocol, row.family): row for row in found.rows}

@@ -44,7 +44,8 @@ def port_of_endpoint(endpoint: Endpoint, name: ServicePortName, target: Target) 
 
 def use_of(name: ServicePortName, endpoint: Endpoint, answer: EndpointAnswer) -> Cause:
     """How this service port uses the endpoint, in a sentence."""
-    who = f"{endpoint} ({described(endpoint)})" if described(endpoint) else str(endpoint)
+    words = described(endpoint.pod, endpoint.node)
+    who = f"{endpoint} ({words})" if words else str(endpoint)
     used = any(use.used for use in answer.uses)
     if used:
         return Cause(
@@ -56,9 +57,9 @@ def use_of(name: ServicePortName, endpoint: Endpoint, answer: EndpointAnswer) ->
     )
 
 
-def described(endpoint: Endpoint) -> str:
-    words = (f"pod {endpoint.pod}" if endpoint.pod else "", f"on {endpoint.node}" if endpoint.node else "")
-    return " ".join(word for word in words if word)
+def described(pod: str, node: str) -> str:
+    """Whose endpoint it is, as far as that is known."""
+    return " ".join(filter(None, (f"pod {pod}" if pod else "", f"on {node}" if node else "")))
 
 
 def other_ports(target: Target, behind: Mapping[ServicePortName, tuple[Endpoint, ...]]) -> Iterator[Cause]:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from pointsman.explain.report import EndpointAnswer, Explanation, PortAnswer
+from pointsman.explain.endpoint_users import described
+from pointsman.explain.report import Explanation, PortAnswer
 from pointsman.kernel.nft_trace import TABLE, Header, TraceEvent
 from pointsman.model.packet_filter import Deed, FilterChain, FilterRule
 from pointsman.screen import PLAIN, Screen, laid_out
@@ -152,18 +153,13 @@ def _belongs(destination: str, explanation: Explanation) -> str:
     for port in explanation.ports:
         for endpoint in port.endpoints:
             if endpoint.address == destination:
-                return f"endpoint of {_name(port)}{_where(endpoint)}"
+                words = described(endpoint.pod, endpoint.node)
+                return f"endpoint of {_name(port)}, {words}" if words else f"endpoint of {_name(port)}"
     return ""
 
 
 def _name(port: PortAnswer) -> str:
     return f"{port.service}:{port.port}" if port.port else port.service
-
-
-def _where(endpoint: EndpointAnswer) -> str:
-    words = (f"pod {endpoint.pod}" if endpoint.pod else "", f"on {endpoint.node}" if endpoint.node else "")
-    described = " ".join(word for word in words if word)
-    return f", {described}" if described else ""
 
 
 def _result(stages: Sequence[TraceStage], dropped: TraceStep | None) -> str:

@@ -19,6 +19,9 @@ class Verdict(enum.Enum):
     DOWN = "down"
 
 
+WORST_FIRST = (Verdict.DOWN, Verdict.PARTLY, Verdict.ANSWERS)
+
+
 def verdict_of(answered: Iterable[bool], *, refused: bool = False) -> Verdict:
     """From what each kind of client meets at each frontend; `refused`: the kernel did not take the rules at all."""
     met = list(answered)

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from pointsman.explain.report import Explanation, PortAnswer
-from pointsman.report.overview import ServiceRow
+from pointsman.report.overview import RowIdentity, ServiceRow
 from pointsman.report.service_list import ServiceList
 from pointsman.report.status import StatusReport
 from pointsman.report.troubles import Weight
@@ -110,16 +110,15 @@ def _service_ports(status: StatusReport) -> str:
 
 def fleet_list(answers: Mapping[str, ServiceList], unanswered: Mapping[str, str]) -> FleetReport:
     """Every service port once, with how many nodes answer for it; policies Local make nodes differ rightly."""
-    by_port: dict[tuple[str, ...], dict[str, ServiceRow]] = {}
+    by_port: dict[RowIdentity, dict[str, ServiceRow]] = {}
     for node, listed in answers.items():
         for row in listed.rows:
-            by_port.setdefault((row.service, row.port, row.protocol, row.family), {})[node] = row
+            by_port.setdefault(row.identity, {})[node] = row
     rows = [("SERVICE", "PORT", "ADDRESS", "ENDPOINTS", "STATE")]
     found: list[Disagreement] = []
-    for key, rows_of in sorted(by_port.items()):
-        service, _, protocol, family = key
+    for (service, _, _, family), rows_of in sorted(by_port.items()):
         first = next(iter(rows_of.values()))
-        about = f"{service} {first.port or first.number}/{protocol} ({family})"
+        about = f"{service} {first.port_words} ({family})"
         said = {node: _known(rows_of.get(node)) for node in answers}
         found += disagreement(about, said)
         totals = sorted({row.total for row in rows_of.values()})
@@ -130,7 +129,7 @@ def fleet_list(answers: Mapping[str, ServiceList], unanswered: Mapping[str, str]
         rows.append(
             (
                 service,
-                f"{first.port or first.number}/{protocol}",
+                first.port_words,
                 first.frontends[0].address,
                 "..".join(map(str, totals)),
                 shown,

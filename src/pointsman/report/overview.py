@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pointsman.backends.contract import Mode
-from pointsman.explain.verdict import Verdict, port_verdict
+from pointsman.explain.verdict import WORST_FIRST, port_verdict
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import address_text, host_port_text
 from pointsman.model.endpoint import Endpoint
@@ -19,7 +19,6 @@ from pointsman.model.service import ServicePortName
 
 MAX_ROWS = 200
 _FRONTENDS_SHOWN = 8
-_WORST_FIRST = (Verdict.DOWN, Verdict.PARTLY, Verdict.ANSWERS)
 _BEYOND_HEXADECIMAL = frozenset(string.ascii_lowercase) - frozenset("abcdef")
 
 
@@ -43,6 +42,10 @@ class EndpointRow(msgspec.Struct, frozen=True, rename="camel"):
     local: bool
     used: bool
     """Connections from this node may reach it."""
+
+
+RowIdentity = tuple[str, str, str, str]
+"""Service, port, protocol and IP family of a service port."""
 
 
 class ServiceRow(msgspec.Struct, frozen=True, rename="camel"):
@@ -69,6 +72,15 @@ class ServiceRow(msgspec.Struct, frozen=True, rename="camel"):
     problems: tuple[str, ...] = ()
     endpoints: tuple[EndpointRow, ...] = ()
     """Only where they were asked for."""
+
+    @property
+    def identity(self) -> RowIdentity:
+        return (self.service, self.port, self.protocol, self.family)
+
+    @property
+    def port_words(self) -> str:
+        """The port as people know it, and its protocol."""
+        return f"{self.port or self.number}/{self.protocol}"
 
 
 class ServicePage(msgspec.Struct, frozen=True, rename="camel"):
@@ -121,7 +133,7 @@ ORDERS: Mapping[str, Callable[[ServicePlan, FamilyView, Mode], tuple[Any, ...]]]
     ),
     "policy": lambda plan, _family, _mode: (plan.port.internal_local, plan.port.external_local),
     "endpoints": lambda plan, _family, _mode: (len(plan.reachable_endpoints), len(plan.all_endpoints)),
-    "state": lambda plan, family, mode: (_WORST_FIRST.index(port_verdict(plan, family, mode)),),
+    "state": lambda plan, family, mode: (WORST_FIRST.index(port_verdict(plan, family, mode)),),
 }
 """How rows can be sorted other than by name; equal ones are by name."""
 

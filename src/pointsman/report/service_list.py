@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from pointsman.explain.verdict import Verdict, port_verdict
+from pointsman.explain.verdict import WORST_FIRST, Verdict, port_verdict
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import host_port_text
 from pointsman.model.labels import Selector, ServiceLabels, selected, selector_from_text
@@ -20,7 +20,6 @@ NOT_PLANNED = (
     "its cluster IP is served by another Service, or a sync is on its way; `pointsman explain` tells which"
 )
 _TONES = {Verdict.ANSWERS.value: Tone.GOOD, Verdict.PARTLY.value: Tone.DOUBT, Verdict.DOWN.value: Tone.BAD}
-_WORST_FIRST = [verdict.value for verdict in reversed(Verdict)]
 _ADDRESSES_SHOWN = 10
 
 
@@ -116,7 +115,7 @@ def _row(name: ServicePortName, family: FamilyView, view: View, *, detailed: boo
 
 SORTS: Mapping[str, Callable[[ServiceRow], tuple[object, ...]]] = {
     "name": lambda _row: (),
-    "state": lambda row: (_WORST_FIRST.index(row.state),),
+    "state": lambda row: (WORST_FIRST.index(Verdict(row.state)),),
     "endpoints": lambda row: (-row.usable,),
     "unused": lambda row: (row.usable - row.total,),
     "port": lambda row: (row.number,),
@@ -136,7 +135,7 @@ def list_text(rows: Sequence[ServiceRow], *, wide: bool, screen: Screen = PLAIN,
 
 def _cells(row: ServiceRow) -> Iterator[str]:
     yield row.service
-    yield f"{row.port or row.number}/{row.protocol}"
+    yield row.port_words
     yield row.frontends[0].address
     yield f"{row.usable}/{row.total}"
     yield "/".join(dict.fromkeys(frontend.policy for frontend in row.frontends if frontend.policy)) or "-"

@@ -11,11 +11,9 @@ from pointsman.backends.contract import Count, Mode
 from pointsman.kernel.conntrack import Flow
 from pointsman.model.addresses import address_from_text, host_port_text
 from pointsman.model.service import Protocol
-from pointsman.report.overview import EndpointRow, ServiceRow
+from pointsman.report.overview import EndpointRow, RowIdentity, ServiceRow
 from pointsman.screen import PLAIN, Screen, Table, bar, laid_out
 
-Identity = tuple[str, str, str, str]
-"""Service, port, protocol and IP family of a service port."""
 Place = tuple[str, int, bytes, int]
 """IP family, protocol number, address and port of a frontend; the address of a node port is empty."""
 
@@ -79,9 +77,9 @@ class Directory:
     def __init__(self, rows: Iterable[ServiceRow]) -> None:
         self.rows = tuple(rows)
         self._places: dict[Place, ServiceRow] = {}
-        self._endpoints: dict[Identity, frozenset[str]] = {}
+        self._endpoints: dict[RowIdentity, frozenset[str]] = {}
         for row in self.rows:
-            self._endpoints[identity(row)] = frozenset(endpoint.address for endpoint in row.endpoints)
+            self._endpoints[row.identity] = frozenset(endpoint.address for endpoint in row.endpoints)
             for frontend in row.frontends:
                 address = address_from_text(frontend.ip) if frontend.ip else b""
                 if address is not None:
@@ -105,13 +103,9 @@ class Directory:
         row = self.at(family, flow.protocol, flow.destination, flow.destination_port)
         if row is None:
             row = self.at(family, flow.protocol, b"", flow.destination_port)
-            if row is None or endpoint not in self._endpoints[identity(row)]:
+            if row is None or endpoint not in self._endpoints[row.identity]:
                 return None
         return row, endpoint
-
-
-def identity(row: ServiceRow) -> Identity:
-    return (row.service, row.port, row.protocol, row.family)
 
 
 def traffic_report(
@@ -137,10 +131,10 @@ class _Tally:
 
     def __init__(self, directory: Directory, before: Reading, now: Reading) -> None:
         self.counted: dict[str, bool] = {}
-        self.active: Counter[tuple[Identity, str]] = Counter()
-        self.new: Counter[tuple[Identity, str]] = Counter()
+        self.active: Counter[tuple[RowIdentity, str]] = Counter()
+        self.new: Counter[tuple[RowIdentity, str]] = Counter()
         """By endpoint; the empty one stands for the service port as a whole."""
-        self.seen: dict[Identity, set[str]] = {}
+        self.seen: dict[RowIdentity, set[str]] = {}
         """The endpoints with any figure, by service port."""
         for family, flows in now.flows.items():
             self._flows(directory, family, flows)
@@ -159,14 +153,14 @@ class _Tally:
         for flow in flows:
             found = directory.of_flow(family, flow)
             if found is not None:
-                self.active[identity(found[0]), found[1]] += 1
+                self.active[found[0].identity, found[1]] += 1
 
     def _new_flows(self, directory: Directory, family: str, flows: Iterable[Flow]) -> None:
         for flow in flows:
             found = directory.of_flow(family, flow)
             if found is not None:
-                self.new[identity(found[0]), found[1]] += 1
-                self.new[identity(found[0]), ""] += 1
+                self.new[found[0].identity, found[1]] += 1
+                self.new[found[0].identity, ""] += 1
 
     def _counts(
         self, directory: Directory, family: str, counts: Sequence[Count], earlier: Sequence[Count]
@@ -178,7 +172,7 @@ class _Tally:
             if row is not None:
                 past = before.get((protocol, address, port, endpoint), 0)
                 grown = connections - past if connections >= past else connections
-                self.new[identity(row), endpoint] += grown
+                self.new[row.identity, endpoint] += grown
 
 
 def _summed(counts: Iterable[Count]) -> Counter[tuple[int, bytes, int, str]]:
@@ -193,7 +187,7 @@ def _flow_key(flow: Flow) -> _FlowKey:
 
 
 def _row(row: ServiceRow, tally: _Tally, seconds: float) -> ServiceTraffic:
-    key = identity(row)
+    key = row.identity
     known = {endpoint.address for endpoint in row.endpoints}
     gone = [EndpointRow(address, "", False, False) for address in sorted(tally.seen.get(key, set()) - known)]
     endpoints = (*row.endpoints, *gone)
