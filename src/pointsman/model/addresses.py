@@ -83,10 +83,15 @@ def _sloppy_ipv4(parts: list[str]) -> bytes | None:
     return bytes(numbers) if max(numbers) <= 255 else None
 
 
+_BYTES = [str(number) for number in range(256)]
+"""Looking numbers up is several times as fast as printing them, for hundreds of thousands of addresses."""
+
+
 def address_text(address: bytes) -> str:
     """Canonical text of a packed address."""
     if len(address) == 4:
-        return "%d.%d.%d.%d" % tuple(address)
+        first, second, third, fourth = address
+        return f"{_BYTES[first]}.{_BYTES[second]}.{_BYTES[third]}.{_BYTES[fourth]}"
     return str(ipaddress.IPv6Address(address))
 
 

@@ -20,6 +20,7 @@ from pointsman.backends.iptables.batch import (
     Change,
     full_batch,
     partial_batch,
+    rules_written,
 )
 from pointsman.backends.iptables.comparison import LOOK_SECONDS, IptablesComparison
 from pointsman.backends.iptables.fragment import Fragment
@@ -255,15 +256,11 @@ class IptablesBackend:
             + sum(1 for _ in static.nat_rules(settings))
             + sum(1 for _ in static.node_port_jumps(settings)),
         }
-        written = {
-            section.partition(b"\n")[0][1:].decode(): section.count(b"\n-A ")
-            for section in text.split(b"\nCOMMIT\n")
-        }
         return SyncReport(
             full=full,
             rejected=dict(self._rejected),
             rules_total=totals,
-            rules_last={table: written.get(table, 0) for table in totals},
+            rules_last={table: rules_written(text, table) for table in totals},
             batch_bytes=len(text),
             notes=tuple(notes),
             degraded=self._degraded,

@@ -134,6 +134,12 @@ def partial_batch(
     return batch
 
 
+def rules_written(text: bytes, table: str) -> int:
+    """How many rules a batch appends to a table; counted in place, because the text may be large."""
+    start = text.find(f"*{table}\n".encode())
+    return text.count(b"\n-A ", start, text.find(b"\nCOMMIT\n", start)) if start >= 0 else 0
+
+
 def _partial_filter(
     batch: Batch,
     settings: Settings,
