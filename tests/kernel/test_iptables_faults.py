@@ -26,6 +26,7 @@ from pointsman.kernel.iptables_programs import choose_variant
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.plan import ServicePlan
+from pointsman.model.scheduling import Scheduling
 from pointsman.model.service import Protocol, ServicePortName
 
 pytestmark = pytest.mark.kernel
@@ -107,6 +108,27 @@ def test_a_bad_line_costs_only_the_service_it_belongs_to(host: Host, full: bool)
     assert host.differences() == []
     host.interfere = lambda _, text: text
     assert host.sync(full=True).rejected == {}
+    assert host.differences() == []
+
+
+def test_rules_of_resets_and_guarded_node_ports_read_back_as_they_were_written(host: Host) -> None:
+    resetting = Scheduling(reset_gone=True)
+    guarded = (cidr_from_text("192.0.2.0/24"),)
+    host.sync(
+        plan(service_port("empty", node_port=30001, scheduling=resetting)),
+        plan(
+            service_port("elsewhere", port=81, node_port=30002, external_local=True, scheduling=resetting),
+            endpoint("10.244.1.1", local=False),
+        ),
+        plan(
+            service_port("guarded", port=82, node_port=30003, source_ranges=guarded, ranges_everywhere=True),
+            endpoint("10.244.1.1"),
+        ),
+        full=True,
+    )
+    saved = host.saved()
+    assert saved.count("tcp-reset") == 3
+    assert "--dport 30003 -j DROP" in saved
     assert host.differences() == []
 
 

@@ -128,7 +128,7 @@ def list_text(rows: Sequence[ServiceRow], *, wide: bool, screen: Screen = PLAIN,
     """A table with one line per service port."""
     head = ["SERVICE", "PORT", "ADDRESS", "ENDPOINTS", "POLICY", "STATE"]
     if wide:
-        head += ["FAMILY", "LOCAL", "ALSO AT", "AFFINITY", "TOPOLOGY", "SCHEDULER", "USED", "UNUSED"]
+        head += ["FAMILY", "LOCAL", "ALSO AT", "AFFINITY", "TOPOLOGY", "SCHEDULER", "GONE", "USED", "UNUSED"]
     cells = [[*_cells(row), *(_wide_cells(row) if wide else ())] for row in rows]
     return laid_out([Table([head, *cells] if heading else cells, _TONES, heading=heading)], screen)
 
@@ -149,6 +149,7 @@ def _wide_cells(row: ServiceRow) -> Iterator[str]:
     yield f"{row.affinity_seconds} s" if row.affinity_seconds else "-"
     yield row.topology or "-"
     yield row.scheduler or "-"
+    yield "reset" if row.resets_gone else "-"
     yield _listed([endpoint.address for endpoint in row.endpoints if endpoint.used])
     yield _listed([endpoint.address for endpoint in row.endpoints if not endpoint.used])
 

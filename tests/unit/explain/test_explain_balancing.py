@@ -75,7 +75,10 @@ def test_resets_of_connections_to_gone_endpoints_are_named() -> None:
     )
     assert "Gone endpoints" not in explanation_text(explained())
     view = view_of(factory.service(metadata={"annotations": {"pointsman.dev/reset-gone": "true"}}))
-    assert [row.resets_gone for row in service_page(view, "reset-gone").rows] == [True]
+    rows = service_page(view, "reset-gone").rows
+    assert [row.resets_gone for row in rows] == [True]
+    heading, line = list_text(rows, wide=True).splitlines()
+    assert line[heading.index("GONE") :].split()[0] == "reset"
 
 
 @pytest.mark.parametrize(
