@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shlex
 from pathlib import Path
@@ -37,6 +38,24 @@ def test_commands_of_the_table_exist() -> None:
     named = set(re.findall(r"^\| `pointsman (\w+)", README, re.MULTILINE))
     assert len(named) >= 7
     assert named <= {line.split()[0] for line in usage().splitlines() if line.startswith("  ")}
+
+
+def test_every_command_is_named() -> None:
+    commands = [line.split()[0] for line in usage().splitlines() if line.startswith("  ")]
+    table = README.partition("## Commands")[2].partition("```")[0]
+    assert [name for name in commands if not re.search(rf"`(pointsman )?{name}\b", table)] == []
+
+
+def test_what_is_shown_of_the_demo_is_part_of_the_recorded_run() -> None:
+    picture = (ROOT / "docs/demo.svg").read_text()
+    recorded = {
+        html.unescape(re.sub("<[^>]*>", "", line)).rstrip()
+        for line in re.findall(r"<text[^>]*>(.*?)</text>", picture, re.DOTALL)
+    }
+    _, _, rest = README.partition("([the whole run](docs/demo.svg)):\n\n```\n")
+    shown = rest.partition("\n```")[0].splitlines()
+    assert len(shown) > 10
+    assert [line for line in shown if line and line not in recorded] == []
 
 
 def test_make_targets_exist() -> None:
