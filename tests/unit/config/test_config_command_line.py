@@ -267,6 +267,7 @@ def test_defaults_of_balancing_come_from_flags_and_bad_ones_are_named() -> None:
         "--source-hash-slots=128",
     )
     assert options.balancing == Balancing(Scheduler.SOURCE_HASH, 60, 7, 128)
+    assert as_kube_proxy("--reset-gone").balancing == Balancing(reset_gone=True)
     assert as_kube_proxy().balancing == Balancing()
     found = problems(
         "--default-scheduler=lc", "--default-slow-start=2h", "--source-hash-seed=0", "--source-hash-slots=9"
