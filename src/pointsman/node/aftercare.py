@@ -114,6 +114,10 @@ class TidyUp(SyncListener):
         self._background = background
         self._jobs = jobs
         self._on_change = on_change
+        self._under_way: set[str] = set()
+        self._once_more: set[str] = set()
+        self._waiting: set[str] = set()
+        """For the next attempt."""
 
     def synced(self, outcome: SyncOutcome) -> None:
         if self._unsynced:
@@ -127,6 +131,11 @@ class TidyUp(SyncListener):
                 self._begin(name)
 
     def _begin(self, name: str) -> None:
+        """No job ever runs beside itself; what may have come too late for it is what the next run finds."""
+        if name in self._under_way:
+            self._once_more.add(name)
+            return
+        self._under_way.add(name)
         self._background.run(lambda: self._done(name), lambda tidied: self._ended(name, tidied))
 
     def _done(self, name: str) -> Tidied:
@@ -139,5 +148,14 @@ class TidyUp(SyncListener):
     def _ended(self, name: str, tidied: Tidied) -> None:
         if tidied is not Tidied.NOTHING:
             self._on_change()
-        if tidied is Tidied.UNFINISHED:
-            self._background.later(lambda: self._begin(name))
+        self._under_way.discard(name)
+        if name in self._once_more:
+            self._once_more.discard(name)
+            self._begin(name)
+        elif tidied is Tidied.UNFINISHED and name not in self._waiting:
+            self._waiting.add(name)
+            self._background.later(lambda: self._begin_after_waiting(name))
+
+    def _begin_after_waiting(self, name: str) -> None:
+        self._waiting.discard(name)
+        self._begin(name)

@@ -108,6 +108,31 @@ async def test_leftovers_go_only_after_every_family_and_are_tried_again() -> Non
     assert len(attempts) == 3
 
 
+async def test_no_job_runs_beside_itself_however_often_it_is_asked_for() -> None:
+    running, most, runs = 0, 0, 0
+    let_go = threading.Event()
+
+    def remove() -> Tidied:
+        nonlocal running, most, runs
+        running, runs = running + 1, runs + 1
+        most = max(most, running)
+        let_go.wait(5)
+        running -= 1
+        return Tidied.NOTHING
+
+    background = Background()
+    tidying = TidyUp([Family.IPV4], background, {"remove leftovers": remove}, lambda: None)
+    tidying.synced(synced())
+    await until(lambda: running == 1)
+    tidying.again()
+    tidying.again()
+    await asyncio.sleep(0.05)
+    let_go.set()
+    await until(lambda: runs == 2 and running == 0)
+    await background.close()
+    assert (runs, most) == (2, 1)
+
+
 async def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked() -> None:
     complaints: list[object] = []
     let_go, begun = threading.Event(), threading.Event()
