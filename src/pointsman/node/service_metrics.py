@@ -67,7 +67,10 @@ class ServiceMetrics:
                 except KernelError as error:
                     _log.error("Service counters cannot be read", err=error, ipFamily=family.family.value)
                     continue
-                self.read(traffic, family.family, (await family.snapshot()).plans)
+                plans = (await family.snapshot()).plans
+                # A hundred thousand endpoints take long enough to add up to be felt by whoever else needs the event loop.
+                reading = await asyncio.to_thread(self._reading, traffic, family.family, plans)
+                self._readings[family.family] = reading
             something = any(reading[CONNECTIONS] for reading in self._readings.values())
             await asyncio.sleep(READ_SECONDS if something else FIRST_READ_SECONDS)
 
@@ -75,9 +78,14 @@ class ServiceMetrics:
         self, traffic: Traffic, family: Family, plans: Mapping[ServicePortName, ServicePlan] | None = None
     ) -> None:
         """Takes the newest figures of a family; plans tell the zones of its endpoints."""
+        self._readings[family] = self._reading(traffic, family, plans or {})
+
+    def _reading(
+        self, traffic: Traffic, family: Family, plans: Mapping[ServicePortName, ServicePlan]
+    ) -> Reading:
         totals = self._zones.setdefault(family, ZoneTotals())
-        zones = totals.add(traffic.endpoint_connections, plans or {})
-        self._readings[family] = limited(reading_of(traffic, family, zones), self._limit)
+        zones = totals.add(traffic.endpoint_connections, plans)
+        return limited(reading_of(traffic, family, zones), self._limit)
 
     def _reader(self, name: str) -> Callable[[], Mapping[tuple[str, ...], float]]:
         def merged() -> Mapping[tuple[str, ...], float]:

@@ -320,7 +320,7 @@ def _targets(plan: ServicePlan, chain_names: service_chains.ChainNames) -> dict[
 
 
 @functools.lru_cache(maxsize=64)
-def _chances(weights: tuple[int, ...]) -> list[str]:
+def _chances(weights: tuple[int, ...]) -> tuple[str, ...]:
     """For each of these shares, the words that let a packet take it if it took none before; the last needs none."""
     left = sum(weights)
     words = []
@@ -328,7 +328,7 @@ def _chances(weights: tuple[int, ...]) -> list[str]:
         chance = f"-m statistic --mode random --probability {spelling.probability(left, weight)} "
         words.append(chance if left > weight else "")
         left -= weight
-    return words
+    return tuple(words)
 
 
 def _text(rules: list[str]) -> bytes:
