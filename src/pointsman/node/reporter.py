@@ -144,7 +144,12 @@ class Reporter(SyncListener):
     def left_out(self, kind: str, key: str, problem: Problem, *, shown: str = "") -> None:
         """An object, or part of it, cannot be used: a log line, a metric, and an event on a Service."""
         self._metrics.objects_skipped.labels(kind=kind, reason=problem.reason).inc()
-        _log.warning("Left out of the rules", kind=kind, object=shown or key, reason=problem.message)
+        _log.warning(
+            "Something in an object cannot be used and is left out",
+            kind=kind,
+            object=shown or key,
+            reason=problem.message,
+        )
         if kind == "Service":
             self._recorder.service_event(key, problem.reason, problem.message)
 

@@ -176,4 +176,4 @@ class SelfProbe:
             return f"likely cause: {cause.message}" + (f" ({cause.advice})" if cause.advice else "")
         if any(port.kernel.differences for port in ports):
             return "likely cause: the kernel does not hold our rules as written"
-        return "no cause is seen in our rules or on this host"
+        return "no cause is seen in our rules or on this host; does a route lead to that address?"
