@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from bench.measured import RANGE
 from bench.svg import Bar, Bars, Curves, Point, Series, svg
 
+PACKET_COLOURS = ("grey", "blue", "orange", "green", "red")
+WHERE = {"pod": "from a pod to a cluster address", "outside": "from outside to a node port"}
 COLOURS = {"pointsman": "blue", "kube-proxy": "orange", "direct": "grey"}
 
 Rows = Sequence[Mapping[str, Any]]
@@ -47,6 +49,8 @@ def charts(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Name and text of every chart whose results exist."""
     for name, asked in OF_THE_PROCESS.items():
         yield name, svg(by_services(results["process"], asked))
+    for start in ("pod", "outside"):
+        yield f"connect-from-{start}.svg", svg(of_packets(results["packets"]["packets"], start))
     for name, (part, column, title, unit) in OF_THE_FLEET.items():
         if "fleet" in results:
             yield name, svg(of_fleet(results["fleet"][part], column, title, unit))
@@ -61,6 +65,21 @@ def by_services(rows: Rows, asked: Comparison) -> Curves:
             found.setdefault(row["program"], []).append(Point(row["services"], row[asked.column], low, high))
     series = (Series(program, COLOURS[program], tuple(sorted(points))) for program, points in found.items())
     return Curves(asked.title, "Services", asked.unit, tuple(series), logarithmic=True)
+
+
+def of_packets(rows: Rows, start: str) -> Curves:
+    """The time of a connect by the number of Services, a curve for each program and mode."""
+    found: dict[tuple[str, str], list[Point]] = {}
+    for row in rows:
+        if row["from"] == start:
+            point = Point(row["services"], row["connect_p50_us"])
+            found.setdefault((row["program"], row["mode"]), []).append(point)
+    series = (
+        Series(f"{program}, {mode}" if mode else "no proxy, direct", colour, tuple(points))
+        for ((program, mode), points), colour in zip(found.items(), PACKET_COLOURS, strict=False)
+    )
+    title = f"connect() through a Service, {WHERE[start]}, median"
+    return Curves(title, "Services", "µs", tuple(series), logarithmic=True)
 
 
 def of_fleet(rows: Rows, column: str, title: str, unit: str) -> Bars:

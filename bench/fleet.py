@@ -117,7 +117,7 @@ class Bench:
             "server_memory_mb": (after.rss_mib - before.rss_mib) * 1.048576 / fleet.size,
         }
 
-    def watch(self, fleet: Fleet, memory: float) -> dict[str, Any]:
+    def watch(self, fleet: Fleet) -> dict[str, Any]:
         seen = sum(report["slices"] for report in fleet.reports())
         before = self.reading()
         asyncio.run(self._change())
@@ -127,7 +127,6 @@ class Bench:
             **_named(fleet),
             "events": self._events,
             **per_proxy(before, after, spent, fleet.size * self._events),
-            "server_memory_mb": memory,
         }
         if fleet.reports():
             got = sum(report["slices"] for report in fleet.reports()) - seen
@@ -230,9 +229,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for made in kinds:
             bench.without_proxies()
             with contextlib.closing(made()) as fleet:
-                first = bench.first_list(fleet)
-                tables["first_list"].append(first)
-                tables["watch"].append(bench.watch(fleet, first["server_memory_mb"]))
+                tables["first_list"].append(bench.first_list(fleet))
+                tables["watch"].append(bench.watch(fleet))
                 tables["restart_of_the_server"].append(bench.restart(fleet))
             for rows in tables.values():
                 print(

@@ -74,7 +74,6 @@ def on_paper(
                 "cores_while_all_start": cpu * per_server / 1000 / START_SECONDS,
                 "watch_per_second_mb": watch["sent_kb"] * EVENTS_PER_SECOND * per_server / 1000,
                 "watch_cores": watch["server_cpu_ms"] * EVENTS_PER_SECOND * per_server / 1000,
-                "memory_of_a_server_gb": watch["server_memory_mb"] * per_server / 1000,
             }
 
 

@@ -1,7 +1,6 @@
-"""nftables mode at scale: cold start, restart over existing rules, one endpoint replaced, added, removed, packets.
+"""nftables mode at scale: cold start, restart over existing rules, one endpoint replaced, added, removed.
 
     sudo python -m bench.nftables [--sizes 1000x10,10000x10,5000x50,50000x5] [--changes 500] [--json FILE]
-    sudo python -m bench.nftables --packets            connect() through the table against direct, 100 and 10k services
     sudo python -m bench.nftables --drift              looking for foreign changes: CPU time per look, one look per second
     sudo python -m bench.nftables --service-metrics    the same with counters on the elements
 
@@ -19,10 +18,8 @@ import math
 import os
 import random
 import re
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,19 +27,15 @@ from typing import Any
 
 import msgspec
 from bench.measured import percentile
-from bench.objects import service_address, service_json, slice_json
+from bench.objects import service_json, slice_json
 
 from pointsman.backends.contract import SyncRequest
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.patrol import slice_size
 from pointsman.lab.netns import Namespace
-from pointsman.model.addresses import Family, address_from_text, cidr_from_text
-from pointsman.model.endpoint import Endpoint
+from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext, NodePortAddresses
 from pointsman.model.objects import EndpointSlice, Service
-from pointsman.model.plan import ServicePlan
-from pointsman.model.planning import plan_service_port
-from pointsman.model.service import Protocol, ServicePort, ServicePortName
 from pointsman.model.tracker import Tracker
 from pointsman.sync.reconcile import Reconciler, SyncOutcome
 
@@ -205,52 +198,6 @@ def other_family_commits() -> None:
     other.close()
 
 
-def packets(services: int, rounds: int = 15, connections: int = 400) -> dict[str, float]:
-    """connect() latency from the node: straight to a server, and to a service in front of it."""
-    cluster = Cluster(services, 10, metrics=False)
-    cluster.load()
-    server_address = "172.30.0.10"
-    server = socket.create_server((server_address, 8080), backlog=1024)
-    stop = threading.Event()
-
-    def accept() -> None:
-        while not stop.is_set():
-            connection, _ = server.accept()
-            connection.close()
-
-    threading.Thread(target=accept, daemon=True).start()
-    packed, vip = address_from_text(server_address), address_from_text(service_address(services + 5))
-    assert packed is not None
-    assert vip is not None
-    name = ServicePortName("default", "measured", "", Protocol.TCP)
-    plan = plan_service_port(
-        ServicePort(name, Family.IPV4, vip, 80), tuple(Endpoint(packed, 8080) for _ in range(1)), CONTEXT
-    )
-    assert isinstance(plan, ServicePlan)
-    plans = {**cluster.reconciler.plans, name: plan}
-    cluster.backend.sync(SyncRequest(CONTEXT, plans, {name: plan}))
-    targets = {"direct": (server_address, 8080), "service": (service_address(services + 5), 80)}
-    best: dict[str, list[float]] = {kind: [] for kind in targets}
-    for _ in range(rounds):
-        for kind, target in targets.items():
-            best[kind].append(percentile([_connect(target) for _ in range(connections)], 0.1))
-    ratios = [service / direct for service, direct in zip(best["service"], best["direct"], strict=True)]
-    stop.set()
-    cluster.backend.close()
-    return {
-        "direct_p10_us": percentile(best["direct"], 0.5) * 1e6,
-        "service_p10_us": percentile(best["service"], 0.5) * 1e6,
-        "ratio": percentile(ratios, 0.5),
-    }
-
-
-def _connect(target: tuple[str, int]) -> float:
-    with socket.socket() as client:
-        started = time.perf_counter()
-        client.connect(target)
-        return time.perf_counter() - started
-
-
 def prepared_namespace() -> Namespace:
     namespace = Namespace()
     for command in (
@@ -270,9 +217,7 @@ def run_one(options: argparse.Namespace) -> None:
     services, endpoints = map(int, options.one.split("x"))
     namespace = prepared_namespace()
     with namespace.entered():
-        if options.packets:
-            row = packets(services)
-        elif options.drift:
+        if options.drift:
             row = drift(services, endpoints)
         else:
             row = measure(services, endpoints, options.changes, metrics=options.service_metrics)
@@ -292,9 +237,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", default="")
+    parser.add_argument("--sizes", default="1000x10,10000x10,5000x50,50000x5")
     parser.add_argument("--changes", type=int, default=500)
-    parser.add_argument("--packets", action="store_true")
     parser.add_argument("--drift", action="store_true")
     parser.add_argument("--service-metrics", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -303,11 +247,9 @@ def main() -> None:
     if options.one:
         run_one(options)
         return
-    sizes = options.sizes or ("100x10,10000x10" if options.packets else "1000x10,10000x10,5000x50,50000x5")
     rows = []
-    for size in sizes.split(","):
+    for size in options.sizes.split(","):
         flags = ["--changes", str(options.changes)]
-        flags += ["--packets"] if options.packets else []
         flags += ["--drift"] if options.drift else []
         flags += ["--service-metrics"] if options.service_metrics else []
         command = [sys.executable, "-m", "bench.nftables", "--one", size, *flags]
@@ -315,13 +257,14 @@ def main() -> None:
         load = round(os.getloadavg()[0], 1)
         rows.append({**json.loads(done.stdout), "load_average": load})
     print_table(rows)
-    if not options.packets and not options.drift:
+    if not options.drift:
         print(TARGETS)
     if options.json:
         options.json.write_text(json.dumps({"backend": rows}, indent=1) + "\n")
-    if os.environ.get("KUBE_PROXY_BINARY") and not options.packets and not options.drift:
+    if os.environ.get("KUBE_PROXY_BINARY") and not options.drift:
         subprocess.run(
-            [sys.executable, "-m", "bench.process", "--mode", "nftables", "--sizes", sizes], check=True
+            [sys.executable, "-m", "bench.process", "--mode", "nftables", "--sizes", options.sizes],
+            check=True,
         )
 
 

@@ -243,6 +243,23 @@ def ratios(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"kube-proxy / pointsman at {services}x{endpoints}: {shown}"
 
 
+def programs() -> dict[str, list[str]]:
+    """Commands without their configuration; {work} stands for a directory of their own."""
+    found = {
+        "pointsman": [
+            sys.executable,
+            "-m",
+            "pointsman",
+            "run",
+            "--control-socket=",
+            "--state-dir={work}/state",
+        ]
+    }
+    if os.environ.get("KUBE_PROXY_BINARY"):
+        found["kube-proxy"] = [os.environ["KUBE_PROXY_BINARY"]]
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -255,26 +272,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    programs = {
-        "pointsman": [
-            sys.executable,
-            "-m",
-            "pointsman",
-            "run",
-            "--control-socket=",
-            "--state-dir={work}/state",
-        ]
-    }
-    if os.environ.get("KUBE_PROXY_BINARY"):
-        programs["kube-proxy"] = [os.environ["KUBE_PROXY_BINARY"]]
+    measured = programs()
     if options.large:
         options.sizes = LARGE
-        programs.pop("kube-proxy", None)
+        measured.pop("kube-proxy", None)
     for size in options.sizes.split(","):
         services, endpoints = map(int, size.split("x"))
-        rounds: dict[str, list[dict[str, float]]] = {name: [] for name in programs}
+        rounds: dict[str, list[dict[str, float]]] = {name: [] for name in measured}
         for _ in range(options.rounds):
-            for name, command in programs.items():
+            for name, command in measured.items():
                 rounds[name].append(one_round(command, services, endpoints, options.mode, options.changes))
         for name, found in rounds.items():
             rows.append({"program": name, "services": services, "endpoints": endpoints, **summary(found)})

@@ -36,6 +36,7 @@ UNITS = {
     "_mb": " MB",
     "_kb": " kB",
     "_gb": " GB",
+    "_gbit": " Gbit/s",
     "_percent": " %",
 }
 SIZE = (10000, 10)

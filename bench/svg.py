@@ -10,16 +10,18 @@ from xml.sax.saxutils import escape
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 30, 44, 64
 BAR_LEFT, BAR_STEP = 190, 30
-LEGEND_STEP = 195
+LEGEND_STEP, LEGEND_ROW, LEGEND_COLUMNS = 200, 18, 3
 STYLE = """\
 <style>
 svg { background: #ffffff; } text { fill: #1f2328; }
 .grid { stroke: #d8dee4; } .s { fill: none; stroke-width: 2; } .bar { stroke-width: 1.5; }
 .blue { stroke: #1d4ed8; } .orange { stroke: #c2410c; } .grey { stroke: #848d97; } .green { stroke: #15803d; }
+.red { stroke: #be185d; } .red-fill { fill: #be185d; }
 .blue-fill { fill: #1d4ed8; } .orange-fill { fill: #c2410c; } .grey-fill { fill: #848d97; } .green-fill { fill: #15803d; }
 @media (prefers-color-scheme: dark) {
 svg { background: #0d1117; } text { fill: #e6edf3; } .grid { stroke: #30363d; }
 .blue { stroke: #79a8ff; } .orange { stroke: #ff9d5c; } .green { stroke: #4ade80; }
+.red { stroke: #f9a8d4; } .red-fill { fill: #f9a8d4; }
 .blue-fill { fill: #79a8ff; } .orange-fill { fill: #ff9d5c; } .green-fill { fill: #4ade80; }
 }
 </style>"""
@@ -90,7 +92,8 @@ def _curves(chart: Curves) -> Iterator[str]:
     def place(x: float, y: float) -> tuple[float, float]:
         return round(LEFT + across(x), 1), round(HEIGHT - BOTTOM - up(y), 1)
 
-    yield from _begin(chart.title, HEIGHT, chart.y_label)
+    rows = (len(chart.series) + LEGEND_COLUMNS - 1) // LEGEND_COLUMNS
+    yield from _begin(chart.title, HEIGHT + (rows - 1) * LEGEND_ROW, chart.y_label)
     for value in y_ticks:
         y = place(points[0].x, value)[1]
         yield f'<path class="grid" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>'
@@ -102,13 +105,15 @@ def _curves(chart: Curves) -> Iterator[str]:
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - BOTTOM + 32}" text-anchor="end">{escape(chart.x_label)}</text>'
     )
     for number, series in enumerate(chart.series):
-        yield from _one(series, place, LEFT + number * LEGEND_STEP)
+        yield from _one(series, place)
+        row, column = divmod(number, LEGEND_COLUMNS)
+        x, y = 16 + column * LEGEND_STEP, HEIGHT - 14 + row * LEGEND_ROW
+        yield f'<path class="s {series.colour}" d="M{x} {y}h18"/>'
+        yield f'<text x="{x + 22}" y="{y + 4}" font-size="11">{escape(series.label)}</text>'
     yield "</svg>"
 
 
-def _one(
-    series: Series, place: Callable[[float, float], tuple[float, float]], legend: float
-) -> Iterator[str]:
+def _one(series: Series, place: Callable[[float, float], tuple[float, float]]) -> Iterator[str]:
     placed = [place(point.x, point.y) for point in series.points]
     path = "L".join(f"{x} {y}" for x, y in placed)
     yield f'<path class="s {series.colour}" d="M{path}"/>'
@@ -118,8 +123,6 @@ def _one(
             yield f'<path class="bar {series.colour}" d="M{x} {low}V{high}M{x - 4} {low}h8M{x - 4} {high}h8"/>'
         if series.dots:
             yield f'<circle class="{series.colour}-fill" cx="{x}" cy="{y}" r="2.5"/>'
-    yield f'<path class="s {series.colour}" d="M{legend} {HEIGHT - 14}h18"/>'
-    yield f'<text x="{legend + 22}" y="{HEIGHT - 10}" font-size="11">{escape(series.label)}</text>'
 
 
 def _bars(chart: Bars) -> Iterator[str]:

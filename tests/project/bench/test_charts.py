@@ -6,7 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from bench.charts import OF_THE_PROCESS, by_services, of_fleet
+from bench.charts import OF_THE_PROCESS, by_services, of_fleet, of_packets
 from bench.measured import percentile, summary
 from bench.svg import Bar, Bars, Curves, Point, Series, decades, quarters, svg
 
@@ -48,6 +48,19 @@ def test_a_curve_has_what_was_measured_in_order_and_nothing_at_no_services() -> 
         "kube-proxy": [100],
         "pointsman": [100, 10000],
     }
+
+
+def test_packets_have_a_curve_for_each_program_and_mode_that_served() -> None:
+    found = {"services": 100, "from": "pod", "connect_p50_us": 20.0}
+    rows = [
+        {**found, "program": "none", "mode": ""},
+        {**found, "program": "pointsman", "mode": "nftables"},
+        {**found, "program": "pointsman", "mode": "nftables", "from": "outside"},
+        {"services": 100, "program": "kube-proxy", "mode": "iptables", "from": "did not serve within 30 s"},
+    ]
+    chart = of_packets(rows, "pod")
+    assert [series.label for series in chart.series] == ["no proxy, direct", "pointsman, nftables"]
+    assert all(len(series.points) == 1 for series in chart.series)
 
 
 def test_bars_are_as_long_as_their_values() -> None:

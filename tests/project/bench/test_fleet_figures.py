@@ -36,14 +36,13 @@ def test_paper_multiplies_the_share_of_one_proxy_and_what_grows_with_the_endpoin
         {**named, "services": 0, "endpoints": 0, "sent_kb": 20.0, "server_cpu_ms": 6.0},
         {**named, "services": 1000, "endpoints": 10, "sent_kb": 118.0, "server_cpu_ms": 11.4},
     ]
-    watches = [{**named, "sent_kb": 4.0, "server_cpu_ms": 0.02, "server_memory_mb": 0.5}]
+    watches = [{**named, "sent_kb": 4.0, "server_cpu_ms": 0.02}]
     (row,) = on_paper(lists, watches, nodes=(3000,))
     assert row["all_lists_gb"] == pytest.approx(3.0)
     assert row["all_lists_cpu_s"] == pytest.approx(180.0)
     assert row["cores_while_all_start"] == pytest.approx(1.0)
     assert row["watch_per_second_mb"] == pytest.approx(200.0)
     assert row["watch_cores"] == pytest.approx(1.0)
-    assert row["memory_of_a_server_gb"] == pytest.approx(0.5)
 
 
 def test_objects_are_written_as_by_somebody_who_never_saw_the_servers_copy() -> None:

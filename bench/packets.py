@@ -1,0 +1,122 @@
+"""What a packet pays for a Service: from a pod to a cluster address, and from outside to a node port, beside the direct way.
+
+    sudo python -m bench.packets [--sizes 100,10000,50000] [--modes nftables,iptables] [--rounds 5] [--limit 30] [--json FILE]
+
+Every mode of ours, and of kube-proxy with KUBE_PROXY_BINARY set, has a node of its own made of network namespaces; all take turns, round
+by round, and every ratio is to the direct way on a node without any proxy, in the same round. A proxy that does not serve within the limit is named and not
+measured. ipvs mode is left out: it needs a kernel with ip_vs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.packet_figures import Round, row
+from bench.packet_world import World, api_server, one_round
+from bench.process import programs
+
+from pointsman.lab.netns import Namespace
+
+NOBODY = "none"
+
+
+def measure(services: int, modes: list[str], rounds: int, limit: float) -> list[dict[str, Any]]:
+    with contextlib.ExitStack() as ending:
+        work = Path(ending.enter_context(tempfile.TemporaryDirectory()))
+        control = Namespace()
+        ending.callback(control.close)
+        kinds: list[tuple[str, str, list[str]]] = [(NOBODY, "", [])] + [
+            (name, mode, command) for mode in modes for name, command in programs().items()
+        ]
+        worlds = []
+        for number, (name, mode, command) in enumerate(kinds):
+            directory = work / str(number)
+            directory.mkdir()
+            worlds.append(World(name, mode, command, directory, control, number))
+            ending.callback(worlds[-1].close)
+        ending.enter_context(api_server(control, services, work))
+        took = loaded_after(worlds, services, limit)
+        return rows(worlds, took, services, rounds, limit)
+
+
+def loaded_after(worlds: list[World], services: int, limit: float) -> dict[World, float]:
+    """Seconds until each serves; those that do not within the limit are missing."""
+    took: dict[World, float] = {}
+    for world in worlds:
+        world.start_proxy()
+        began = time.monotonic()
+        while time.monotonic() - began < limit:
+            if world.loaded(services):
+                took[world] = time.monotonic() - began
+                break
+            time.sleep(0.2)
+        else:
+            world.close()
+    return took
+
+
+def rows(
+    worlds: list[World], took: dict[World, float], services: int, rounds: int, limit: float
+) -> list[dict[str, Any]]:
+    seen: dict[tuple[World, str], tuple[list[Round], list[Round]]] = {}
+    for number in range(rounds):
+        for world in took:
+            for start, (where, direct, through) in world.paths(services).items():
+                directly, by_service = seen.setdefault((world, start), ([], []))
+                turns = [(directly, direct), (by_service, through)]
+                for kept, target in turns if number % 2 else reversed(turns):
+                    kept.append(one_round(where, target))
+
+    def compared(start: str, world: World) -> dict[str, float]:
+        beside, through = seen[world, start]
+        return row(seen[worlds[0], start][0], through, beside)
+
+    found = []
+    for world in worlds:
+        named = {"services": services, "program": world.program, "mode": world.mode}
+        if world not in took:
+            found.append({**named, "from": f"did not serve within {limit:.0f} s"})
+        found += [
+            {**named, "from": start, **compared(start, world)}
+            for start in ("pod", "outside")
+            if (world, start) in seen
+        ]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", default="100,10000,50000")
+    parser.add_argument("--modes", default="nftables,iptables")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=30, help="seconds for a proxy to load everything")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found: list[dict[str, Any]] = []
+    for size in map(int, options.sizes.split(",")):
+        for each in measure(size, options.modes.split(","), options.rounds, options.limit):
+            found.append(each)
+            print(
+                " ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in each.items()),
+                flush=True,
+            )
+    iptables = subprocess.run(
+        ["iptables", "--version"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    note = f"{iptables}; one processor does all the work of a packet; ipvs mode not measured; load average {os.getloadavg()[0]:.1f}"
+    if options.json:
+        options.json.write_text(json.dumps({"packets": found, "note": note}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
