@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +14,11 @@ settings.load_profile("patient")
 """How fast examples are made and run says something about the machine, not about the program."""
 settings.register_profile("brief", settings.get_profile("patient"), max_examples=15)
 """For `make quick`; a test that sets a number of its own keeps it."""
+
+
+def pytest_configure() -> None:
+    """Shells start background jobs with SIGINT ignored, and every program started here would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
