@@ -16,6 +16,8 @@ bash: source <(pointsman completion bash), or keep it as /usr/share/bash-complet
 zsh: keep it as _pointsman in a directory of $fpath. fish: keep it as ~/.config/fish/completions/pointsman.fish."""
 
 _SERVICES = "pointsman list -o name 2>/dev/null"
+_SERVICES_FOR_BASH = f"{_SERVICES} | tr -cd 'a-z0-9./\\n-'"
+"""bash expands words before it offers them: a name from a manifest must not be able to run anything."""
 
 
 def command() -> argparse.ArgumentParser:
@@ -74,7 +76,7 @@ def _bash_values(each: Command) -> Iterator[str]:
 def _bash_choice(option: Option) -> str:
     return {
         Takes.FILE: "files=1",
-        Takes.SERVICE: f"words=$({_SERVICES})",
+        Takes.SERVICE: f"words=$({_SERVICES_FOR_BASH})",
         Takes.CHOICE: f'words="{" ".join(option.choices)}"',
     }.get(option.takes, ":")
 

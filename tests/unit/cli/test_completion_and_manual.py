@@ -85,6 +85,15 @@ def test_bash_completes_commands_flags_and_values(scripts: Path, tmp_path: Path)
     assert files == [f"{tmp_path}/cluster.yaml"]
 
 
+def test_no_name_of_a_service_is_run_by_bash(scripts: Path, tmp_path: Path) -> None:
+    script = (
+        "pointsman() { printf '%s\\n' shop/web 'shop/`touch \"$TRAP\"`' 'shop/$(touch \"$TRAP\")'; }\n"
+        'source "$1"; COMP_WORDS=(pointsman explain shop/w); COMP_CWORD=2; TRAP=$2; _pointsman; echo "${COMPREPLY[@]}"'
+    )
+    assert _run("bash", "-c", script, "bash", str(scripts / "bash"), str(tmp_path / "trap")) == "shop/web\n"
+    assert not (tmp_path / "trap").exists()
+
+
 def test_fish_completes_commands_flags_and_values(scripts: Path) -> None:
     fish = _needs("fish")
 
