@@ -24,6 +24,7 @@ from pointsman.report.fleet import FleetReport, fleet_explain, fleet_list, fleet
 from pointsman.report.service_list import ServiceList
 from pointsman.report.status import StatusReport
 from pointsman.screen import laid_out
+from pointsman.suggestions import similar
 
 _ABOUT = """Ask the Pointsman pods of a cluster. Without NODE all are asked. With one node the command runs there as if you were on the
 node; with several, status, list and explain put the answers side by side and name the nodes that disagree, and other commands are
@@ -85,7 +86,8 @@ def _run(argv: Sequence[str]) -> int:
     given = made.parse_args(argv)
     nodes, asked = split_words(given.words)
     if not asked:
-        made.error(f"say a command: {', '.join(COMMANDS)}")
+        meant = [f"; did you mean {near}?" for word in nodes[-1:] for near in similar(word, COMMANDS)]
+        made.error(f"say a command: {', '.join(COMMANDS)}{''.join(meant)}")
     try:
         return _ask(given, nodes, asked)
     except PointsmanError as error:

@@ -160,6 +160,12 @@ def test_without_a_command_it_says_which_there_are(capsys: Captured) -> None:
     assert "say a command: status, list" in capsys.readouterr().err
 
 
+def test_a_mistyped_command_is_recognised(capsys: Captured) -> None:
+    with pytest.raises(SystemExit):
+        main(["node-a", "stauts"])
+    assert capsys.readouterr().err.endswith("check, version; did you mean status?\n")
+
+
 def test_without_kubectl_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
