@@ -169,12 +169,14 @@ class IptablesBackend:
         held = {table: saved.outline(text) for table, text in texts.items()}
         remove_leftovers(self._runner, {table: outline.chains for table, outline in held.items()})
         blocks = {table: saved.blocks(text) for table, text in texts.items()}
-        wanted = {chain for fragment in fragments.values() for chain in fragment.chains}
+        stale = set(filter(names.is_service_chain, held[NAT].chains))
+        if stale:
+            stale.difference_update(*(fragment.chains for fragment in fragments.values()))
         return full_batch(
             settings,
             fragments,
             missing_jumps=[jump for jump in static.JUMPS if not self._jump_exists(held[jump.table], jump)],
-            stale=sorted(filter(names.is_service_chain, held[NAT].chains - wanted)),
+            stale=sorted(stale),
             create_kubelet_firewall=names.KUBELET_FIREWALL not in held[FILTER].chains,
             present=present_in(settings, fragments, blocks),
             over_nftables=self._runner.features.nf_tables,

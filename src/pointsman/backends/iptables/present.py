@@ -40,11 +40,8 @@ def present_in(
     held: Mapping[str, Held],
 ) -> Present:
     """Compare with the chains of tables filter and nat as they were saved, text against text."""
-    nat = held[NAT]
     services = frozenset(
-        name
-        for name, fragment in fragments.items()
-        if b"".join([nat.get(chain, b"?") for chain in fragment.chains]) == fragment.rules
+        name for name, fragment in fragments.items() if _own_chains_stand(fragment, held[NAT])
     )
     tails = {NAT_SERVICES: list(static.node_port_jumps(settings))}
     shared = set()
@@ -57,6 +54,13 @@ def present_in(
             shared.add(chain)
     frames = frozenset(table for table in (FILTER, NAT) if _frame_stands(settings, table, held[table]))
     return Present(services, frozenset(shared), frames)
+
+
+def _own_chains_stand(fragment: Fragment, held: Held) -> bool:
+    first = fragment.declarations[1:].partition(b" ")[0].decode()
+    if first and first not in held:  # as for every service port of a first sync
+        return False
+    return b"".join([held.get(chain, b"?") for chain in fragment.chains]) == fragment.rules
 
 
 def _frame_stands(settings: Settings, table: str, held: Held) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from pointsman.backends.netfilter import spelling
@@ -57,6 +59,7 @@ def settings_of(context: NodeContext, facts: KernelFacts, *, localhost_node_port
     )
 
 
+@functools.lru_cache(maxsize=8)
 def from_local(detector: LocalDetector) -> tuple[str, str]:
     """The match "comes from a local pod" as source and interface words; one of them is empty."""
     if detector.mode is LocalMode.CIDR:
