@@ -96,5 +96,5 @@ def test_closed_ports_and_leaving_count() -> None:
 def test_the_answer_names_every_check() -> None:
     good = readyz_answer([Check("a"), Check("b")])
     assert (good.status, good.body) == (200, b"[+]a ok\n[+]b ok\nreadyz check passed\n")
-    bad = readyz_answer([Check("a"), Check("b", "it is late")])
+    bad = readyz_answer([Check("a"), Check("b", "it is\nlate")])
     assert (bad.status, bad.body) == (503, b"[+]a ok\n[-]b failed: it is late\nreadyz check failed\n")
