@@ -35,13 +35,17 @@ _OF_THE_PROXY = (
     ("metrics.txt", "/metrics", "all metrics"),
     ("log.txt", "/log", "its last log lines"),
 )
+_STANDARD_OUTPUT = Path("-")
 _VERIFICATION = ("verification.json", "/verify", "how the kernel differs from the plans")
 
 
 def command() -> argparse.ArgumentParser:
     made = parser("report", _ABOUT)
     made.add_argument(
-        "-f", "--file", type=Path, help="the archive to write; default pointsman-report-NODE-TIME.tar.gz here"
+        "-f",
+        "--file",
+        type=Path,
+        help="the archive to write, - for standard output; default pointsman-report-NODE-TIME.tar.gz here",
     )
     made.add_argument("--no-rules", action="store_true", help="leave out rules and how they differ")
     add_colour(made)
@@ -51,7 +55,10 @@ def command() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Exit status 0 when complete, 1 without the running proxy's part, 2 when nothing could be written."""
-    given = command().parse_args(argv)
+    made = command()
+    given = made.parse_args(argv)
+    if given.file == _STANDARD_OUTPUT and sys.stdout.isatty():
+        made.error("an archive is nothing for a terminal: send it to a file, as in > report.tar.gz")
     return guarded("report", lambda: _report(given))
 
 
@@ -63,8 +70,12 @@ def _report(given: argparse.Namespace) -> int:
     name = f"pointsman-report-{node}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}"
     path = given.file or Path(f"{name}.tar.gz")
     packed = archive(name, parts, at)
-    _write(path, packed)
-    sys.stdout.write(archive_text(str(path), len(packed), parts, screen(given.color)))
+    if path == _STANDARD_OUTPUT:
+        sys.stdout.buffer.write(packed)
+        sys.stderr.write(archive_text("standard output", len(packed), parts))
+    else:
+        _write(path, packed)
+        sys.stdout.write(archive_text(str(path), len(packed), parts, screen(given.color)))
     return 1 if all(part.missing for part in of_proxy) else 0
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
 import stat
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +133,19 @@ def test_a_misspelt_service_is_looked_for_where_the_proxy_knows_it_from(
 def test_top_says_when_no_service_matches(proxy: LiveProxy, capsys: pytest.CaptureFixture[str]) -> None:
     status, text, errors = output(["top", "--once", "nothing", *proxy.arguments], capsys)
     assert (status, text, errors) == (1, "", "pointsman top: no Service matches\n")
+
+
+def test_a_report_may_go_to_standard_output_and_its_contents_are_told_beside_it(tmp_path: Path) -> None:
+    """A pod has no place for a file that kubectl could copy."""
+    arguments = ["report", "--no-rules", "--file=-", "--control-socket", str(tmp_path / "none")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pointsman", *arguments], capture_output=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 1
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        assert "missing.txt" in [Path(name).name for name in archive.getnames()]
+    assert b"Wrote standard output" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_explain_names_a_service_the_kernel_refused(
