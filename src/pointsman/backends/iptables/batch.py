@@ -185,10 +185,9 @@ def _add_shared(
 def _sorted_declarations(
     fragments: Iterable[Fragment], others: Iterable[str], *, descending: bool = False
 ) -> bytes:
-    """Declarations in the order of their names, which both variants keep their chains in and insert one by one.
+    """Declarations in the order of their names: any other costs iptables-nft three times as long (10 s for 11,000 chains).
 
-    iptables-nft looks for the place from the end: any order but the ascending one costs it three times as long (10 s
-    for 11,000 chains). Legacy iptables looks from the front: a restore of as many costs it a tenth less descending.
+    Legacy iptables is the other way round: a restore of as many takes it about a tenth less time when they descend.
     """
     text = b"".join([fragment.declarations for fragment in fragments])
     text += "".join([f"{_declaration(chain)}\n" for chain in others]).encode()
