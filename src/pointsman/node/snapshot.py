@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -18,6 +19,7 @@ import msgspec
 from pointsman import __version__
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Difference
+from pointsman.daemon_thread import in_daemon_thread
 from pointsman.errors import KernelError
 from pointsman.explain.answer import addresses_concerned, concerned_services, explain
 from pointsman.explain.report import Explanation
@@ -176,7 +178,8 @@ class Inspector:
         """The explanation; with `kernel` what the kernel holds for the Services in question is read."""
         views = [await self._view(family, target, kernel=kernel) for family in self._proxy.families.values()]
         host = self._host if kernel else None
-        return await asyncio.to_thread(_explained, self._whole(tuple(views)), target, client, host)
+        work = partial(_explained, self._whole(tuple(views)), target, client, host)
+        return await in_daemon_thread(work, "explain")
 
     def _whole(self, families: tuple[FamilyView, ...]) -> View:
         return View(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 
 from tests.factory import endpoint_slice, packed, service
 from tests.fake import virtual_time
 
+from pointsman.daemon_thread import in_daemon_thread
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.scheduling import Identity
@@ -113,3 +115,28 @@ async def test_a_service_that_stops_asking_gets_its_even_shares_back() -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert shares(tracker) == [100, 100]
+
+
+def test_the_end_does_not_wait_for_a_count_that_is_under_way() -> None:
+    counting, let_go = threading.Event(), threading.Event()
+
+    def count(_family: Family, _states: Mapping[ServicePortName, PortState]) -> Counts:
+        counting.set()
+        let_go.wait(20)
+        return {}
+
+    async def ended() -> None:
+        keeper = ShareKeeper(tracking(scheduler="least-connections"), lambda: None, count=count)
+        keeper.changed()
+        running = asyncio.create_task(keeper.run())
+        assert await in_daemon_thread(lambda: counting.wait(20), "waiting")
+        running.cancel()
+
+    process_ends = threading.Thread(target=lambda: asyncio.run(ended()))
+    process_ends.start()
+    process_ends.join(10)
+    try:
+        assert not process_ends.is_alive()
+    finally:
+        let_go.set()
+        process_ends.join()
