@@ -1,22 +1,18 @@
-"""HTTP to one API server: the only file that imports the HTTP client.
+"""Requests to one API server under one identity: whole answers, or streams as they arrive.
 
-Two calls, `request` (whole answers) and `stream` (chunks as they arrive), so that another client could take
-its place. Whatever goes wrong leaves here as a KubeError with a message fit for a log: no header, no token,
-no proxy password.
+Whatever goes wrong leaves here as a KubeError with a message fit for a log: no header, no token, no proxy password.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
+import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
-
-import aiohttp
 
 from pointsman import __version__
 from pointsman.errors import Gone, KubeError, Throttled, Unauthorized
@@ -24,6 +20,8 @@ from pointsman.kube.access import Access
 from pointsman.kube.auth import Credentials, Presented
 from pointsman.kube.client_metrics import RequestListener
 from pointsman.kube.content_encoding import decoder_for
+from pointsman.kube.dialling import Dialler, NotHttp
+from pointsman.kube.exchange import Answer, HttpClient, HttpRequest
 from pointsman.kube.formats import JSON, decode_status
 from pointsman.kube.proxyenv import proxy_from_environment
 from pointsman.kube.ratelimit import Clock, RateLimit, Sleep
@@ -31,7 +29,6 @@ from pointsman.kube.reachability import Reachability
 
 _ERROR_BODY_LIMIT = 64 * 1024
 _LONGEST_DETAIL = 500
-_CONNECT_SECONDS = 15.0
 _WHOLE_ANSWER_SECONDS = 600.0
 _DEFAULT_RETRY_AFTER_SECONDS, _LONGEST_RETRY_AFTER_SECONDS = 1.0, 60.0
 STREAM_ANSWER_SECONDS = 30.0
@@ -95,13 +92,13 @@ class Transport:
         self._access = access
         self._credentials = credentials or Credentials(access, listener=listener)
         environment = os.environ if environ is None else environ
-        self._proxy = access.proxy_url or proxy_from_environment(access.server, environment)
+        proxy = access.proxy_url or proxy_from_environment(access.server, environment)
+        self._client = HttpClient(Dialler(access.server, proxy=proxy, server_name=access.tls_server_name))
         self._rate = RateLimit(qps, burst, clock=clock, sleep=sleep)
         self._largest_body = largest_body
         self._reachability = Reachability(access) if reachability is None else reachability
         self._listener = listener or RequestListener()
         self._clock = clock
-        self._session: aiohttp.ClientSession | None = None
 
     @property
     def server(self) -> str:
@@ -178,27 +175,24 @@ class Transport:
 
     async def close(self) -> None:
         self._reachability.close()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        self._client.close()
 
     @asynccontextmanager
-    async def _exchange(self, call: _Call) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _exchange(self, call: _Call) -> AsyncIterator[Answer]:
         """The answer of a server that did not refuse."""
         what = self._what(call)
         response = await self._answer(call)
         try:
             if response.status == 401 and self._credentials.forget():
-                response.release()
+                response.close()
                 response = await self._answer(call)
             if not 200 <= response.status < 300:
                 raise _refusal(response, what, await self._error_body(call, response))
             yield response
         finally:
-            # A half-read body cannot be reused; after a complete one the connection is back in the pool already.
             response.close()
 
-    async def _answer(self, call: _Call) -> aiohttp.ClientResponse:
+    async def _answer(self, call: _Call) -> Answer:
         """Sends the request and waits for the headers of the answer."""
         asked = self._clock()
         await self._rate.take()
@@ -216,42 +210,24 @@ class Transport:
         self._listener.answered(call.method, response.status)
         return response
 
-    async def _headers(self, call: _Call, presented: Presented, what: str) -> aiohttp.ClientResponse:
+    async def _headers(self, call: _Call, presented: Presented, what: str) -> Answer:
+        headers = (("User-Agent", f"pointsman/{__version__}"), *call.headers.items(), *presented.headers)
+        request = HttpRequest(call.method, call.path, call.params, headers, call.body)
         with _translated(what, KubeError(f"{what}: no answer within {call.answer:.0f} s")):
-            if self._session is None:
-                self._session = aiohttp.ClientSession(
-                    headers={"User-Agent": f"pointsman/{__version__}"},
-                    cookie_jar=aiohttp.DummyCookieJar(),
-                    timeout=aiohttp.ClientTimeout(total=None),
-                    auto_decompress=False,
-                )
             async with asyncio.timeout(call.answer):
-                response = await self._session.request(
-                    call.method,
-                    self._access.server + call.path,
-                    params=call.params,
-                    data=call.body,
-                    headers=[*call.headers.items(), *presented.headers],
-                    ssl=presented.tls if presented.tls is not None else True,
-                    server_hostname=self._access.tls_server_name or None,
-                    proxy=self._proxy or None,
-                    allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS, sock_read=call.idle),
-                )
-            _notice_dead_peers(response)
-        return response
+                return await self._client.ask(request, presented.tls)
 
-    async def _pieces(self, call: _Call, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    async def _pieces(self, call: _Call, response: Answer) -> AsyncGenerator[bytes, None]:
         """The body, uncompressed, in pieces of bounded size as they arrive."""
         what = self._what(call)
         with _translated(what, Idle(f"{what}: no data for {call.idle:.0f} s")):
             decoder = decoder_for(response.headers.get("Content-Encoding", ""))
-            async for chunk in response.content.iter_any():
+            async for chunk in response.body(call.idle):
                 for piece in decoder.feed(chunk):
                     yield piece
             decoder.finish()
 
-    async def _error_body(self, call: _Call, response: aiohttp.ClientResponse) -> bytes:
+    async def _error_body(self, call: _Call, response: Answer) -> bytes:
         """As much of it as a message needs; one that cannot be read says nothing."""
         found = b""
         try:
@@ -269,13 +245,11 @@ class Transport:
 
 @contextmanager
 def _translated(what: str, late: KubeError) -> Iterator[None]:
-    """The border to the HTTP library: whatever it makes of what a server sends leaves as a KubeError."""
+    """The border to HTTP: whatever a server sends, and whatever that does, leaves as a KubeError."""
     try:
         yield
     except KubeError:
         raise
-    except aiohttp.ConnectionTimeoutError as error:
-        raise KubeError(f"{what}: no connection within {_CONNECT_SECONDS:.0f} s") from error
     except TimeoutError as error:
         raise late from error
     except Exception as error:
@@ -287,7 +261,7 @@ def _one_line(words: str) -> str:
     return " ".join(words.split())[:_LONGEST_DETAIL]
 
 
-def _refusal(response: aiohttp.ClientResponse, what: str, body: bytes) -> KubeError:
+def _refusal(response: Answer, what: str, body: bytes) -> KubeError:
     status, reason = response.status, _one_line(response.reason or "")
     detail = _one_line(decode_status(body).message)
     message = f"{what}: HTTP {status} {reason}".rstrip() + (f": {detail}" if detail else "")
@@ -308,37 +282,11 @@ def _retry_after(text: str) -> float:
 
 def _reason(error: Exception) -> str:
     """What happened, in words that cannot hold a URL with a password (proxies) nor a header."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+    if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"the server's certificate is not trusted: {error.certificate_error}; "
+            f"the server's certificate is not trusted: {error}; "
             "it must be signed by the configured CA and name the address it was reached by"
         )
-    if isinstance(error, aiohttp.ClientHttpProxyError):
-        return f"the proxy answered HTTP {error.status}"
-    if isinstance(error, aiohttp.ClientResponseError):
-        return f"not valid HTTP: {error.message}"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        errno = error.os_error.errno
-        detail = os.strerror(errno) if errno and errno > 0 else str(error.os_error)
-        return f"cannot connect to {error.host}:{error.port}: {detail}"
-    if isinstance(error, aiohttp.ClientPayloadError):
-        return "the connection broke in the middle of the answer"
+    if isinstance(error, NotHttp):
+        return f"not valid HTTP: {error}"
     return str(error) or type(error).__name__
-
-
-def _notice_dead_peers(response: aiohttp.ClientResponse) -> None:
-    """Let the kernel find out within half a minute that the peer vanished without a word.
-
-    A quiet watch may rightly carry nothing for minutes, so reading alone cannot tell silence from absence.
-    """
-    connection = response.connection
-    if connection is None or connection.transport is None:
-        return
-    peer = connection.transport.get_extra_info("socket")
-    if peer is None or peer.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Self
 
-from aiohttp import web
-
 from pointsman.testing import protobuf
 from pointsman.testing.apistore import (
     API_VERSIONS,
@@ -37,6 +35,11 @@ from pointsman.testing.apistore import (
     selector,
     watch_event,
 )
+
+try:
+    from aiohttp import web
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("the fake API server needs aiohttp: install pointsman[testing]") from error
 
 _JSON = "application/json"
 _WRITE_BYTES = 64 * 1024

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import logging
-import ssl
-import subprocess
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.fake.skipping_clock import SkippingClock
+from tests.unit.kube.certificates import server_tls
 
 from pointsman.errors import Gone, KubeError, Throttled, Unauthorized
 from pointsman.kube.access import Access
@@ -34,51 +33,6 @@ async def get(access: Access, times: int = 1, **options: Any) -> Response:
         return response
     finally:
         await transport.close()
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CA, a server certificate for 127.0.0.1 and kubernetes.default, a client certificate; and another CA."""
-    directory = tmp_path_factory.mktemp("pki")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
-
-    for name in ("ca", "other"):
-        openssl(
-            *(
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:prime256v1",
-                "-nodes",
-                "-days",
-                "2",
-            ),
-            *("-keyout", f"{name}.key", "-out", f"{name}.crt", "-subj", f"/CN={name}"),
-        )
-    for name, names in (("server", "IP:127.0.0.1,DNS:kubernetes.default"), ("client", "DNS:client")):
-        openssl(
-            *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}"),
-        )
-        (directory / "san").write_text(f"subjectAltName={names}", encoding="utf-8")
-        openssl(
-            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"),
-            *("-days", "2", "-extfile", "san", "-out", f"{name}.crt"),
-        )
-    return directory
-
-
-def server_tls(pki: Path, *, demand_client: bool = False) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pki / "server.crt", pki / "server.key")
-    if demand_client:
-        context.load_verify_locations(pki / "ca.crt")
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
 
 
 async def test_lists_come_compressed_unless_the_kubeconfig_says_otherwise() -> None:

@@ -1,0 +1,281 @@
+"""Connections to the API server: kept, replaced, led through proxies, and read in whatever pieces they bring."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.kube.certificates import server_tls
+
+from pointsman.errors import KubeError
+from pointsman.kube.access import Access
+from pointsman.kube.transport import Transport
+from pointsman.testing.apiserver import FakeApiServer
+
+PATH = "/api/v1/services"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def listening(answering: Answering, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """The port of a server on loopback that does this with every connection, and closes it then."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await answering(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def head_of(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readuntil(b"\r\n\r\n")
+
+
+@asynccontextmanager
+async def transport_to(access: Access) -> AsyncIterator[Transport]:
+    transport = Transport(access, environ={}, qps=0)
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+async def test_a_connection_serves_one_request_after_the_other() -> None:
+    connections, requests = 0, 0
+
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections, requests
+        connections += 1
+        while True:
+            await head_of(reader)
+            requests += 1
+            writer.write(OK)
+
+    async with (
+        listening(answering) as port,
+        transport_to(Access(f"http://127.0.0.1:{port}", "test")) as transport,
+    ):
+        for _ in range(3):
+            assert (await transport.request("GET", PATH)).body == b"{}"
+    assert (connections, requests) == (1, 3)
+
+
+async def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
+    both = asyncio.Event()
+    waiting = 0
+
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal waiting
+        await head_of(reader)
+        waiting += 1
+        if waiting == 2:
+            both.set()
+        await both.wait()
+        writer.write(OK)
+
+    async with (
+        listening(answering) as port,
+        transport_to(Access(f"http://127.0.0.1:{port}", "test")) as transport,
+    ):
+        answers = await asyncio.gather(*(transport.request("GET", PATH) for _ in range(2)))
+    assert [answer.body for answer in answers] == [b"{}", b"{}"]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_only_what_may_be_asked_twice_is_asked_again_when_a_kept_connection_breaks(method: str) -> None:
+    requests: list[bytes] = []
+
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append(await head_of(reader))
+        writer.write(OK)
+        requests.append(await head_of(reader))
+
+    async with (
+        listening(answering) as port,
+        transport_to(Access(f"http://127.0.0.1:{port}", "test")) as transport,
+    ):
+        await transport.request("GET", PATH)
+        if method == "GET":
+            assert (await transport.request("GET", PATH)).body == b"{}"
+        else:
+            with pytest.raises(KubeError, match="closed the connection without an answer"):
+                await transport.request("POST", PATH, body=b"{}")
+    assert len(requests) == (3 if method == "GET" else 2)
+
+
+async def test_a_connection_that_the_server_has_closed_is_not_used_again() -> None:
+    connections = 0
+
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await head_of(reader)
+        writer.write(OK)
+
+    async with (
+        listening(answering) as port,
+        transport_to(Access(f"http://127.0.0.1:{port}", "test")) as transport,
+    ):
+        for _ in range(2):
+            await transport.request("POST", PATH, body=b"{}")
+            await asyncio.sleep(0.05)
+    assert connections == 2
+
+
+async def test_closing_the_transport_ends_a_stream_that_is_open() -> None:
+    ended = asyncio.Event()
+
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await reader.read()
+        ended.set()
+
+    async with listening(answering) as port:
+        transport = Transport(Access(f"http://127.0.0.1:{port}", "test"), environ={})
+        async with transport.stream(PATH, idle_timeout=10):
+            await transport.close()
+            await asyncio.wait_for(ended.wait(), 5)
+
+
+async def test_the_path_the_prefix_and_the_parameters_are_written_so_that_a_server_reads_them_back() -> None:
+    async with FakeApiServer() as server:
+        async with transport_to(Access(f"{server.url}/", "test")) as transport:
+            with pytest.raises(KubeError, match="HTTP 404"):
+                await transport.request(
+                    "GET", "/k8s/a b/ü%2f", params={"labelSelector": "!a,b in (c d)", "continue": "x+/="}
+                )
+        seen = server.requests[0]
+        assert seen.path == "/k8s/a b/ü%2f"
+        assert seen.query == {"labelSelector": "!a,b in (c d)", "continue": "x+/="}
+
+
+@given(
+    chunks=st.lists(st.binary(min_size=1, max_size=50), max_size=5),
+    cuts=st.lists(st.integers(min_value=1, max_value=60), max_size=12),
+)
+def test_an_answer_is_the_same_in_whatever_pieces_it_arrives(chunks: list[bytes], cuts: list[int]) -> None:
+    parts = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+    wire = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + parts + b"0\r\n\r\n"
+
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        rest = wire
+        for cut in cuts:
+            writer.write(rest[:cut])
+            rest = rest[cut:]
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.write(rest)
+
+    async def received() -> bytes:
+        async with listening(answering) as port:
+            access = Access(f"http://127.0.0.1:{port}", "test")
+            async with transport_to(access) as transport:
+                return (await transport.request("GET", PATH)).body
+
+    assert asyncio.run(received()) == b"".join(chunks)
+
+
+def tunnelling(asked: list[bytes], refusal: bytes = b"") -> Answering:
+    """A proxy that connects its client with whatever it names, or refuses."""
+
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await head_of(reader)
+        asked.append(head)
+        if refusal:
+            writer.write(refusal)
+            return
+        host, _, port = head.split()[1].decode().rpartition(":")
+        inner_reader, inner_writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(pour(reader, inner_writer), pour(inner_reader, writer), return_exceptions=True)
+
+    return answering
+
+
+async def test_tls_goes_through_a_proxy_to_the_server_itself(pki: Path) -> None:
+    asked: list[bytes] = []
+    async with (
+        FakeApiServer(tls=server_tls(pki)) as server,
+        listening(tunnelling(asked)) as port,
+        transport_to(
+            Access(
+                server.url,
+                "test",
+                ca=pki / "ca.crt",
+                token="secret",
+                proxy_url=f"http://joe:hunter2@127.0.0.1:{port}",
+            )
+        ) as transport,
+    ):
+        assert (await transport.request("GET", PATH)).status == 200
+        assert server.requests[0].headers["Authorization"] == "Bearer secret"
+        assert "Proxy-Authorization" not in server.requests[0].headers
+    assert b"Proxy-Authorization: Basic am9lOmh1bnRlcjI=\r\n" in asked[0]
+    assert b"secret" not in asked[0]
+
+
+async def test_a_proxy_that_refuses_is_told_from_a_server_that_does(pki: Path) -> None:
+    asked: list[bytes] = []
+    refusal = b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n"
+    async with (
+        listening(tunnelling(asked, refusal)) as port,
+        transport_to(
+            Access("https://api.invalid", "test", ca=pki / "ca.crt", proxy_url=f"http://127.0.0.1:{port}")
+        ) as transport,
+    ):
+        with pytest.raises(KubeError, match="the proxy answered HTTP 407"):
+            await transport.request("GET", PATH)
+    assert asked[0].startswith(b"CONNECT api.invalid:443 HTTP/1.1\r\n")
+
+
+async def test_a_server_that_the_proxy_leads_to_must_show_its_certificate(pki: Path) -> None:
+    async with (
+        FakeApiServer(tls=server_tls(pki)) as server,
+        listening(tunnelling([])) as port,
+        transport_to(
+            Access(server.url, "test", ca=pki / "other.crt", proxy_url=f"http://127.0.0.1:{port}")
+        ) as transport,
+    ):
+        with pytest.raises(KubeError, match="certificate is not trusted"):
+            await transport.request("GET", PATH)
+
+
+async def test_new_credentials_mean_a_new_connection(pki: Path, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "client.crt", tmp_path / "client.key"
+    certificate.write_bytes((pki / "client.crt").read_bytes())
+    key.write_bytes((pki / "client.key").read_bytes())
+    async with (
+        FakeApiServer(tls=server_tls(pki, demand_client=True)) as server,
+        transport_to(
+            Access(server.url, "test", ca=pki / "ca.crt", client_certificate=certificate, client_key=key)
+        ) as transport,
+    ):
+        for _ in range(2):
+            assert (await transport.request("GET", PATH)).status == 200
+        certificate.write_bytes((pki / "other.crt").read_bytes())
+        key.write_bytes((pki / "other.key").read_bytes())
+        with pytest.raises(KubeError):
+            await transport.request("GET", PATH)
