@@ -48,7 +48,7 @@ _VERSIONS = (
     ("ipset", "--version"),
     ("ip", "-Version"),
 )
-_PACKAGES = ("aiohttp", "msgspec", "prometheus-client", "PyYAML")
+_PACKAGES = ("aiohttp", "h11", "msgspec", "prometheus-client", "PyYAML")
 
 
 def machine_parts(commands: Commands, *, rules: bool, root: Path = Path("/")) -> Iterator[Part]:
