@@ -5,24 +5,22 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-from aiohttp import web
 
 from pointsman.explain.target import BadQuestion, target_from_text
 from pointsman.model.labels import BadSelector
 from pointsman.node.snapshot import Inspector
 from pointsman.report.overview import MAX_ROWS
 from pointsman.report.service_list import ListQuery
-from pointsman.serve.http import reply, text_response
-from pointsman.serve.server import Handler
+from pointsman.serve.messages import Handler, Request, Response, reply, text_response
 
 
 def control_routes(inspector: Inspector) -> dict[str, Handler]:
     """What the control socket answers."""
 
-    async def status(_request: web.BaseRequest) -> web.Response:
+    async def status(_request: Request) -> Response:
         return _json(await inspector.status())
 
-    async def verify(_request: web.BaseRequest) -> web.Response:
+    async def verify(_request: Request) -> Response:
         return _json(await inspector.verify())
 
     return {
@@ -37,7 +35,7 @@ def control_routes(inspector: Inspector) -> dict[str, Handler]:
 def page_data_routes(inspector: Inspector) -> dict[str, Handler]:
     """What the status page reads; it never makes the proxy read the kernel."""
 
-    async def status(_request: web.BaseRequest) -> web.Response:
+    async def status(_request: Request) -> Response:
         return _json(await inspector.status())
 
     return {
@@ -48,7 +46,7 @@ def page_data_routes(inspector: Inspector) -> dict[str, Handler]:
 
 
 def explain_handler(inspector: Inspector, *, kernel: bool) -> Handler:
-    async def answer(request: web.BaseRequest) -> web.Response:
+    async def answer(request: Request) -> Response:
         query = request.query
         try:
             target = target_from_text(query.get("target", ""), query.get("namespace", ""))
@@ -62,7 +60,7 @@ def explain_handler(inspector: Inspector, *, kernel: bool) -> Handler:
 
 
 def services_handler(inspector: Inspector) -> Handler:
-    async def answer(request: web.BaseRequest) -> web.Response:
+    async def answer(request: Request) -> Response:
         query = request.query
         offset, limit = _number(query.get("offset"), 0), _number(query.get("limit"), MAX_ROWS)
         search, sort, reverse = query.get("search", "")[:200], query.get("sort", ""), "reverse" in query
@@ -72,7 +70,7 @@ def services_handler(inspector: Inspector) -> Handler:
 
 
 def list_handler(inspector: Inspector) -> Handler:
-    async def answer(request: web.BaseRequest) -> web.Response:
+    async def answer(request: Request) -> Response:
         asked = request.query
         try:
             query = ListQuery.from_words(asked)
@@ -89,5 +87,5 @@ def _number(text: str | None, default: int) -> int:
     return int(text) if usable and text is not None else default
 
 
-def _json(value: object) -> web.Response:
+def _json(value: object) -> Response:
     return reply(msgspec.json.encode(value), "application/json", headers={"Cache-Control": "no-store"})

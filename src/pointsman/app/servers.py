@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from aiohttp import web
-
 from pointsman import KUBERNETES_MINOR, __version__
 from pointsman.app.control_handlers import control_routes, page_data_routes
 from pointsman.app.taken_ports import TakenPorts
@@ -20,7 +18,8 @@ from pointsman.node.snapshot import Inspector
 from pointsman.node.surroundings import Recorder
 from pointsman.obs.log import recent_lines, set_verbosity
 from pointsman.serve.control import ControlServer
-from pointsman.serve.http import BindFailed, Listener, routed, text_response
+from pointsman.serve.http import BindFailed, Listener, routed
+from pointsman.serve.messages import Request, Response, text_response
 from pointsman.serve.metrics import Pages, description_routes, health_routes, metrics_routes
 from pointsman.serve.page import page_routes
 
@@ -28,7 +27,7 @@ _GO_NAMES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "armv7l": "ar
 """Go's names of processors, where the kernel has others; dashboards compare the label with those of other components."""
 
 
-async def _log_lines(_request: web.BaseRequest) -> web.Response:
+async def _log_lines(_request: Request) -> Response:
     return text_response("".join(recent_lines()))
 
 

@@ -14,12 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from aiohttp import web
-
 from pointsman.obs.log import get_log
 from pointsman.serve.connections import Connections
-from pointsman.serve.http import limited, routed, text_response
-from pointsman.serve.server import Handler, HttpServer
+from pointsman.serve.http import limited, routed
+from pointsman.serve.messages import Handler, Request, Response, text_response
+from pointsman.serve.server import HttpServer
 
 REQUEST_SECONDS: Final = 120.0
 """Reading a large kernel table takes its time; the client is an operator who asked for it."""
@@ -92,7 +91,7 @@ def _bound(path: Path) -> socket.socket:
 
 
 def _trusted_only(handler: Handler) -> Handler:
-    async def guarded(request: web.BaseRequest) -> web.StreamResponse:
+    async def guarded(request: Request) -> Response:
         user = _peer_user(request)
         if user not in (0, os.geteuid()):
             return text_response(f"user {user} may not ask this proxy; use sudo\n", 403)
@@ -101,8 +100,8 @@ def _trusted_only(handler: Handler) -> Handler:
     return guarded
 
 
-def _peer_user(request: web.BaseRequest) -> int | None:
-    sock = request.transport.get_extra_info("socket") if request.transport is not None else None
+def _peer_user(request: Request) -> int | None:
+    sock = request.transport.get_extra_info("socket")
     if sock is None:
         return None
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

@@ -6,17 +6,14 @@ header holds the attacker's name. So these pages answer under IP addresses and `
 
 from __future__ import annotations
 
-from aiohttp import web
-
 from pointsman.model.addresses import address_from_text, is_loopback, split_host_port
-from pointsman.serve.http import text_response
-from pointsman.serve.server import Handler
+from pointsman.serve.messages import Handler, Request, Response, text_response
 
 
 def by_address(handler: Handler) -> Handler:
     """Only for requests that name this host by an IP address or as `localhost`."""
 
-    async def guarded(request: web.BaseRequest) -> web.StreamResponse:
+    async def guarded(request: Request) -> Response:
         host, _ = split_host_port(request.host) or (request.host.removeprefix("[").removesuffix("]"), "")
         if host != "localhost" and address_from_text(host) is None:
             return text_response("open this page by IP address or as localhost\n", 403)
@@ -28,8 +25,8 @@ def by_address(handler: Handler) -> Handler:
 def on_loopback(handler: Handler) -> Handler:
     """Only for clients on loopback: a shell on the node, or `kubectl port-forward`."""
 
-    async def guarded(request: web.BaseRequest) -> web.StreamResponse:
-        name = request.transport.get_extra_info("peername") if request.transport else None
+    async def guarded(request: Request) -> Response:
+        name = request.transport.get_extra_info("peername")
         peer = address_from_text(name[0]) if name else None
         if peer is None or not is_loopback(peer):
             return text_response(

@@ -1,4 +1,4 @@
-"""Ports that follow the configuration, and the answers they give.
+"""Ports that follow the configuration, and what leads from a port to the handler of a path.
 
 A port that cannot be bound is tried again every five seconds, because the usual cause (the previous proxy still
 stopping) goes away by itself; with bindAddressHardFail it is fatal instead.
@@ -14,13 +14,12 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from aiohttp import web
-
 from pointsman.errors import PointsmanError
 from pointsman.model.addresses import address_from_text, port_from_text, split_host_port
 from pointsman.obs.log import get_log
 from pointsman.serve.connections import RESERVE, Connections, descriptor_limit
-from pointsman.serve.server import Handler, HttpServer
+from pointsman.serve.messages import Handler, Request, Response, text_response
+from pointsman.serve.server import HttpServer
 
 RETRY_SECONDS: Final = 5.0
 REQUEST_SECONDS: Final = 10.0
@@ -87,32 +86,10 @@ def _listening(family: socket.AddressFamily, host: str, port: int, *, v6only: bo
     return sock
 
 
-class _Answer(web.Response):
-    """Sends no Server header, as kube-proxy sends none; the library would add its own."""
-
-    async def _prepare_headers(self) -> None:
-        await super()._prepare_headers()
-        self.headers.pop("Server", None)
-
-
-def text_response(body: str, status: int = 200) -> web.Response:
-    return reply(body.encode(), "text/plain; charset=utf-8", status)
-
-
-def reply(
-    body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
-) -> web.Response:
-    """A complete answer that no browser will take for something else."""
-    answer = _Answer(body=body, status=status, headers=headers)
-    answer.headers["Content-Type"] = content_type
-    answer.headers["X-Content-Type-Options"] = "nosniff"
-    return answer
-
-
 def routed(routes: Mapping[str, Handler]) -> Handler:
     """A handler for exact paths; anything else is 404, with Go's wording."""
 
-    async def dispatch(request: web.BaseRequest) -> web.StreamResponse:
+    async def dispatch(request: Request) -> Response:
         handler = routes.get(request.path)
         if handler is None:
             return text_response("404 page not found\n", 404)
@@ -124,7 +101,7 @@ def routed(routes: Mapping[str, Handler]) -> Handler:
 def limited(handler: Handler, seconds: float = REQUEST_SECONDS) -> Handler:
     """The handler with a deadline, answering 503 when it is missed."""
 
-    async def bounded(request: web.BaseRequest) -> web.StreamResponse:
+    async def bounded(request: Request) -> Response:
         try:
             async with asyncio.timeout(seconds):
                 return await handler(request)

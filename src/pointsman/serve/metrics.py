@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
-from aiohttp import web
 
 from pointsman.config.gates import FeatureGates
 from pointsman.obs.registry import CONTENT_TYPE, Metrics
 from pointsman.serve.guards import by_address
 from pointsman.serve.health import Answer, ProxyHealth
-from pointsman.serve.http import reply, text_response
+from pointsman.serve.messages import Handler, Request, Response, reply, text_response
 from pointsman.serve.profiling import profiling_routes
 from pointsman.serve.readiness import Check, readyz_answer
-from pointsman.serve.server import Handler
 from pointsman.serve.zpages import flags_page, healthz_text, status_page
 
 
@@ -23,20 +21,20 @@ def health_routes(
 ) -> dict[str, Handler]:
     """/healthz, /livez and /readyz for load balancers, the kubelet and people; the first two are counted by their status."""
 
-    def answered(answer: Answer) -> web.Response:
+    def answered(answer: Answer) -> Response:
         return reply(answer.body, "application/json", answer.status)
 
-    async def healthz(_request: web.BaseRequest) -> web.Response:
+    async def healthz(_request: Request) -> Response:
         answer = health.healthz()
         metrics.healthz.labels(code=str(answer.status)).inc()
         return answered(answer)
 
-    async def livez(_request: web.BaseRequest) -> web.Response:
+    async def livez(_request: Request) -> Response:
         answer = health.livez()
         metrics.livez.labels(code=str(answer.status)).inc()
         return answered(answer)
 
-    async def readyz(_request: web.BaseRequest) -> web.Response:
+    async def readyz(_request: Request) -> Response:
         answer = readyz_answer(tuple(checks()))
         return reply(answer.body, "text/plain; charset=utf-8", answer.status)
 
@@ -60,13 +58,13 @@ class Pages(msgspec.Struct, frozen=True):
 def description_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
     """What the process tells about itself, for those who may ask anything."""
 
-    async def exposition(_request: web.BaseRequest) -> web.Response:
+    async def exposition(_request: Request) -> Response:
         return reply(metrics.exposition(), CONTENT_TYPE)
 
-    async def configz(_request: web.BaseRequest) -> web.Response:
+    async def configz(_request: Request) -> Response:
         return reply(pages.configuration(), "application/json")
 
-    async def flagz(_request: web.BaseRequest) -> web.Response:
+    async def flagz(_request: Request) -> Response:
         return text_response(flags_page(pages.flags()))
 
     return {"/metrics": exposition, "/configz": configz, "/flagz": flagz}
@@ -76,20 +74,20 @@ def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
     """All paths of the metrics port."""
     described = description_routes(metrics, pages)
 
-    async def slis(_request: web.BaseRequest) -> web.Response:
+    async def slis(_request: Request) -> Response:
         return reply(metrics.sli_exposition(), CONTENT_TYPE)
 
-    async def ping(_request: web.BaseRequest) -> web.Response:
+    async def ping(_request: Request) -> Response:
         return text_response("ok")
 
-    async def healthz(request: web.BaseRequest) -> web.Response:
+    async def healthz(request: Request) -> Response:
         metrics.healthcheck.labels(name="ping", type="healthz").set(1)
         metrics.healthchecks.labels(name="ping", status="success", type="healthz").inc()
         if "verbose" not in request.query:
             return text_response("ok")
-        return text_response(healthz_text(request.query.getall("exclude", [])))
+        return text_response(healthz_text(request.query.getall("exclude")))
 
-    async def proxy_mode(_request: web.BaseRequest) -> web.Response:
+    async def proxy_mode(_request: Request) -> Response:
         return text_response(metrics.mode)
 
     routes: dict[str, Handler] = {
@@ -108,7 +106,7 @@ def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
     if pages.gates.enabled("ComponentStatusz"):
         statusz = status_page(pages.version, sorted({*routes, "/statusz"}))
 
-        async def statusz_page(_request: web.BaseRequest) -> web.Response:
+        async def statusz_page(_request: Request) -> Response:
             return text_response(statusz())
 
         routes["/statusz"] = by_address(statusz_page)

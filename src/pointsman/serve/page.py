@@ -14,11 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from aiohttp import web
-
 from pointsman.serve.guards import by_address, on_loopback
-from pointsman.serve.http import reply
-from pointsman.serve.server import Handler
+from pointsman.serve.messages import Handler, Request, Response, reply
 
 _FILES: Final = Path(__file__).with_name("page_files")
 
@@ -33,7 +30,7 @@ def page_routes(data: Mapping[str, Handler]) -> dict[str, Handler]:
         "X-Frame-Options": "DENY",
     }
 
-    async def page(_request: web.BaseRequest) -> web.Response:
+    async def page(_request: Request) -> Response:
         return reply(body, "text/html; charset=utf-8", headers=headers)
 
     guarded = {

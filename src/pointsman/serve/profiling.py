@@ -17,11 +17,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-from aiohttp import web
-
 from pointsman.serve.guards import on_loopback
-from pointsman.serve.http import text_response
-from pointsman.serve.server import Handler
+from pointsman.serve.messages import Handler, Request, Response, text_response
 
 _SAMPLE_SECONDS: Final = 0.01
 _MAX_PROFILE_SECONDS: Final = 8.0
@@ -39,13 +36,13 @@ _INDEX: Final = """/debug/pprof/ of pointsman
 def profiling_routes(set_verbosity: Callable[[int], None]) -> dict[str, Handler]:
     """Routes for profiles and for the log verbosity."""
 
-    async def index(_request: web.BaseRequest) -> web.Response:
+    async def index(_request: Request) -> Response:
         return text_response(_INDEX)
 
-    async def stacks(_request: web.BaseRequest) -> web.Response:
+    async def stacks(_request: Request) -> Response:
         return text_response(stacks_text())
 
-    async def profile(request: web.BaseRequest) -> web.Response:
+    async def profile(request: Request) -> Response:
         try:
             seconds = float(request.query.get("seconds", "5"))
         except ValueError:
@@ -53,16 +50,16 @@ def profiling_routes(set_verbosity: Callable[[int], None]) -> dict[str, Handler]
         seconds = min(max(seconds, _SAMPLE_SECONDS), _MAX_PROFILE_SECONDS)
         return text_response(await asyncio.to_thread(sampled_profile, seconds))
 
-    async def heap(_request: web.BaseRequest) -> web.Response:
+    async def heap(_request: Request) -> Response:
         return text_response(heap_text())
 
-    async def cmdline(_request: web.BaseRequest) -> web.Response:
+    async def cmdline(_request: Request) -> Response:
         return text_response("\0".join(sys.orig_argv))
 
-    async def verbosity(request: web.BaseRequest) -> web.Response:
+    async def verbosity(request: Request) -> Response:
         if request.method != "PUT":
             return text_response("use PUT with the verbosity as the body\n", 406)
-        body = await request.content.read(_MAX_VERBOSITY_BYTES)
+        body = request.body[:_MAX_VERBOSITY_BYTES]
         try:
             level = int(body)
         except ValueError:

@@ -7,18 +7,16 @@ asks nobody before it takes a connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
-
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from pointsman.model.addresses import address_from_text, is_loopback
 from pointsman.serve.connections import Connections
+from pointsman.serve.messages import Handler
+from pointsman.serve.protocol import HttpConnection
 from pointsman.serve.troubles import Trouble
-
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 _CLOSE_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.5
@@ -27,70 +25,15 @@ _AT_ONCE: Final = 32
 """Connections accepted before other work has its turn."""
 
 
-class _Connection(web.RequestHandler):
-    """A connection that can be dropped, and that reports instead of logging."""
-
-    __slots__ = ("_connections", "_dropped")
-
-    def __init__(self, server: web.Server, connections: Connections) -> None:
-        super().__init__(
-            server,
-            loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type]
-            keepalive_timeout=connections.idle_seconds,
-            max_line_size=4096,
-            max_field_size=8190,
-        )
-        self._connections = connections
-        self._dropped = False
-
-    def drop(self) -> None:
-        self._dropped = True
-        if self.transport is not None:
-            self.transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        if self._dropped:
-            self.drop()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._connections.left(self)
-        super().connection_lost(exc)
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        if isinstance(exc, HttpProcessingError):
-            self._connections.troubles.report(Trouble.MALFORMED, client=request.remote)
-        return super().handle_error(request, status, exc, message)
-
-    def log_exception(self, *_args: Any, exc_info: BaseException | None = None, **_kw: Any) -> None:
-        if not isinstance(exc_info, HttpProcessingError):
-            self._connections.troubles.report(Trouble.HANDLER_FAILED, exc_info)
-
-
 class HttpServer:
     """Serves until closed; all its connections end with it."""
 
     def __init__(self, handler: Handler, connections: Connections) -> None:
-        async def tracked(request: web.BaseRequest) -> web.StreamResponse:
-            connection = request.protocol
-            assert isinstance(connection, _Connection)
-            connections.began(connection)
-            try:
-                return await handler(request)
-            finally:
-                connections.ended(connection)
-
-        self._connections = connections
-        self._server = web.Server(tracked)
+        self._handler, self._connections = handler, connections
         self._acceptors: list[_Acceptor] = []
         self._arriving: set[asyncio.Task[None]] = set()
+        self._open: set[HttpConnection] = set()
+        self._all_ended = asyncio.Event()
 
     def serve(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections on these listening sockets, which are closed with the server."""
@@ -104,28 +47,42 @@ class HttpServer:
         return tuple((name[0], name[1]) for name in names)
 
     async def close(self) -> None:
+        """Answers that are being made have a moment to be sent; nothing else is waited for."""
         for acceptor in self._acceptors:
             acceptor.close()
         self._acceptors.clear()
         await asyncio.gather(*self._arriving, return_exceptions=True)
-        await self._server.shutdown(_CLOSE_SECONDS)
+        for end in (HttpConnection.retire, HttpConnection.drop):
+            for connection in list(self._open):
+                end(connection)
+            if self._open:
+                self._all_ended.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._all_ended.wait(), _CLOSE_SECONDS)
 
     def _accepted(self, sock: socket.socket, peer: Any) -> None:
-        connection = _Connection(self._server, self._connections)
+        connection = HttpConnection(self._handler, self._connections, self._ended)
         client = str(peer[0]) if sock.family != socket.AF_UNIX else ""
         if not self._connections.admit(connection, resident=_is_resident(sock, client), client=client):
             sock.close()
             return
+        self._open.add(connection)
         arriving = asyncio.get_running_loop().create_task(self._connect(connection, sock))
         self._arriving.add(arriving)
         arriving.add_done_callback(self._arriving.discard)
 
-    async def _connect(self, connection: _Connection, sock: socket.socket) -> None:
+    async def _connect(self, connection: HttpConnection, sock: socket.socket) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock)
         except OSError:
             self._connections.left(connection)
+            self._ended(connection)
             sock.close()
+
+    def _ended(self, connection: HttpConnection) -> None:
+        self._open.discard(connection)
+        if not self._open:
+            self._all_ended.set()
 
 
 class _Acceptor:

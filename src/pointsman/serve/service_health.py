@@ -13,12 +13,12 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
-from aiohttp import web
 
 from pointsman.obs.log import get_log
 from pointsman.serve.connections import Connections
 from pointsman.serve.health import Answer
-from pointsman.serve.http import limited, open_socket, reply
+from pointsman.serve.http import limited, open_socket
+from pointsman.serve.messages import Request, Response, reply
 from pointsman.serve.server import HttpServer
 
 _log = get_log(__name__)
@@ -62,7 +62,7 @@ class _Port:
         self._proxy_healthy = proxy_healthy
         self.server = HttpServer(limited(self._answer), connections)
 
-    async def _answer(self, _request: web.BaseRequest) -> web.Response:
+    async def _answer(self, _request: Request) -> Response:
         answer = health_answer(self.service, self._proxy_healthy())
         return reply(answer.body, "application/json", answer.status, answer.headers)
 

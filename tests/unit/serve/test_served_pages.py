@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from pointsman.config.gates import FeatureGates, effective_gates
 from pointsman.model.addresses import Family
 from pointsman.model.objects import Meta, Node
 from pointsman.obs.registry import Metrics
 from pointsman.serve.health import ProxyHealth
-from pointsman.serve.http import Listener, routed, text_response
+from pointsman.serve.http import Listener, routed
+from pointsman.serve.messages import Handler, Request, Response, text_response
 from pointsman.serve.metrics import Pages, health_routes, metrics_routes
-from pointsman.serve.server import Handler
 from pointsman.serve.zpages import flags_page, status_page, uptime_text
 
 CANNOT_EXCLUDE = 'warn: some health checks cannot be excluded: no matches for "x"\n'
@@ -163,7 +162,7 @@ def test_uptime_and_start_come_from_their_clocks() -> None:
 
 
 async def test_extra_routes_are_served() -> None:
-    async def home(_request: web.BaseRequest) -> web.Response:
+    async def home(_request: Request) -> Response:
         return text_response("home")
 
     assert (await asked(metrics_routes(Metrics("ipvs"), pages(extra={"/": home})), "/"))[0][2] == "home"
