@@ -33,6 +33,13 @@ class PortState(msgspec.Struct, frozen=True, gc=False):
     endpoints: tuple[Endpoint, ...]
 
 
+class _SliceState(msgspec.Struct, frozen=True, gc=False):
+    """What one slice brings to the ports of its Service."""
+
+    key: str
+    ports: tuple[tuple[PortKey, tuple[Endpoint, ...]], ...]
+
+
 class Changes(msgspec.Struct, frozen=True):
     """What differs since the last `take`; None stands for a service port that is gone."""
 
@@ -62,7 +69,8 @@ class Tracker:
         self._started_at = started_at
         self._on_problem = on_problem
         self._services: dict[str, tuple[ServicePort, ...]] = {}
-        self._slices: dict[str, dict[str, tuple[tuple[PortKey, tuple[Endpoint, ...]], ...]]] = {}
+        self._slices: dict[str, tuple[_SliceState, ...]] = {}
+        """By Service: most have one slice, for which a dictionary each would be the larger part of all this."""
         self._slice_service: dict[str, str] = {}
         self._states: dict[ServicePortName, PortState] = {}
         self._before: dict[ServicePortName, PortState | None] = {}
@@ -135,11 +143,14 @@ class Tracker:
             moved = self.slice_deleted(key)
         endpoints, problems = endpoints_from_slice(endpoint_slice, self.family, self.node_name)
         self._report("EndpointSlice", meta, problems)
-        slices = self._slices.setdefault(service_key, {})
-        found = tuple(endpoints.items())
-        if slices.get(key) == found:
+        slices = self._slices.get(service_key, ())
+        found = _SliceState(key, tuple(endpoints.items()))
+        if found in slices:
             return moved
-        slices[key] = found
+        known = key in self._slice_service
+        self._slices[service_key] = (
+            tuple(found if one.key == key else one for one in slices) if known else (*slices, found)
+        )
         self._slice_service[key] = service_key
         changed = self._endpoints_changed(service_key)
         if changed:
@@ -150,10 +161,9 @@ class Tracker:
         service_key = self._slice_service.pop(key, None)
         if service_key is None:
             return False
-        slices = self._slices[service_key]
-        del slices[key]
-        if not slices:
-            del self._slices[service_key]
+        rest = tuple(one for one in self._slices.pop(service_key) if one.key != key)
+        if rest:
+            self._slices[service_key] = rest
         self._trigger_times.pop(
             service_key, None
         )  # the changes they tell of may never be written; as in kube-proxy
@@ -182,8 +192,8 @@ class Tracker:
     def slice_ports(self, service_key: str) -> dict[str, dict[PortKey, int]]:
         """The slices of a Service, each with the number of endpoints per port, for explanations."""
         return {
-            slice_key: {port: len(endpoints) for port, endpoints in ports}
-            for slice_key, ports in self._slices.get(service_key, {}).items()
+            one.key: {port: len(endpoints) for port, endpoints in one.ports}
+            for one in self._slices.get(service_key, ())
         }
 
     def local_ready_counts(self) -> Iterator[tuple[ServicePort, int]]:
@@ -248,8 +258,8 @@ class Tracker:
         key = (name.port, name.protocol)
         lists = [
             endpoints
-            for ports in self._slices.get(name.key, {}).values()
-            for port, endpoints in ports
+            for one in self._slices.get(name.key, ())
+            for port, endpoints in one.ports
             if port == key and endpoints
         ]
         if not lists:

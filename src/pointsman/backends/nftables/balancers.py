@@ -81,6 +81,9 @@ class Balancer(NamedTuple):
         return Balancer(Flavour.PLAIN, self.node_port, size, pick=self.pick)
 
 
+shared_balancer = functools.lru_cache(4096)(Balancer)
+"""Makes one, or gives the one that is there: ten thousand services have a few different shapes."""
+
 RESET = Balancer(Flavour.RESET, node_port=False, size=0)
 RESET_KNOWN = Balancer(Flavour.RESET_KNOWN, node_port=False, size=0)
 

@@ -6,7 +6,14 @@ from collections.abc import Iterable
 
 from pointsman.backends.nftables import schema, userdata
 from pointsman.backends.nftables.affinity import affinity_chains
-from pointsman.backends.nftables.balancers import RESET, RESET_KNOWN, Balancer, Flavour, Pick
+from pointsman.backends.nftables.balancers import (
+    RESET,
+    RESET_KNOWN,
+    Balancer,
+    Flavour,
+    Pick,
+    shared_balancer,
+)
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arranged
 from pointsman.backends.nftables.key_fields import packed_port, packed_protocol
 from pointsman.backends.nftables.schema import Chain
@@ -111,11 +118,13 @@ class _Compilation:
         self._pool(schema.NODEPORT_ENDPOINTS if on_node else schema.ENDPOINTS, key, self._cluster)
         local = schema.LOCAL_NODEPORT_ENDPOINTS if on_node else schema.LOCAL_ENDPOINTS
         self._pool(local, key, self._local)
-        return self._use(Balancer(Flavour.LOCAL, on_node, len(self._local), len(self._cluster), self._pick))
+        return self._use(
+            shared_balancer(Flavour.LOCAL, on_node, len(self._local), len(self._cluster), self._pick)
+        )
 
     def _balance(self, flavour: Flavour, key: bytes, on_node: bool, endpoints: tuple[bytes, ...]) -> str:
         self._pool(schema.NODEPORT_ENDPOINTS if on_node else schema.ENDPOINTS, key, endpoints)
-        return self._use(Balancer(flavour, on_node, len(endpoints), pick=self._pick))
+        return self._use(shared_balancer(flavour, on_node, len(endpoints), pick=self._pick))
 
     def _pool(self, where: str, prefix: bytes, endpoints: tuple[bytes, ...]) -> None:
         if not endpoints:
