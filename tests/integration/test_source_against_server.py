@@ -11,8 +11,9 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from pointsman.kube.kubeconfig import load_access
 from pointsman.kube.listwatch import ListWatch
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICES
 from pointsman.kube.status import WatchStatus
-from pointsman.kube.transport import Transport
+from pointsman.kube.transport import Response, Stream, Transport
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.source.api import ApiSource
@@ -81,8 +82,13 @@ class Cluster:
                 await self.delete(path)
 
 
+unlimited = partial(Transport, qps=0)
+
+
 @asynccontextmanager
-async def cluster(which: str) -> AsyncIterator[Cluster]:
+async def cluster(
+    which: str, transport_to: Callable[[Access], Transport] = unlimited
+) -> AsyncIterator[Cluster]:
     async with contextlib.AsyncExitStack() as stack:
         if which == "real":
             access = load_access(REAL_KUBECONFIG, REAL_URL)
@@ -90,7 +96,7 @@ async def cluster(which: str) -> AsyncIterator[Cluster]:
             server = FakeApiServer(watch_list=which == "fake")
             await stack.enter_async_context(server)
             access = Access(server.url, "fake API server")
-        transport = Transport(access, qps=0)
+        transport = transport_to(access)
         stack.push_async_callback(transport.close)
         target = Cluster(transport, allocates=which == "real")
         stack.push_async_callback(target.clean_up)
@@ -252,3 +258,53 @@ async def test_a_watch_in_protobuf_resumes_where_a_list_ended(which: str) -> Non
         resumed = await watched(page.metadata.resource_version)
         assert ("ADDED", f"{target.prefix}-2") in [(type_, item.metadata.name) for type_, item in resumed]
         assert f"{target.prefix}-1" not in [item.metadata.name for _, item in resumed]
+
+
+class RecordingTransport(Transport):
+    """Keeps the parameters of every stream, the type of what came back, and the paths that were listed instead."""
+
+    def __init__(self, access: Access) -> None:
+        super().__init__(access, qps=0)
+        self.streamed: list[tuple[dict[str, str], str]] = []
+        self.listed: list[str] = []
+
+    async def request(self, method: str, path: str, **options: Any) -> Response:
+        if method == "GET":
+            self.listed.append(path)
+        return await super().request(method, path, **options)
+
+    @asynccontextmanager
+    async def stream(self, path: str, **options: Any) -> AsyncIterator[Stream]:
+        async with super().stream(path, **options) as stream:
+            self.streamed.append((dict(options["params"]), stream.content_type))
+            yield stream
+
+
+@pytest.mark.parametrize("which", ["fake", real_server])
+async def test_the_first_list_is_streamed_in_protobuf(which: str) -> None:
+    async with cluster(which, RecordingTransport) as target:
+        transport = target.transport
+        assert isinstance(transport, RecordingTransport)
+        for number in range(3):
+            await target.create(SERVICE_PATH, own_service(target, str(number)))
+        status = WatchStatus()
+        watch = ListWatch(transport, SERVICES, status=status, on_finding=lambda _finding: None)
+        seen: set[str] = set()
+        async with aclosing(watch.events()) as stream, asyncio.timeout(60):
+            async for event in stream:
+                if isinstance(event, Synced):
+                    break
+                assert isinstance(event, Upsert)
+                seen.add(event.object.metadata.name)
+            if which == "real" and transport.listed:
+                pytest.skip("this server refuses streamed lists; its etcd may be too old")
+            await target.create(SERVICE_PATH, own_service(target, "late"))
+            late = await wait_for(stream, Upsert, f"{target.prefix}-late")
+        assert {f"{target.prefix}-{number}" for number in range(3)} <= seen
+        assert late.object.spec.cluster_ip
+        assert transport.listed == []
+        (params, content_type), *_ = transport.streamed
+        assert params["sendInitialEvents"] == "true"
+        assert content_type.startswith("application/vnd.kubernetes.protobuf")
+        assert "stream=watch" in content_type
+        assert status.failures_total == 0
