@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import msgspec
 from bench.iptables import TimedCommands
 from bench.objects import service_json, slice_json
-from tests.uml import boot
+from bench.uml import results_of
 
 from pointsman.backends.contract import Setup, SyncRequest
 from pointsman.backends.ipvs import render
@@ -41,7 +39,6 @@ from pointsman.model.tracker import Tracker
 from pointsman.node.footprint import settle
 from pointsman.sync.reconcile import Reconciler
 
-ROOT = Path(__file__).resolve().parents[1]
 BOOT_SECONDS = 3000
 CHANGES = 11
 CONTEXT = NodeContext(
@@ -163,18 +160,7 @@ def main() -> None:
                 rows.append(measure_kube_proxy(options.kube_proxy, services, endpoints))
             options.inside.write_text(json.dumps(rows, indent=1) + "\n")
         return
-    reason = boot.missing()
-    if reason:
-        sys.exit(f"cannot boot User-mode Linux: {reason}")
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
-        found = Path(directory) / "rows.json"
-        command = [sys.executable, "-m", "bench.ipvs", *sys.argv[1:], "--inside", str(found)]
-        status, console = boot.run(
-            f"cd {shlex.quote(str(ROOT))}\n{shlex.join(command)}\n", timeout=BOOT_SECONDS
-        )
-        if status or not found.exists():
-            sys.exit(f"failed inside User-mode Linux (status {status}):\n{console}")
-        rows = json.loads(found.read_text())
+    rows = results_of("bench.ipvs", sys.argv[1:], option="--inside", timeout=BOOT_SECONDS)
     for row in rows:
         print(json.dumps(row))
     if options.json:

@@ -94,10 +94,8 @@ def api_server(objects: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def kube_proxy(
-    binary: str, directory: Path, variant: str, settings: dict[str, object] = CONFIG
-) -> Iterator[None]:
+def variant_programs(directory: Path, variant: str) -> Path:
+    """A directory whose `iptables` and so on are of this variant, for the front of PATH."""
     programs = directory / f"programs-{variant}"
     programs.mkdir(exist_ok=True)
     multi = shutil.which(f"xtables-{variant}-multi", path="/usr/sbin:/sbin")
@@ -108,6 +106,14 @@ def kube_proxy(
             link = programs / f"{name}{suffix}"
             link.unlink(missing_ok=True)
             link.symlink_to(multi)
+    return programs
+
+
+@contextmanager
+def kube_proxy(
+    binary: str, directory: Path, variant: str, settings: dict[str, object] = CONFIG
+) -> Iterator[None]:
+    programs = variant_programs(directory, variant)
     kubeconfig = directory / "kubeconfig"
     cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{_API_PORT}"}}
     context = {"name": "c", "context": {"cluster": "c", "user": ""}}
