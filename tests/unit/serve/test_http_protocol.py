@@ -99,6 +99,28 @@ async def test_requests_sent_at_once_are_answered_one_after_the_other() -> None:
     assert re.findall(rb"GET (/\w+)", received) == [*(b"/%d" % number for number in range(9)), b"/last"]
 
 
+async def test_requests_sent_while_an_answer_is_made_have_their_turn() -> None:
+    asked: asyncio.Queue[str] = asyncio.Queue()
+    going_on = asyncio.Event()
+
+    async def slow(request: Request) -> Response:
+        asked.put_nowait(request.path)
+        await going_on.wait()
+        return await echo(request)
+
+    async with talking(slow) as client:
+        await client.send(asking("/1"))
+        assert await asked.get() == "/1"
+        for path in ("/2", "/3"):
+            await client.send(asking(path))
+            await asyncio.sleep(0.01)
+        going_on.set()
+        assert await asked.get() == "/2"
+        assert await asked.get() == "/3"
+        await client.send(LAST)
+        assert statuses(await client.read_all()) == [200] * 4
+
+
 async def test_a_connection_goes_on_until_the_client_asks_for_its_end() -> None:
     async with talking() as client:
         for path in ("/one", "/two"):
