@@ -79,7 +79,7 @@ class Connection:
         if body:
             events.append(h11.Data(data=body))
         events.append(h11.EndOfMessage())
-        self.line.writer.writelines([self._http.send(event) or b"" for event in events])
+        self.line.writer.write(b"".join([self._http.send(event) or b"" for event in events]))
         await self.line.writer.drain()
         answer = await next_event(self._http, self.line.reader)
         while isinstance(answer, h11.InformationalResponse):
