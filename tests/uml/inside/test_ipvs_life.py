@@ -104,6 +104,23 @@ def test_ipv6_addresses_are_in_force_when_the_sync_is_done(world: World) -> None
         route.close()
 
 
+def test_an_ipv6_address_whose_packets_are_led_elsewhere_is_told_of_and_holds_nothing_up(
+    world: World,
+) -> None:
+    world.in_node("ip", "-6", "rule", "add", "priority", "2", "lookup", "local")
+    world.in_node("ip", "-6", "rule", "del", "priority", "0")
+    world.in_node("ip", "-6", "rule", "add", "priority", "1", "to", WEB.address("lb", 6), "unreachable")
+    try:
+        report = world.apply([WEB])[Family.IPV6].report
+        assert report.notes == (f"{WEB.address('lb', 6)} on kube-ipvs0: its packets are led elsewhere",)
+        assert not report.rejected
+        assert world.answerers("pod3", WEB, family=6) == {"pod1", "pod2", "pod4"}
+    finally:
+        world.in_node("ip", "-6", "rule", "add", "priority", "0", "lookup", "local")
+        for priority in ("1", "2"):
+            world.in_node("ip", "-6", "rule", "del", "priority", priority)
+
+
 def test_a_pod_reaches_itself_over_ipv6_at_once(world: World) -> None:
     alone = _only(WEB, "pod1")
     with _before_kernel_threads():
