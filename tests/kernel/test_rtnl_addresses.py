@@ -64,6 +64,29 @@ def test_changes_wake_the_monitor(node: Namespace) -> None:
         monitor.close()
 
 
+def test_new_ipv6_addresses_are_local_when_they_were_waited_for(node: Namespace) -> None:
+    """The kernel makes their routes later, on a thread of its own: of a thousand, many are missing at first."""
+    added = [packed("fd00::")[:14] + number.to_bytes(2) for number in range(1, 1001)]
+    route = RouteSocket()
+    try:
+        replies = route.add_addresses(route.links()["lo"], added)
+        late = route.await_local(added, 10)
+        assert not any(reply.errno for reply in replies)
+        assert late == []
+        assert all(way.local for way in route.routes(added).values())
+    finally:
+        route.close()
+
+
+def test_waiting_for_an_address_that_does_not_become_local_ends(node: Namespace) -> None:
+    route = RouteSocket()
+    try:
+        elsewhere = packed("2001:db8::2")
+        assert route.await_local([packed("2001:db8::1"), elsewhere, packed("::1")], 0.01) == [elsewhere]
+    finally:
+        route.close()
+
+
 def test_links_are_known_by_name_and_can_be_removed(node: Namespace) -> None:
     route = RouteSocket()
     try:

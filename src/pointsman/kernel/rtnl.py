@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import sys
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ IFLA_IFNAME, IFLA_MASTER, IFLA_LINKINFO, IFLA_INFO_KIND = 3, 10, 18, 1
 IFA_ADDRESS, IFA_LOCAL = 1, 2
 RTA_DST, RTA_OIF, RTA_PREFSRC = 1, 4, 7
 RTN_LOCAL = 2
+RTM_F_FIB_MATCH = 0x2000
+"""Answer with the route itself. Otherwise IPv6 also chooses a source address, among all that the interface has."""
 _NO_ROUTE = {
     errno.ENETUNREACH: "no route leads there",
     errno.EHOSTUNREACH: "the route says unreachable",
@@ -35,6 +38,9 @@ _NO_ROUTE = {
     errno.EINVAL: "the route is a blackhole",
 }
 
+_SHORTEST_PAUSE = 0.001
+_ROUTE_SECONDS = 50e-6
+"""Less than the kernel needs for the route of one new address, so that asking again costs little beside it."""
 _NEWS_BYTES = 1 << 16
 """Kept for a monitor; what does not fit tells as much as what does: addresses have changed."""
 _LINK = struct.Struct("=BxHiII")
@@ -102,6 +108,28 @@ class RouteSocket:
         replies = self._netlink.request([Message(RTM_GETROUTE, 0, _route_to(one)) for one in addresses])
         return {address: _route(reply, names) for address, reply in zip(addresses, replies, strict=True)}
 
+    def await_local(self, addresses: Sequence[bytes], patience: float) -> list[bytes]:
+        """Wait until packets to these addresses are taken as local; when none became so for `patience` seconds, the rest.
+
+        An IPv6 address is added at once, but its route follows later, from a thread of the kernel.
+        """
+        until = time.monotonic() + patience
+        while late := self._not_local(addresses):
+            now = time.monotonic()
+            if len(late) < len(addresses):
+                until = now + patience
+            elif now > until:
+                break
+            time.sleep(max(_ROUTE_SECONDS * len(late), _SHORTEST_PAUSE))
+            addresses = late
+        return late
+
+    def _not_local(self, addresses: Sequence[bytes]) -> list[bytes]:
+        replies = self._netlink.request(
+            [Message(RTM_GETROUTE, 0, _route_to(one, RTM_F_FIB_MATCH)) for one in addresses]
+        )
+        return [one for one, reply in zip(addresses, replies, strict=True) if not _route(reply, {}).local]
+
     def ensure_dummy(self, name: str) -> int:
         """The index of the dummy device, which is created (down, as it only carries addresses) when missing."""
         index = self.links().get(name)
@@ -143,9 +171,9 @@ class RouteSocket:
         return self._netlink.request([Message(RTM_DELADDR, 0, _host(interface, a)) for a in addresses])
 
 
-def _route_to(address: bytes) -> bytes:
+def _route_to(address: bytes, flags: int = 0) -> bytes:
     family = _AF[family_of(address)]
-    return _ROUTE.pack(family, len(address) * 8, 0, 0, 0, 0, 0, 0, 0) + nla.attribute(RTA_DST, address)
+    return _ROUTE.pack(family, len(address) * 8, 0, 0, 0, 0, 0, 0, flags) + nla.attribute(RTA_DST, address)
 
 
 def _route(reply: Reply, names: Mapping[int, str]) -> Route:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from random import Random
 
+import msgspec
+import pytest
 from tests.e2e.busy_clients import BusyClients
 from tests.e2e.random_service import RandomService, answering
+from tests.e2e.world import settles
 from tests.uml.inside.world import World, lab
 
 from pointsman.kernel.iptables import Iptables
-from pointsman.lab.objects import LabService
+from pointsman.lab.objects import LabService, backends
 from pointsman.model.addresses import Family
 from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import SyncOutcome
@@ -21,6 +25,7 @@ SEED = int(os.environ.get("POINTSMAN_SEED", str(time.time_ns() % 1_000_000)))
 TARGET = LabService("busy", 1, protocols=("UDP",))
 ROUNDS = 8
 CHANGES_PER_ROUND = 3
+RETURNS = 4
 PATIENCE = 20.0
 
 
@@ -51,7 +56,7 @@ def test_no_busy_udp_client_stays_dead_whatever_changes_in_ipvs_mode(
         world, cleaners = World(cluster, iptables), Cleaners()
         places = {
             f"{host} to {to} over IPv{family}": world.probe(host, TARGET, to, family, "UDP")
-            for host in ("client", "pod3", "n1")
+            for host in ("client", "pod1", "pod3", "n1")
             for to in ("cluster", "lb", "external", "nodeport")
             for family in (4, 6)
         }
@@ -73,3 +78,47 @@ def test_no_busy_udp_client_stays_dead_whatever_changes_in_ipvs_mode(
                 assert not dead, f"POINTSMAN_SEED={SEED}\n{told}"
         world.close()
     assert judged, f"nothing was served in any round; seed {SEED}"
+
+
+@pytest.mark.parametrize(
+    ("service", "targets"),
+    [
+        pytest.param(TARGET, ("cluster",), id="refused-meanwhile"),
+        pytest.param(
+            msgspec.structs.replace(TARGET, type="LoadBalancer", external=True),
+            ("cluster", "lb", "external", "nodeport"),
+            id="served-elsewhere-meanwhile",
+        ),
+    ],
+)
+def test_busy_udp_clients_are_answered_whenever_the_only_local_endpoint_returns_in_ipvs_mode(
+    iptables: dict[Family, Iptables], service: LabService, targets: tuple[str, ...]
+) -> None:
+    """The endpoint is also a client of its own, so that its packets must be masqueraded."""
+    local = msgspec.structs.replace(service, internal_policy="Local", external_policy="Local")
+    with lab() as cluster:
+        world, cleaners = World(cluster, iptables), Cleaners()
+
+        def apply(*hosts: str) -> None:
+            outcomes = world.apply([msgspec.structs.replace(local, backends=backends(*hosts))])
+            with cluster["n1"].entered():
+                cleaners.after(outcomes)
+
+        places = {
+            f"{host} to {to} over IPv{family}": world.probe(host, TARGET, to, family, "UDP")
+            for host in ("client", "pod1", "pod3", "n1")
+            for to in targets
+            for family in (4, 6)
+        }
+        with BusyClients(cluster, places, 4) as clients:
+            for _ in range(RETURNS):
+                apply("pod4")
+                time.sleep(0.5)
+                apply("pod1", "pod4")
+                since = time.monotonic()
+                assert not settles(
+                    partial(clients.unanswered, list(places), since, frozenset({"pod1"})),
+                    lambda dead: not dead,
+                    PATIENCE,
+                )
+        world.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import time
 from collections import Counter
@@ -11,6 +13,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 from tests.e2e.world import Stream
+from tests.factory import packed
 from tests.uml.inside.world import World, lab
 
 from pointsman.backends import mode_named
@@ -22,9 +25,10 @@ from pointsman.backends.ipvs.cleanup import cleanup
 from pointsman.backends.ipvs.server_counts import server_counts
 from pointsman.kernel.conntrack import ConntrackTable, FlowQuery
 from pointsman.kernel.iptables import Iptables
+from pointsman.kernel.rtnl import RouteSocket
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.cluster import Cluster
-from pointsman.lab.hosts import HOSTS
+from pointsman.lab.hosts import BRIDGE, HOSTS
 from pointsman.lab.objects import Backend, LabService, backends
 from pointsman.lab.probe import Kind, ask_all
 from pointsman.model.addresses import Family
@@ -61,6 +65,16 @@ def settles(question: Callable[[], T], wanted: Callable[[T], bool], seconds: flo
     return answer
 
 
+@contextlib.contextmanager
+def _before_kernel_threads() -> Iterator[None]:
+    """On the only CPU, threads of the kernel get their turn when we wait for something, and not before."""
+    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def _only(service: LabService, *hosts: str) -> LabService:
     return msgspec.structs.replace(service, backends=backends(*hosts))
 
@@ -75,6 +89,60 @@ def test_round_robin_is_exact(world: World) -> None:
     world.apply([WEB])
     shares = Counter(outcome.by for outcome in world.ask("pod3", WEB, count=30))
     assert shares == {"pod1": 10, "pod2": 10, "pod4": 10}
+
+
+def test_ipv6_addresses_are_in_force_when_the_sync_is_done(world: World) -> None:
+    """A packet that came before the route of its address would be forwarded, and its flow be untranslated for good."""
+    with world.cluster["n1"].entered():
+        route = RouteSocket()
+    try:
+        with _before_kernel_threads():
+            world.apply([WEB])
+            routes = route.routes([packed(WEB.address(to, 6)) for to in ("cluster", "lb", "external")])
+        assert [way.local for way in routes.values()] == [True] * 3
+    finally:
+        route.close()
+
+
+def test_an_ipv6_address_whose_packets_are_led_elsewhere_is_told_of_and_holds_nothing_up(
+    world: World,
+) -> None:
+    world.in_node("ip", "-6", "rule", "add", "priority", "2", "lookup", "local")
+    world.in_node("ip", "-6", "rule", "del", "priority", "0")
+    world.in_node("ip", "-6", "rule", "add", "priority", "1", "to", WEB.address("lb", 6), "unreachable")
+    try:
+        report = world.apply([WEB])[Family.IPV6].report
+        assert report.notes == (f"{WEB.address('lb', 6)} on kube-ipvs0: its packets are led elsewhere",)
+        assert not report.rejected
+        assert world.answerers("pod3", WEB, family=6) == {"pod1", "pod2", "pod4"}
+    finally:
+        world.in_node("ip", "-6", "rule", "add", "priority", "0", "lookup", "local")
+        for priority in ("1", "2"):
+            world.in_node("ip", "-6", "rule", "del", "priority", priority)
+
+
+def test_a_pod_reaches_itself_over_ipv6_at_once(world: World) -> None:
+    alone = _only(WEB, "pod1")
+    with _before_kernel_threads():
+        world.apply([alone])
+        outcomes = world.ask("pod1", alone, count=3, family=6)
+    assert {(outcome.kind, outcome.seen) for outcome in outcomes} == {(Kind.ANSWERED, BRIDGE["n1"][6])}
+
+
+def test_a_busy_udp_client_over_ipv6_is_answered_when_its_service_comes(world: World) -> None:
+    """What it sends between the search for untranslated flows and the next change is not looked at again."""
+    alone = _only(DNS, "pod1")
+    cleaner = StaleFlowCleaner(Family.IPV6, Metrics("ipvs"))
+    flow = world.flow("pod1", alone, family=6, protocol="UDP")
+    assert flow.ask().kind is not Kind.ANSWERED
+    with _before_kernel_threads():
+        outcome = world.apply([alone])[Family.IPV6]
+        cleaner.add(outcome.changes, outcome.situation)
+        with world.cluster["n1"].entered():
+            assert cleaner.run().problem == ""
+        answers = [flow.ask().by for _ in range(2)]
+    assert answers == ["pod1", "pod1"], answers
+    flow.close()
 
 
 def test_affinity_keeps_a_client_at_its_backend(world: World) -> None:

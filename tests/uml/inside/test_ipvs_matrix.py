@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import msgspec
@@ -35,9 +34,6 @@ ASKED = [
     for family in case.families
     if case.expectation("ipvs") is not None
 ]
-SETTLING_SECONDS = 3.0
-"""Right after the rules stand, the first IPv6 connection of a pod to itself is silent for good in many boots of this
-kernel; later ones are answered. Its cause is not known."""
 ROUND_ROBIN_TRIES = 2
 """Balancing is exact here, so each backend answers within one round."""
 
@@ -51,7 +47,6 @@ def outcomes(iptables: dict[Family, Iptables]) -> Iterator[dict[tuple[str, int],
         world = World(cluster, iptables)
         for outcome in world.apply(SERVICES.values()).values():
             assert not outcome.report.rejected
-        time.sleep(SETTLING_SECONDS)
         batches = [case.probes(SERVICES, family, "ipvs") for case, family in ASKED]
         found = iter(run_probes(cluster, [probe for batch in batches for probe in batch], DEADLINE))
         yield {

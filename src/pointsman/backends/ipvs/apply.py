@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -215,6 +215,8 @@ class IpvsBackend:
         if isinstance(step, AddServers | RemoveServers):
             self._watch.servers_changed()
         progress.took(step, refused)
+        if isinstance(step, Bind):
+            self._await_addresses([address for address in step.items if address not in refused], progress)
         if not refused:
             return
         match step:
@@ -227,6 +229,11 @@ class IpvsBackend:
                 self._servers_refused({item.server: error for item, error in refused.items()}, progress)
             case _:
                 raise next(iter(refused.values()))
+
+    def _await_addresses(self, addresses: Sequence[bytes], progress: _Progress) -> None:
+        """Until they are in force, packets to them leave the node, and their flows stay untranslated."""
+        late = map(address_text, self._sockets.not_in_force(addresses))
+        progress.notes += [f"{address} on {IPVS_DEVICE}: its packets are led elsewhere" for address in late]
 
     def _servers_refused(self, refused: Mapping[VirtualKey, KernelError], progress: _Progress) -> None:
         """Virtual servers, or real ones of them: somebody else was there since we looked, or it cannot be had."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from pointsman.backends.ipvs import sets
@@ -32,6 +32,9 @@ from pointsman.kernel.ipvs_objects import (
 )
 from pointsman.kernel.rtnl import AddressMonitor, RouteSocket
 from pointsman.model.addresses import Family, address_text, is_link_local
+
+_ROUTE_PATIENCE = 2.0
+"""Seconds in which a thread of the kernel makes the route of at least one new IPv6 address, on a busy machine, too."""
 
 
 class Sockets:
@@ -145,6 +148,12 @@ class Sockets:
             for item, reply in zip(step.items, replies, strict=True)
             if reply.errno and reply.errno not in step.done_before
         }
+
+    def not_in_force(self, addresses: Sequence[bytes]) -> list[bytes]:
+        """Addresses on the dummy device that packets are not led to, although the kernel had time to see to it."""
+        if self._family is Family.IPV4:
+            return []
+        return self._route.await_local(addresses, _ROUTE_PATIENCE)
 
     def _send_entries(self, step: AddEntries | DeleteEntries) -> dict[SetMember, KernelError]:
         by_set: dict[str, list[SetEntry]] = {}
