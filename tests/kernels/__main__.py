@@ -8,6 +8,7 @@ With --json, rows of the file that were not run again stay. Each group is one bo
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import shlex
 import sys
@@ -51,6 +52,8 @@ def main() -> int:
     if reason is not None:
         print(f"cannot boot kernels here: {reason}", file=sys.stderr)
         return 1
+    for directory in ("src", "tests"):  # compiling is slow inside, and is lost there with the boot
+        compileall.compile_dir(ROOT / directory, quiet=1)
     failed = False
     for suite in options.suites.split(","):
         kernel = fetched(suite, ROOT / ".kernels")
