@@ -28,6 +28,8 @@ from pointsman.kernel.iptables_programs import LEGACY, OVERRIDE
 ROOT: Final = Path(__file__).resolve().parents[2]
 SUITES: Final = ("bookworm", "trixie")
 BOOT_SECONDS: Final = 4 * 3600
+_PATIENCE: Final = "POINTSMAN_E2E_PATIENCE=4"
+"""Deadlines of tests that wait for a process or tell silence from slowness are that many times as long."""
 _INSIDE: Final = "POINTSMAN_UML_REPORT=/mnt/reports"
 """The ipvs tests are then run where they are, instead of booting User-mode Linux for themselves."""
 
@@ -41,8 +43,11 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "-k",
         "not nft and not conntrack",
     ),
-    "packet matrix, nftables and iptables": ("tests/e2e/test_matrix.py",),
-    "ipvs: codec, recorded states, life, packet matrix": ("tests/uml/inside",),
+    "packet matrix and SCTP associations, nftables and iptables": (
+        "tests/e2e/test_matrix.py",
+        "tests/e2e/test_sctp_associations.py",
+    ),
+    "ipvs: codec, recorded states, life, packet matrix, SCTP associations": ("tests/uml/inside",),
 }
 
 
@@ -117,10 +122,11 @@ def _script(group: str, more: Sequence[str]) -> str:
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--assert=plain", "--timeout=3000"),
         *("-o", "junit_family=xunit2", "--junit-xml=/mnt/junit.xml", *GROUPS[group], *more),
     ]
-    settings = (
-        f"export {_INSIDE} {OVERRIDE}={LEGACY}\n" if any("uml" in word for word in GROUPS[group]) else ""
-    )
-    return f"cd {shlex.quote(str(ROOT))}\n{settings}{shlex.join(command)} >/mnt/output 2>&1\n"
+    settings = [_PATIENCE]
+    if any("uml" in word for word in GROUPS[group]):
+        settings += [_INSIDE, f"{OVERRIDE}={LEGACY}"]
+    exports = f"export {' '.join(settings)}"
+    return f"cd {shlex.quote(str(ROOT))}\n{exports}\n{shlex.join(command)} >/mnt/output 2>&1\n"
 
 
 def _results(report: Path) -> tuple[Counter[str], Counter[str]]:

@@ -52,7 +52,17 @@ def run(kernel: Kernel, script: str, exchange: Path, *, timeout: float, memory: 
     command = [
         *("timeout", "--kill-after=5", str(timeout), EMULATOR),
         *("-accel", "tcg,tb-size=1024", "-cpu", "max,la57=off", "-smp", "1", "-m", memory),
-        *("-display", "none", "-monitor", "none", "-serial", f"file:{exchange / 'console'}", "-no-reboot", "-net", "none"),
+        *(
+            "-display",
+            "none",
+            "-monitor",
+            "none",
+            "-serial",
+            f"file:{exchange / 'console'}",
+            "-no-reboot",
+            "-net",
+            "none",
+        ),
         *("-kernel", str(kernel.image), "-initrd", str(first)),
         *("-append", _KERNEL_OPTIONS),
         *("-virtfs", "local,path=/,mount_tag=machine,security_model=none,readonly=on,multidevs=remap"),
