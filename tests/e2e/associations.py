@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 import msgspec
-from tests.e2e.harness import PATIENCE
+from tests.patience import PATIENCE
 
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import HOSTS

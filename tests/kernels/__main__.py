@@ -11,6 +11,7 @@ import argparse
 import compileall
 import json
 import shlex
+import shutil
 import sys
 import tempfile
 import time
@@ -28,8 +29,8 @@ from pointsman.kernel.iptables_programs import LEGACY, OVERRIDE
 ROOT: Final = Path(__file__).resolve().parents[2]
 SUITES: Final = ("bookworm", "trixie")
 BOOT_SECONDS: Final = 4 * 3600
-_PATIENCE: Final = "POINTSMAN_E2E_PATIENCE=4"
-"""Deadlines of tests that wait for a process or tell silence from slowness are that many times as long."""
+_PATIENCE: Final = "POINTSMAN_TEST_PATIENCE=4"
+"""Deadlines of the tests are that many times as long: see `tests.patience`."""
 _INSIDE: Final = "POINTSMAN_UML_REPORT=/mnt/reports"
 """The ipvs tests are then run where they are, instead of booting User-mode Linux for themselves."""
 
@@ -105,8 +106,11 @@ def _run(kernel: Kernel, group: str, more: Sequence[str]) -> dict[str, Any]:
             print(error, file=sys.stderr)
         counts, skipped = _results(exchange / "junit.xml")
         output = exchange / "output"
-        if counts["failed"] and output.exists():
-            print(output.read_text(errors="replace")[-20000:])
+        if output.exists():
+            kept = ROOT / ".kernels" / f"{kernel.release} {group.partition(':')[0]}.txt"
+            shutil.copy(output, kept)
+            if counts["failed"]:
+                print(f"what pytest said is in {kept.relative_to(ROOT)}")
     return {
         "kernel": kernel.release,
         "tests": group,
