@@ -22,8 +22,6 @@ from pointsman.lab.proxy import Command, ProxyProcess, configuration, pointsman_
 REFERENCE = os.environ.get("KUBE_PROXY_BINARY", "")
 MODES = tuple(os.environ.get("POINTSMAN_E2E_MODES", "nftables,iptables").split(","))
 """ipvs needs a kernel with ip_vs, so it is asked for where there is one."""
-PATIENCE = float(os.environ.get("POINTSMAN_E2E_PATIENCE", "1"))
-"""How many times slower than an ordinary machine this one may be."""
 API_SCRIPT = Path(__file__).parent / "manifest_api.py"
 API_PORT = 8099
 OTHER_TARGET_PORT = 8081

@@ -9,6 +9,7 @@ import pytest
 from tests.e2e import harness
 from tests.e2e.behaviour import Case, disagreement
 from tests.e2e.matrix import SERVICES, SETTINGS, Setting
+from tests.patience import PATIENCE
 
 from pointsman.errors import PointsmanError
 from pointsman.lab import Cluster
@@ -55,11 +56,11 @@ def _measure(setting_name: str, mode: str, directory: Path) -> Results:
     with harness.lab() as cluster, harness.proxy(cluster, directory, mode, **setting.configuration) as proxy:
         proxy.write(SERVICES.values())
         proxy.start()
-        proxy.wait(20 * harness.PATIENCE)
+        proxy.wait(20 * PATIENCE)
         results: Results = {}
         for deadline, silent in ((PATIENT_DEADLINE, False), (DEADLINE, True)):
             chosen = [(case, family) for case, family in asked if case.expects_silence(mode) is silent]
-            results |= _ask(cluster, chosen, mode, deadline * harness.PATIENCE)
+            results |= _ask(cluster, chosen, mode, deadline * PATIENCE)
         return results
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests import factory
+from tests.patience import PATIENCE
 from tests.unit.cli.live_proxy import live_proxy
 from tests.unit.cli.walkthrough import DOCS, Shell, compare, sessions, settled
 
@@ -55,7 +56,7 @@ class RunningNode:
         )
         with self.namespace.entered(), (self._directory / "log").open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        until = time.monotonic() + 30
+        until = time.monotonic() + 30 * PATIENCE
         while main(["verify", "--control-socket", str(self.socket)]) != 0:
             log_text = (self._directory / "log").read_text()
             assert time.monotonic() < until, log_text
@@ -65,14 +66,17 @@ class RunningNode:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(20)
+            self._process.wait(20 * PATIENCE)
             self._process = None
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command of its own on the node."""
         with self.namespace.entered():
             return subprocess.run(
-                [sys.executable, "-m", "pointsman", *arguments], capture_output=True, text=True, timeout=60
+                [sys.executable, "-m", "pointsman", *arguments],
+                capture_output=True,
+                text=True,
+                timeout=60 * PATIENCE,
             )
 
     def diff(self) -> subprocess.CompletedProcess[str]:
@@ -95,6 +99,8 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningNode
         "address add 192.168.10.11/24 dev eth0",
         "address add 203.0.113.11/24 dev eth0",
         "route add default via 192.168.10.1",
+        # Silent, but known: asking for it in vain would end in an error after seconds, for whoever waits by then.
+        "neighbour add 192.168.10.1 lladdr 02:00:c0:a8:0a:01 dev eth0",
     ):
         namespace.run(["ip", *command.split()])
     namespace.write_sysctls({"net/ipv4/ip_forward": "1"})
@@ -138,7 +144,7 @@ def test_without_privileges_the_diff_and_a_trace_say_so(node: RunningNode) -> No
                 [*UNPRIVILEGED, sys.executable, "-m", "pointsman", name, *arguments],
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=60 * PATIENCE,
             )
         assert answer.returncode == 2, answer
         assert f"pointsman {name}:" in answer.stderr

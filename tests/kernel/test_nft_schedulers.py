@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.kernel.nft_kernel import KEYWORD, everything, needs_nft, new_namespace, part
+from tests.patience import PATIENCE
 
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.nftables.apply import NftablesBackend
@@ -104,10 +106,20 @@ class World:
                     made.bind((address, port))
                     made.sendto(struct.pack("!I", number), (VIP[self.family], 80))
                 if number % 100 == 99:
-                    found.update(self._received(clients))
-            found.update(self._received(clients))
+                    self._receive(clients, found, number + 1)
+            self._receive(clients, found, len(clients))
         assert len(found) == len(clients)
         return {one: found[one] for one in clients}
+
+    def _receive(
+        self, clients: Sequence[tuple[str, int]], found: dict[tuple[str, int], int], wanted: int
+    ) -> None:
+        """Until that many are found: the kernel may deliver some of the last ones a moment after they were sent."""
+        until = time.monotonic() + 2 * PATIENCE
+        found.update(self._received(clients))
+        while len(found) < wanted and time.monotonic() < until:
+            time.sleep(0.01)
+            found.update(self._received(clients))
 
     def _received(self, clients: Sequence[tuple[str, int]]) -> Iterator[tuple[tuple[str, int], int]]:
         for name, receiver in self.servers.items():

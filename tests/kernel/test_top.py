@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.process.terminal import POINTSMAN, ROOT, terminal
 
 from pointsman.cli.main import main
@@ -69,7 +70,10 @@ class Busy:
     def json(self, *arguments: str) -> Any:
         with self.namespace.entered():
             done = subprocess.run(
-                [*POINTSMAN, *arguments, "-o", "json", *self.live], capture_output=True, text=True, timeout=60
+                [*POINTSMAN, *arguments, "-o", "json", *self.live],
+                capture_output=True,
+                text=True,
+                timeout=60 * PATIENCE,
             )
         assert done.returncode == 0, done
         return json.loads(done.stdout)
@@ -86,14 +90,14 @@ def _proxy(namespace: Namespace, directory: Path, *flags: str) -> Iterator[Path]
     with namespace.entered(), (directory / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 30 * PATIENCE
         while main(["verify", "--control-socket", str(control)]) != 0:
             assert time.monotonic() < until, (directory / "log").read_text()
             time.sleep(0.1)
         yield control
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(20 * PATIENCE)
 
 
 @pytest.fixture(scope="module", params=list(MODES))

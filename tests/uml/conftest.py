@@ -90,8 +90,11 @@ def _reports(item: pytest.Item) -> Iterator[pytest.TestReport]:
         console = item.config.stash.get(_console, "User-mode Linux was not booted")
         yield _made_up(item, "failed", f"no report from User-mode Linux; its console:\n{console[-8000:]}")
         return
-    for report in found:
-        yield item.config.hook.pytest_report_from_serializable(config=item.config, data=report)
+    for data in found:
+        report = item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
+        if isinstance(report.longrepr, list):  # a skip's place and reason: JSON has no tuples
+            report.longrepr = tuple(report.longrepr)
+        yield report
 
 
 def _made_up(item: pytest.Item, outcome: Any, longrepr: Any) -> pytest.TestReport:

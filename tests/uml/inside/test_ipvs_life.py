@@ -8,6 +8,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -37,6 +38,8 @@ from pointsman.obs.registry import Metrics
 from pointsman.sync.stale import StaleFlowCleaner
 
 T = TypeVar("T")
+MODULE_LOADER = Path("/proc/sys/kernel/modprobe")
+"""The program that the kernel starts for a module it wants."""
 WEB = LabService("web", 1, backends("pod1", "pod2", "pod4"), type="LoadBalancer", external=True)
 STICKY = LabService("sticky", 2, backends("pod1", "pod2", "pod4"), type="LoadBalancer", affinity_seconds=60)
 DNS = LabService("dns", 3, backends("pod1", "pod4"), protocols=("UDP",))
@@ -55,6 +58,15 @@ def world(shared_cluster: Cluster, iptables: dict[Family, Iptables]) -> Iterator
     world.close()
     with shared_cluster["n1"].entered():
         assert all(one.fate is Fate.REMOVED for one in cleanup(list(iptables.values())))
+
+
+@pytest.fixture
+def _no_more_modules() -> Iterator[None]:
+    """A kernel whose modules for schedulers are not installed; those it has loaded stay."""
+    before = MODULE_LOADER.read_text()
+    MODULE_LOADER.write_text("\n")
+    yield
+    MODULE_LOADER.write_text(before)
 
 
 def settles(question: Callable[[], T], wanted: Callable[[T], bool], seconds: float = 25.0) -> T:
@@ -365,6 +377,7 @@ def test_a_virtual_server_that_somebody_made_before_us_is_taken_over(world: Worl
     assert _weights(world, "10.96.1.1") == THREE
 
 
+@pytest.mark.usefixtures("_no_more_modules")
 def test_what_the_kernel_refuses_costs_its_service_ports_only(
     shared_cluster: Cluster, iptables: dict[Family, Iptables]
 ) -> None:
@@ -395,6 +408,7 @@ def test_cleanup_leaves_nothing_but_what_others_made(world: World, iptables: dic
     world.in_node("iptables-legacy", "-F", "INPUT")
 
 
+@pytest.mark.usefixtures("_no_more_modules")
 def test_a_scheduler_can_be_chosen_per_service(world: World) -> None:
     outcomes = world.apply([WEB])
     annotated = WEB.manifests()[0]
@@ -410,6 +424,18 @@ def test_a_scheduler_can_be_chosen_per_service(world: World) -> None:
         assert complaint in " ".join(outcome.report.notes)
         assert not outcome.report.rejected
     assert not outcomes[Family.IPV4].report.notes
+
+
+def test_a_scheduler_that_is_not_loaded_yet_is_loaded_when_a_service_asks_for_it(world: World) -> None:
+    if not MODULE_LOADER.read_text().strip():
+        pytest.skip("this kernel was told to load no modules by itself")
+    assert "ip_vs_nq" not in Path("/proc/modules").read_text()
+    manifests = WEB.manifests()
+    manifests[0]["metadata"]["annotations"] = {"pointsman.dev/ipvs-scheduler": "nq"}
+    outcome = world.apply_manifests(Family.IPV4, manifests)
+    assert "-A -t 10.96.1.1:80 -s nq" in world.in_node("ipvsadm", "-Sn")
+    assert not outcome.report.notes
+    assert world.answerers("pod3", WEB) == {"pod1", "pod2", "pod4"}
 
 
 def test_the_annotations_for_all_modes_choose_schedulers_and_weights(world: World) -> None:

@@ -1,4 +1,4 @@
-"""What a kernel with ip_vs and without nf_tables means for preflight and clean-up."""
+"""What a kernel with ip_vs means for preflight and clean-up: one without nf_tables, and one that has both."""
 
 from __future__ import annotations
 
@@ -22,12 +22,29 @@ from pointsman.model.addresses import Family
 WEB = LabService("web", 1, backends("pod1", "pod2"), type="LoadBalancer", external=True)
 
 
+def _has_nf_tables() -> bool:
+    return subprocess.run(("nft", "list", "tables"), capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def _without_nf_tables() -> None:
+    if _has_nf_tables():
+        pytest.skip("about kernels without nf_tables; this one has it")
+
+
+@pytest.fixture
+def _with_nf_tables() -> None:
+    if not _has_nf_tables():
+        pytest.skip("about kernels with nf_tables; this one has none")
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with lab() as made:
         yield made
 
 
+@pytest.mark.usefixtures("_without_nf_tables")
 def test_the_command_cleans_up_on_a_kernel_without_nf_tables(
     cluster: Cluster, iptables: dict[Family, Iptables], tmp_path: Path
 ) -> None:
@@ -39,7 +56,6 @@ def test_the_command_cleans_up_on_a_kernel_without_nf_tables(
         world.close()
     command = (sys.executable, "-m", "pointsman", "cleanup", f"--state-dir={tmp_path}")
     with cluster["n1"].entered():
-        assert subprocess.run(("nft", "list", "tables"), capture_output=True).returncode != 0
         done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert "removed device kube-ipvs0\n" in done.stdout
@@ -48,7 +64,8 @@ def test_the_command_cleans_up_on_a_kernel_without_nf_tables(
         assert "KUBE-" not in world.in_node(tool)
 
 
-def test_preflight_tells_which_modes_this_kernel_can_run(
+@pytest.mark.usefixtures("_without_nf_tables")
+def test_preflight_tells_which_modes_a_kernel_without_nf_tables_can_run(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(OVERRIDE, LEGACY)
@@ -61,3 +78,16 @@ def test_preflight_tells_which_modes_this_kernel_can_run(
         monkeypatch.setenv(OVERRIDE, NFT)
         (problem,) = mode_named("iptables").preflight(setup, Family.IPV4)
     assert "iptables-nft" in problem
+
+
+@pytest.mark.usefixtures("_with_nf_tables")
+def test_preflight_finds_nothing_wrong_with_a_kernel_that_has_everything(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = Setup(KubeProxyConfiguration())
+    with cluster["n1"].entered():
+        for variant in (LEGACY, NFT):
+            monkeypatch.setenv(OVERRIDE, variant)
+            for family in Family:
+                for mode in ("nftables", "iptables", "ipvs"):
+                    assert mode_named(mode).preflight(setup, family) == []
