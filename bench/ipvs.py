@@ -146,6 +146,12 @@ def main() -> None:
     parser.add_argument(
         "--kube-proxy", default="", help="a kube-proxy binary to run beside ours, outside of /tmp and /run"
     )
+    parser.add_argument(
+        "--kube-proxy-most",
+        type=int,
+        default=1000,
+        help="Services beyond which it is left out: it takes too long",
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -154,7 +160,7 @@ def main() -> None:
         rows = []
         for services, endpoints in sizes:
             rows.append(measure(services, endpoints))
-            if options.kube_proxy:
+            if options.kube_proxy and services <= options.kube_proxy_most:
                 from bench.kube_proxy_ipvs import measure_kube_proxy
 
                 rows.append(measure_kube_proxy(options.kube_proxy, services, endpoints))

@@ -27,6 +27,8 @@ NODE_ADDRESS, SERVER, POD, OUTSIDE = "172.30.0.10", "10.128.2.2", "10.128.1.2", 
 PORT, SERVICE_PORT, NODE_PORT, API_PORT = 8080, 80, 30080, 18099
 CONNECTS, ROUND_TRIPS, QUERIES = 120, 200, 80
 PATIENCE = 180.0
+LOST_TWICE = 4.0
+"""Seconds after which a packet that was lost has been sent again twice: a slow connect belongs to the figures."""
 AT_ONCE = struct.pack("ii", 1, 0)
 
 Target = tuple[str, int]
@@ -135,7 +137,7 @@ def _wired(
 def _socket(where: Namespace, kind: socket.SocketKind) -> socket.socket:
     with where.entered():
         made = socket.socket(socket.AF_INET, kind)
-    made.settimeout(1.0)
+    made.settimeout(LOST_TWICE)
     return made
 
 

@@ -32,6 +32,9 @@ from pointsman.kube.protobuf import PROTOBUF
 NAMESPACE = f"pm-bench-process-{os.getpid()}"
 PORT = 18099
 LARGE = "50000x2,100000x1"
+OURS = "pointsman"
+REMEMBERED = ("started_to_synced_s", "full_sync_s", "change_p50_ms", "rss_mib", "peak_mib")
+"""Figures that are kept when they are measured again."""
 NODE = {
     "kind": "Node",
     "apiVersion": "v1",
@@ -243,10 +246,27 @@ def ratios(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"kube-proxy / pointsman at {services}x{endpoints}: {shown}"
 
 
+def history(kept: list[dict[str, Any]], rows: list[dict[str, Any]], label: str) -> list[dict[str, Any]]:
+    """What was kept of earlier states of the program, and ours of this one with the ratios to kube-proxy."""
+    added = []
+    for row in rows:
+        if row["program"] != OURS:
+            continue
+        size = {name: row[name] for name in ("services", "endpoints")}
+        theirs = next((r for r in rows if r is not row and size.items() <= r.items()), {})
+        figures = {name: row[name] for name in REMEMBERED if name in row}
+        ratios = {
+            f"{name.rpartition('_')[0]}_ratio": theirs[name] / row[name] for name in figures if name in theirs
+        }
+        added.append({"state": label, **size, **figures, **ratios})
+    mixed = [row for row in kept if row["state"] != label] + added
+    return sorted(mixed, key=lambda row: (row["services"], row["endpoints"]))
+
+
 def programs() -> dict[str, list[str]]:
     """Commands without their configuration; {work} stands for a directory of their own."""
     found = {
-        "pointsman": [
+        OURS: [
             sys.executable,
             "-m",
             "pointsman",
@@ -270,6 +290,8 @@ def main() -> None:
     parser.add_argument("--mode", default="nftables")
     parser.add_argument("--changes", type=int, default=10)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--history", type=Path, help="a file that keeps the main figures of every --state")
+    parser.add_argument("--state", default="now", help="what the program is like, for --history")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     measured = programs()
@@ -292,6 +314,9 @@ def main() -> None:
         print(line)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
+    if options.history:
+        kept = json.loads(options.history.read_text()) if options.history.exists() else []
+        options.history.write_text(json.dumps(history(kept, rows, options.state), indent=1) + "\n")
 
 
 if __name__ == "__main__":
