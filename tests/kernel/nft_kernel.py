@@ -35,7 +35,18 @@ def new_namespace() -> Namespace:
 
 
 def listing(namespace: Namespace) -> str:
-    """The rule set as nft prints it, remaining times taken out."""
+    """The rule set as nft prints it, remaining times taken out.
+
+    While the kernel still grows the hash tables of what was just written, a listing lacks some elements and has others twice, in
+    another way each time: two listings that agree are taken as complete.
+    """
+    before, now = "", _listed(namespace)
+    while now != before:
+        before, now = now, _listed(namespace)
+    return now
+
+
+def _listed(namespace: Namespace) -> str:
     return re.sub(r" expires \w+", "", namespace.run(["nft", "list", "ruleset"]))
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +15,14 @@ from tests.kernel.nft_kernel import everything, listing, needs_nft, part, table,
 from pointsman.backends.contract import Cleaning, Damage, Drift, Removed
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.cleanup import cleanup
+from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.encode import delete_chain
+from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.preflight import preflight
+from pointsman.backends.nftables.reader import Reader
 from pointsman.errors import KernelError
+from pointsman.kernel.netlink import Answer, NetlinkSocket
 from pointsman.kernel.nfnl import NftablesSocket, nftables_message
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace
@@ -234,6 +243,43 @@ def test_a_failed_sync_changes_nothing(namespace: Namespace, backend: NftablesBa
         socket.commit([nftables_message(kind, 2, flags, body)])
     socket.close()
     assert listing(namespace) == before
+
+
+@contextlib.contextmanager
+def before_kernel_threads() -> Iterator[None]:
+    """Threads of the kernel on this CPU get their turn when we wait for something, and not before."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except PermissionError:
+        pytest.skip("real-time priority is not allowed here")
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cpus)})
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        os.sched_setaffinity(0, cpus)
+
+
+def test_elements_read_while_the_kernel_grows_their_table_are_all_there(
+    namespace: Namespace, backend: NftablesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their order changes between two parts of a listing: some come twice, and as many not at all."""
+    plans = some_plans(200, 20)
+    contents = Contents(NODE)
+    contents.load({name: fragment_from_plan(made, NODE) for name, made in plans.items()})
+    receive = NetlinkSocket.receive
+
+    def receive_and_wait(sock: NetlinkSocket, *, wait: bool = True) -> list[Answer]:
+        answers = receive(sock, wait=wait)
+        time.sleep(0.02)
+        return answers
+
+    with contextlib.closing(NftablesSocket()) as sock, before_kernel_threads():
+        backend.sync(everything(NODE, plans))
+        monkeypatch.setattr(NetlinkSocket, "receive", receive_and_wait)
+        found = Reader(sock, traits_of(Family.IPV4)).elements(contents.sets["endpoints"])
+    assert len(found) == 200 * 20
 
 
 def test_verify_names_the_service_behind_a_difference(namespace: Namespace, backend: NftablesBackend) -> None:

@@ -306,8 +306,8 @@ class NetlinkSocket:
     def dump(self, message: Message, what: str, *, needs: str = "") -> list[Answer]:
         """All messages of a dump. One that was interrupted by a change is repeated.
 
-        May still contain duplicates where the kernel walks a table that is being resized: callers that care
-        must de-duplicate.
+        Where the kernel walks a table that is being resized, some entries may come twice and others not at all: callers
+        must see to that.
         """
         for _ in range(_DUMP_ATTEMPTS):
             answers = self._dump_once(message, what, needs)

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pointsman.errors import KernelError, NotSupported, Rejected
+from pointsman.errors import Busy, KernelError, NotSupported, Rejected
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink, nf_tables
 from pointsman.kernel.netlink import Answer, Message, NetlinkSocket
@@ -21,6 +21,14 @@ SUBSYS_NFTABLES = 10
 _HEADER = struct.Struct(">BBH")
 _BATCH_BEGIN = 0x10
 _BATCH_END = 0x11
+
+_LISTINGS = 10
+_IDENTITY = (
+    nf_tables.NFTA_SET_ELEM_KEY,
+    nf_tables.NFTA_SET_ELEM_KEY_END,
+    nf_tables.NFTA_SET_ELEM_FLAGS,
+)
+"""What no two elements of a set have in common; the flags tell the end of a range from the beginning of the next."""
 
 NEED_NFTABLES = "CONFIG_NF_TABLES (module nf_tables)"
 
@@ -133,6 +141,25 @@ class NftablesSocket:
 
     def dump(self, kind: int, family: int, body: bytes, what: str) -> list[Answer]:
         return self._netlink.dump(nftables_message(kind, family, 0, body), what, needs=NEED_NFTABLES)
+
+    def dump_elements(self, family: int, body: bytes, what: str) -> list[dict[int, bytes]]:
+        """The attributes of every element of a set.
+
+        The kernel continues a listing by the number of elements told so far. When it grows or shrinks their hash table between
+        two parts, which it does later and without marking the listing as interrupted, their order changes: some elements
+        come twice, and as many not at all. Such a listing is repeated.
+        """
+        for _ in range(_LISTINGS):
+            items = [
+                nla.attributes(item)
+                for answer in self.dump(nf_tables.NFT_MSG_GETSETELEM, family, body, what)
+                for _, item in nla.iter_attributes(
+                    attributes_of(answer).get(nf_tables.NFTA_SET_ELEM_LIST_ELEMENTS, b"")
+                )
+            ]
+            if len({tuple(map(item.get, _IDENTITY)) for item in items}) == len(items):
+                return items
+        raise Busy(f"{what}: the kernel moved them during each of {_LISTINGS} listings", errno.EINTR)
 
     def get_each(self, kind: int, family: int, bodies: Sequence[bytes], what: str) -> list[Answer | None]:
         """One object per body, None for those that do not exist or cannot be asked for like this."""

@@ -96,11 +96,7 @@ class ChainReader:
         flags = int.from_bytes(attributes_of(answer).get(nf.NFTA_SET_FLAGS, b""), "big")
         if flags & (nf.NFT_SET_CONCAT | nf.NFT_SET_TIMEOUT | nf.NFT_SET_EVAL):
             return None
-        items = [
-            nla.attributes(item)
-            for part in self._socket.dump(nf.NFT_MSG_GETSETELEM, proto, body, f"list elements of {name}")
-            for _, item in nla.iter_attributes(attributes_of(part).get(nf.NFTA_SET_ELEM_LIST_ELEMENTS, b""))
-        ]
+        items = self._socket.dump_elements(proto, body, f"list elements of {name}")
         if len(items) > _LARGEST_SET:
             return None
         return _ranges(items) if flags & nf.NFT_SET_INTERVAL else [_element(item) for item in items]

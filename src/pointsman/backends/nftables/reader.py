@@ -126,8 +126,8 @@ class Reader:
         """Every element by key."""
         body = encode.element_list(spec.name)
         what = f"list elements of {spec.name}"
-        answers = self._socket.dump(nf.NFT_MSG_GETSETELEM, self._traits.nfproto, body, what)
-        return {element.key: element for answer in answers for element in _elements(answer, spec)}
+        items = self._socket.dump_elements(self._traits.nfproto, body, what)
+        return {element.key: element for element in (_element(item, spec) for item in items)}
 
     def look_up(self, wanted: Sequence[tuple[SetSpec, bytes]]) -> list[KernelElement | None]:
         """The elements under these keys, None where there is none that such a key can find."""
