@@ -2,7 +2,7 @@
 
 python -m tests.kernels [--suites bookworm,trixie] [--groups NAME,...] [--json FILE] [-- PYTEST-ARGUMENTS]
 
-With --json, rows of the file that were not run again stay. Each group is one boot in qemu. There is no hardware help, so a test takes about ten times as long as on the machine itself.
+With --json, rows of the file that were not run again stay. Each group is one boot in qemu, on one emulated processor.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def main() -> int:
     options = _arguments()
+    groups = _chosen(options.groups)
     reason = boot.missing()
     if reason is not None:
         print(f"cannot boot kernels here: {reason}", file=sys.stderr)
@@ -63,7 +64,7 @@ def main() -> int:
     failed = False
     for suite in options.suites.split(","):
         kernel = fetched(suite, ROOT / ".kernels")
-        for name in _chosen(options.groups):
+        for name in groups:
             row = {"debian": suite, **_run(kernel, name, options.pytest)}
             print("  ".join(f"{key}: {value}" for key, value in row.items()), flush=True)
             failed |= bool(row["failed"])
@@ -92,8 +93,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def _chosen(prefixes: str) -> list[str]:
-    wanted = tuple(prefixes.split(","))
-    return [name for name in GROUPS if name.startswith(wanted)]
+    wanted = prefixes.split(",")
+    for prefix in wanted:
+        if not any(name.startswith(prefix) for name in GROUPS):
+            raise SystemExit(f"no group's name starts with {prefix!r}; there are: {'; '.join(GROUPS)}")
+    return [name for name in GROUPS if name.startswith(tuple(wanted))]
 
 
 def _run(kernel: Kernel, group: str, more: Sequence[str]) -> dict[str, Any]:
