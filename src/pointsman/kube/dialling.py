@@ -66,10 +66,12 @@ class Dialler:
     """Knows the way to one server."""
 
     def __init__(self, server: str, *, proxy: str = "", server_name: str = "") -> None:
-        """`server_name` is what the server's certificate must name, if that is not the server's host."""
-        parts = urlsplit(server)
-        self._server = _peer(parts)
-        self._proxy = _peer(urlsplit(proxy)) if proxy else None
+        """`server_name` is what the server's certificate must name, if that is not the server's host.
+
+        Raises NoConnection for an address that leads nowhere.
+        """
+        parts, self._server = _peer(server, "the server")
+        self._proxy = _peer(proxy, "the proxy")[1] if proxy else None
         self._server_name = server_name or self._server.host
         prefix = parts.path.rstrip("/")
         self.host_header = parts.netloc.rpartition("@")[2]
@@ -104,17 +106,18 @@ class Dialler:
         return line
 
 
-def _peer(parts: SplitResult) -> _Peer:
+def _peer(url: str, whose: str) -> tuple[SplitResult, _Peer]:
     try:
-        port = parts.port
+        parts = urlsplit(url)
+        port, host = parts.port, parts.hostname
     except ValueError as error:
-        raise NoConnection("the address of the server or of its proxy has no valid port") from error
+        raise NoConnection(f"the address of {whose} is no URL") from error
+    if parts.scheme not in _PORTS or not host:
+        raise NoConnection(f"the address of {whose} must be http://HOST:PORT or https://HOST:PORT")
     name, password = unquote(parts.username or ""), unquote(parts.password or "")
     pair = base64.b64encode(f"{name}:{password}".encode()).decode() if name or password else ""
     secure = parts.scheme == "https"
-    return _Peer(
-        parts.hostname or "", port or _PORTS.get(parts.scheme, 80), secure, f"Basic {pair}" if pair else ""
-    )
+    return parts, _Peer(host, port or _PORTS[parts.scheme], secure, f"Basic {pair}" if pair else "")
 
 
 def _authorization(proxy: _Peer) -> tuple[tuple[str, str], ...]:
@@ -134,7 +137,8 @@ async def _connected(peer: _Peer, tls: ssl.SSLContext | None, server_name: str) 
     except ssl.SSLCertVerificationError:
         raise
     except OSError as error:
-        detail = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        number = 0 if isinstance(error, ssl.SSLError) else error.errno or 0
+        detail = os.strerror(number) if number > 0 else str(error)
         raise NoConnection(f"cannot connect to {peer.authority}: {detail}") from error
     _notice_dead_peers(writer)
     return Line(reader, writer)

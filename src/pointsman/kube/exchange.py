@@ -73,7 +73,7 @@ class Connection:
             h11.Request(
                 method=request.method,
                 target=target,
-                headers=[(name.encode(), value.encode()) for name, value in headers],
+                headers=[(name.encode(), value.strip().encode()) for name, value in headers],
             )
         ]
         if body:

@@ -14,6 +14,8 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import h11
+
 from pointsman import __version__
 from pointsman.errors import Gone, KubeError, Throttled, Unauthorized
 from pointsman.kube.access import Access
@@ -92,8 +94,8 @@ class Transport:
         self._access = access
         self._credentials = credentials or Credentials(access, listener=listener)
         environment = os.environ if environ is None else environ
-        proxy = access.proxy_url or proxy_from_environment(access.server, environment)
-        self._client = HttpClient(Dialler(access.server, proxy=proxy, server_name=access.tls_server_name))
+        self._proxy = access.proxy_url or proxy_from_environment(access.server, environment)
+        self._client: HttpClient | None = None
         self._rate = RateLimit(qps, burst, clock=clock, sleep=sleep)
         self._largest_body = largest_body
         self._reachability = Reachability(access) if reachability is None else reachability
@@ -175,7 +177,8 @@ class Transport:
 
     async def close(self) -> None:
         self._reachability.close()
-        self._client.close()
+        if self._client is not None:
+            self._client.close()
 
     @asynccontextmanager
     async def _exchange(self, call: _Call) -> AsyncIterator[Answer]:
@@ -214,6 +217,9 @@ class Transport:
         headers = (("User-Agent", f"pointsman/{__version__}"), *call.headers.items(), *presented.headers)
         request = HttpRequest(call.method, call.path, call.params, headers, call.body)
         with _translated(what, KubeError(f"{what}: no answer within {call.answer:.0f} s")):
+            if self._client is None:
+                name = self._access.tls_server_name
+                self._client = HttpClient(Dialler(self._access.server, proxy=self._proxy, server_name=name))
             async with asyncio.timeout(call.answer):
                 return await self._client.ask(request, presented.tls)
 
@@ -287,6 +293,8 @@ def _reason(error: Exception) -> str:
             f"the server's certificate is not trusted: {error}; "
             "it must be signed by the configured CA and name the address it was reached by"
         )
+    if isinstance(error, h11.LocalProtocolError):
+        return "the request holds something that no request may hold"
     if isinstance(error, NotHttp):
         return f"not valid HTTP: {error}"
     return str(error) or type(error).__name__

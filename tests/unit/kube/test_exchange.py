@@ -279,3 +279,39 @@ async def test_new_credentials_mean_a_new_connection(pki: Path, tmp_path: Path) 
         key.write_bytes((pki / "other.key").read_bytes())
         with pytest.raises(KubeError):
             await transport.request("GET", PATH)
+
+
+@pytest.mark.parametrize(
+    "proxy", ["http://joe:hunter2@host:port", "http://[::1", "socks5://joe:hunter2@127.0.0.1:1080", "http://"]
+)
+async def test_a_proxy_address_that_leads_nowhere_is_said_with_the_request_and_not_shown(proxy: str) -> None:
+    transport = Transport(Access("https://192.0.2.1", "test"), environ={"HTTPS_PROXY": proxy})
+    with pytest.raises(KubeError, match="the address of the proxy") as caught:
+        await transport.request("GET", PATH)
+    await transport.close()
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_a_server_without_tls_behind_an_https_address_is_not_called_a_lack_of_permission() -> None:
+    async with FakeApiServer() as server:
+        access = Access(server.url.replace("http:", "https:"), "test", insecure_skip_tls_verify=True)
+        async with transport_to(access) as transport:
+            with pytest.raises(KubeError, match=r"cannot connect to 127\.0\.0\.1:\d+: .*SSL"):
+                await transport.request("GET", PATH)
+
+
+async def test_blanks_around_a_token_are_not_part_of_it_and_never_show_it() -> None:
+    async with (
+        FakeApiServer(token="hunter2") as server,
+        transport_to(Access(server.url, "test", token="hunter2 ")) as transport,
+    ):
+        assert (await transport.request("GET", PATH)).status == 200
+
+
+async def test_what_no_request_may_hold_is_refused_without_being_shown() -> None:
+    async with FakeApiServer() as server:
+        impersonation = (("Impersonate User: hunter2", "x"),)
+        async with transport_to(Access(server.url, "test", impersonation=impersonation)) as transport:
+            with pytest.raises(KubeError, match="holds something that no request may hold") as caught:
+                await transport.request("GET", PATH)
+    assert "hunter2" not in str(caught.value)
