@@ -16,6 +16,7 @@ import msgspec
 
 from pointsman.model.addresses import Family
 from pointsman.model.objects import AUTOSCALER_TAINT, Node
+from pointsman.serve.messages import Response, reply
 
 Nanoseconds = int
 Clock = Callable[[], Nanoseconds]
@@ -69,14 +70,6 @@ class Health(msgspec.Struct, frozen=True):
     def invites_traffic(self) -> bool:
         """Whether load balancers may choose this node, as far as the process knows."""
         return self.healthy and not self.leaving
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """An HTTP answer before it meets a server."""
-
-    status: int
-    body: bytes
-    headers: Mapping[str, str] = {}
 
 
 class ProxyHealth:
@@ -157,18 +150,18 @@ class ProxyHealth:
             return f"no sync has succeeded for {(ticks - queued) // _SECOND} s"
         return ""
 
-    def healthz(self) -> Answer:
+    def healthz(self) -> Response:
         """For load balancers: unhealthy also when node or process are leaving, or nobody said what to serve."""
         eligible = node_eligible(self._node)
         health = self.health()
         return self._answer(health, health.invites_traffic and eligible and not health.waiting_for, eligible)
 
-    def livez(self) -> Answer:
+    def livez(self) -> Response:
         """For restarts: the state of the proxy alone."""
         health = self.health()
         return self._answer(health, health.healthy, None)
 
-    def _answer(self, health: Health, good: bool, eligible: bool | None) -> Answer:
+    def _answer(self, health: Health, good: bool, eligible: bool | None) -> Response:
         # Old clients read lastUpdated as "the loop ran lately": a good answer says now, as kube-proxy's does.
         document: dict[str, object] = {
             "lastUpdated": rfc3339_nano(self._wall() if good else health.last_updated),
@@ -190,4 +183,4 @@ class ProxyHealth:
             document["waitingFor"] = health.waiting_for
         if health.leaving:
             document["leaving"] = True
-        return Answer(200 if good else 503, msgspec.json.encode(document))
+        return reply(msgspec.json.encode(document), "application/json", 200 if good else 503)
