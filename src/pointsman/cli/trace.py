@@ -23,7 +23,7 @@ from pointsman.explain.trace import TraceReport, report_of, trace_text
 from pointsman.kernel.iptables_programs import LEGACY, variants_in_use
 from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.kernel.nft_chains import ChainReader
-from pointsman.kernel.nft_trace import TABLE, TraceEvent, TraceFilter, Tracer
+from pointsman.kernel.nft_trace import TraceEvent, TraceFilter, Tracer
 from pointsman.kernel.reach import Attempt, Place, Reached, reach
 from pointsman.kernel.rtnl import RouteSocket, local_addresses
 from pointsman.model.addresses import address_from_text, address_text, family_of, host_port_text
@@ -152,7 +152,7 @@ def _followed(
             events.append(event)
             last[0] = time.monotonic()
         attempt = made.result()[0] if made is not None else None
-    if all(event.table.endswith(TABLE) for event in events):
+    if all(event.ours for event in events):
         raise NothingToTrace(_silence(place, attempt, patience))
     return events, attempt
 
@@ -202,9 +202,7 @@ def _chains(events: Sequence[TraceEvent], place: Place) -> dict[tuple[str, str],
     try:
         reader = ChainReader(socket, family_of(place.address))
         bases = {(chain.table, chain.name): chain for chain in reader.base_chains(ignored_table="")}
-        named = dict.fromkeys(
-            (event.table, event.chain) for event in events if not event.table.endswith(TABLE)
-        )
+        named = dict.fromkeys((event.table, event.chain) for event in events if not event.ours)
         return {
             (table, name): msgspec.structs.replace(
                 bases.get((table, name), FilterChain(table, name)), rules=tuple(reader.rules(table, name))
