@@ -246,3 +246,21 @@ def test_node_ports_that_answer_nowhere_because_the_primary_address_is_not_on_th
     explanation = asked(view, ":30080", "outside")
     assert not explanation.answers
     assert "NodePortAddresses" in codes(explanation)
+
+
+@pytest.mark.parametrize(
+    ("mode", "advice"),
+    [
+        ("nftables", "in nftables mode the default is the node's primary address"),
+        ("iptables", "without nodePortAddresses, node ports answer at every address of this node"),
+        ("ipvs", "without nodePortAddresses, node ports answer at every address of this node"),
+    ],
+)
+def test_node_ports_that_answer_nowhere_come_with_the_default_of_the_mode(mode: str, advice: str) -> None:
+    view = view_of(
+        balancer(),
+        factory.endpoint_slice("10.244.1.5"),
+        mode=mode,
+        node_port_addresses=("203.0.113.0/24",),
+    )
+    assert advice in cause(asked(view, ":30080"), "NodePortAddresses").advice
