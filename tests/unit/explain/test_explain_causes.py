@@ -10,7 +10,7 @@ from tests import factory
 from tests.unit.explain.explaining import NODE, asked, codes, only_port, view_of
 
 from pointsman.backends.contract import Difference
-from pointsman.explain.report import Cause, Explanation
+from pointsman.explain.report import Cause, Explanation, KernelState
 from pointsman.model.objects import KubeObject
 
 REMOTE = {"addresses": ["10.244.2.5"], "nodeName": "n2"}
@@ -140,8 +140,8 @@ def test_a_difference_of_a_service_with_nearly_the_same_long_name_is_not_ours() 
     missing = Difference("map endpoints", "10.244.1.5 . 80", "", f"{'n' * 63}/{theirs}:http")
     families = [msgspec.structs.replace(family, differences=(missing,)) for family in view.families]
     view = msgspec.structs.replace(view, families=tuple(families))
-    assert only_port(asked(view, f"{'n' * 63}/{ours}")).kernel.state == "present"
-    assert only_port(asked(view, f"{'n' * 63}/{theirs}")).kernel.state == "missing"
+    assert only_port(asked(view, f"{'n' * 63}/{ours}")).kernel.state is KernelState.PRESENT
+    assert only_port(asked(view, f"{'n' * 63}/{theirs}")).kernel.state is KernelState.MISSING
 
 
 def test_an_address_lost_to_an_older_service() -> None:
