@@ -123,6 +123,11 @@ def add_services(to: argparse.ArgumentParser) -> None:
     )
 
 
+def services_of(given: argparse.Namespace) -> tuple[str, ...]:
+    """What `add_services` took; commas separate names as blanks do."""
+    return tuple(name for word in given.services for name in word.split(",") if name)
+
+
 def add_live(to: argparse.ArgumentParser) -> None:
     to.add_argument(
         "--control-socket", type=Path, default=CONTROL_SOCKET, help=f"of the proxy; default {CONTROL_SOCKET}"

@@ -19,6 +19,7 @@ from pointsman.cli.output import screen
 from pointsman.errors import PointsmanError
 from pointsman.explain.probes import attempt_words, place_of
 from pointsman.explain.report import Explanation
+from pointsman.explain.target import Question
 from pointsman.explain.trace import TraceReport, report_of, trace_text
 from pointsman.kernel.iptables_programs import LEGACY, variants_in_use
 from pointsman.kernel.nfnl import NftablesSocket
@@ -78,8 +79,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _trace(given: argparse.Namespace) -> int:
-    query = {"target": given.target, "namespace": given.namespace, "kernel": "0"}
-    explanation = ask(given.control_socket, "/explain", Explanation, query)
+    question = Question(given.target, given.namespace, kernel=False)
+    explanation = ask(given.control_socket, "/explain", Explanation, question.words())
     source = _source(given.client, given.control_socket)
     place = _place(explanation, source)
     waiting = given.wait or bool(source and source not in local_addresses(family_of(source)))
@@ -103,8 +104,8 @@ def _source(client: str, control_socket: Path) -> bytes:
     if address is not None:
         return address
     namespace, _, name = client.removeprefix("pod/").rpartition("/")
-    query = {"target": f"pod/{name}", "namespace": namespace, "kernel": "0"}
-    found = ask(control_socket, "/explain", Explanation, query)
+    question = Question(f"pod/{name}", namespace, kernel=False)
+    found = ask(control_socket, "/explain", Explanation, question.words())
     for port in found.ports:
         for endpoint in port.endpoints:
             place = place_of(endpoint.address, port.protocol)
