@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from pointsman.model.endpoint import FULL_SHARE, UNSAID_WEIGHT, Endpoint
+from pointsman.model.endpoint import FULL_SHARE, UNSAID_WEIGHT, Endpoint, Identity
 from pointsman.model.objects import Meta
 from pointsman.model.problem import Problem, bad_annotation
 
@@ -108,9 +108,6 @@ class Balancing(msgspec.Struct, frozen=True, gc=False):
 EVENLY = Balancing()
 """Nothing configured."""
 
-Identity = tuple[bytes, int]
-"""Address and port of an endpoint."""
-
 
 class Balance(msgspec.Struct, frozen=True, gc=False):
     """How one service port is balanced where that is not evenly at random."""
@@ -124,7 +121,7 @@ class Balance(msgspec.Struct, frozen=True, gc=False):
     hash_slots: int = 0
 
     def weight(self, endpoint: Endpoint) -> int:
-        return self.weights.get((endpoint.address, endpoint.port), 1)
+        return self.weights.get(endpoint.identity, 1)
 
 
 def scheduling_of(meta: Meta, problems: list[Problem]) -> Scheduling:
@@ -286,4 +283,4 @@ def _weights(
     for endpoint in endpoints:
         weight = 1 if scheduler is Scheduler.RANDOM else (weight_of(endpoint, scheduling) or 1)
         share = endpoint.share if adjusted else 1
-        yield (endpoint.address, endpoint.port), weight * share
+        yield endpoint.identity, weight * share
