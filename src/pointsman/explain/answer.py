@@ -18,7 +18,6 @@ from pointsman.explain.report import (
     Cause,
     EndpointAnswer,
     Explanation,
-    FamilyTrouble,
     FrontendAnswer,
     HostAnswer,
     HostState,
@@ -69,11 +68,6 @@ def explain(view: View, target: Target, client: str = "") -> Explanation:
         live=view.live,
         ports=tuple(ports),
         causes=tuple(causes),
-        sync_errors=tuple(
-            FamilyTrouble(family.family.value, family.last_error)
-            for family in view.families
-            if family.last_error
-        ),
     )
 
 

@@ -138,13 +138,6 @@ class PortAnswer(msgspec.Struct, frozen=True, rename="camel"):
     host: HostAnswer = HostAnswer(HostState.NOT_ASKED)
 
 
-class FamilyTrouble(msgspec.Struct, frozen=True, rename="camel"):
-    """What went wrong lately in one IP family."""
-
-    family: str
-    last_error: str
-
-
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     """The whole answer."""
 
@@ -155,7 +148,6 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     ports: tuple[PortAnswer, ...]
     causes: tuple[Cause, ...]
     """About the question as a whole: no such Service, an address nobody serves, syncs that fail."""
-    sync_errors: tuple[FamilyTrouble, ...] = ()
 
     @property
     def answers(self) -> bool:
