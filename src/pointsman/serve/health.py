@@ -64,7 +64,7 @@ class Health(msgspec.Struct, frozen=True):
     waiting_for: str = ""
     """What the first sync has been waiting for too long; empty when it is not."""
     leaving: bool = False
-    """The process was told to end and syncs on until load balancers have looked away."""
+    """The process was told to end and keeps syncing until load balancers have stopped choosing it."""
 
     @property
     def invites_traffic(self) -> bool:
@@ -73,7 +73,10 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class ProxyHealth:
-    """Collects what the sync loops report; lives in the event loop, as they and the servers do."""
+    """Collects what the sync loops report; lives in the event loop, as they and the servers do.
+
+    `busy` and `idle` alone are called on worker threads: a thread that does not come back cannot be noticed by what it sends.
+    """
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class ProxyHealth:
         self._updated[family] = self._wall()
 
     def busy(self, family: Family) -> None:
-        """The family's worker thread begins a call; called there, as `idle` is: each is one step on a dictionary."""
+        """The family's worker thread begins a call. Called there, as `idle` is; each is one step on a dictionary."""
         self._busy_since[family] = self._monotonic()
 
     def idle(self, family: Family) -> None:
