@@ -213,7 +213,7 @@ def guarded(command: str, work: Callable[[], int]) -> int:
         problems = [str(error)]
     except UnicodeEncodeError as error:
         odd = error.object[error.start : error.end]
-        problems = [f"an argument holds bytes that are no text in UTF-8: {odd}"]
+        problems = [f"an argument holds bytes that are not UTF-8: {odd}"]
     _say(command, problems)
     return ERROR
 

@@ -52,7 +52,7 @@ OWN_FLAGS: tuple[Flag, ...] = grouped(
         "drain-period",
         Kind.DURATION,
         default="0s",
-        help="After SIGTERM, fail /healthz and the health check node ports for this long while syncing on, then end; a second signal ends at once.",
+        help="After SIGTERM, fail /healthz and the health check node ports for this long while it keeps syncing, then end; a second signal ends at once.",
     ),
     Flag(
         "probe-addresses",

@@ -231,10 +231,10 @@ def weight_of(endpoint: Endpoint, scheduling: Scheduling) -> int:
 def scheduler_for(
     scheduling: Scheduling, endpoints: Iterable[Endpoint], defaults: Balancing, problems: list[Problem]
 ) -> Scheduler:
-    """The scheduler a service port gets: the one asked for where the mode has it. What cannot be had is reported."""
+    """The scheduler a service port gets: the one asked for where the mode has it. What is not available is reported."""
     wanted = scheduling.scheduler
     if scheduling.slow_start and not defaults.adjusts:
-        message = f"annotation {SLOW_START_ANNOTATION}: cannot be had in this proxy mode; new endpoints get their full share at once"
+        message = f"annotation {SLOW_START_ANNOTATION}: not available in this proxy mode; new endpoints get their full share at once"
         problems.append(Problem("SlowStartNotPossible", message))
     if wanted is None:
         weighed = bool(scheduling.weights) or any(e.weight != UNSAID_WEIGHT for e in endpoints)
@@ -243,7 +243,7 @@ def scheduler_for(
     if wanted in defaults.possible:
         return wanted
     used = Scheduler.WEIGHTED if scheduling.weights else Scheduler.RANDOM
-    message = f"annotation {SCHEDULER_ANNOTATION}: {scheduling.word} cannot be had in this proxy mode; {used.value} is used"
+    message = f"annotation {SCHEDULER_ANNOTATION}: {scheduling.word} is not available in this proxy mode; {used.value} is used"
     problems.append(Problem("SchedulerNotPossible", message))
     return used
 

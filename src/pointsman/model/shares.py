@@ -28,8 +28,8 @@ LEAST_SHARE, MOST_SHARE = 25, 400
 _CUSHION = 8
 """Connections everybody is taken to have besides: a handful of them says little."""
 _GAIN = 0.25
-"""How much of the way to the wanted share is gone at once. With twice this, and connections so short that they follow
-shares within one reading, the way would lead past the goal."""
+"""The part of the way to the wanted share covered per step. With twice this, and connections so short that they follow
+shares within one reading, a step would overshoot."""
 _CLOSE_ENOUGH = 0.05
 
 
