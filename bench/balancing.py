@@ -23,9 +23,9 @@ from tests.factory import endpoint, service_port
 from tests.kernel.test_nft_schedulers import VIP, World, clients, server, servers, udp
 
 from pointsman.model.addresses import Family
-from pointsman.model.endpoint import Endpoint
-from pointsman.model.scheduling import Balance, Identity, Scheduler, Scheduling
-from pointsman.model.shares import balanced, identity, warmed, weights_of
+from pointsman.model.endpoint import Endpoint, Identity
+from pointsman.model.scheduling import Balance, Scheduler, Scheduling
+from pointsman.model.shares import balanced, warmed, weights_of
 from pointsman.model.slots import hash_slots, slots_of
 from pointsman.model.tracker import PortState
 from pointsman.sync.open_connections import open_connections
@@ -164,12 +164,12 @@ def catching_up(world: World, *, adjusting: bool) -> list[int]:
         now: dict[Identity, float] = {}
         for _ in range(ROUNDS):
             counts = counted(three)
-            history.append(counts.get(identity(three[2]), 0))
+            history.append(counts.get(three[2].identity, 0))
             if adjusting:
                 now = balanced(now, counts, weights_of(three, port.scheduling))
             world.change(
                 port,
-                *(e.with_share(round(now.get(identity(e), 100.0))) for e in three),
+                *(e.with_share(round(now.get(e.identity, 100.0))) for e in three),
             )
             connect(CONNECTIONS_PER_ROUND)
     return history

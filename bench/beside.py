@@ -38,9 +38,9 @@ from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from pointsman.model.source_events import SourceEvent, Synced, Upsert
 from pointsman.node.degraded import DegradedChecks
 from pointsman.node.footprint import settle
+from pointsman.node.inspector import Inspector
 from pointsman.node.own_addresses import LinuxMachine
 from pointsman.node.proxy import Proxy
-from pointsman.node.snapshot import Inspector
 from pointsman.node.state import Settings
 from pointsman.node.surroundings import SilentRecorder
 from pointsman.obs.registry import Metrics

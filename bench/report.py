@@ -42,7 +42,7 @@ UNITS = {
 SIZE = (10000, 10)
 README_ROWS = {
     "| first sync of 10,000 Services with 10 endpoints each": "full_sync_s",
-    "| one endpoint of them changes": "change_p50_ms",
+    "| one of those endpoints changes": "change_p50_ms",
     "| memory of the process then": "rss_mib",
 }
 """Rows of the table in README.md, by how they begin, and the figure they show of either program."""

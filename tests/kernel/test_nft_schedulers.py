@@ -27,11 +27,11 @@ from pointsman.kernel.command import SystemCommands
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family, address_text
-from pointsman.model.endpoint import Endpoint
+from pointsman.model.endpoint import Endpoint, Identity
 from pointsman.model.plan import ServicePlan
-from pointsman.model.scheduling import Balancing, Identity, Scheduler, Scheduling
+from pointsman.model.scheduling import Balancing, Scheduler, Scheduling
 from pointsman.model.service import Protocol
-from pointsman.model.shares import balanced, identity, warmed, weights_of
+from pointsman.model.shares import balanced, warmed, weights_of
 from pointsman.model.slots import slots_of
 from pointsman.model.tracker import PortState
 from pointsman.sync.open_connections import open_connections
@@ -283,12 +283,12 @@ def test_a_fresh_replica_catches_up_with_those_that_have_long_lived_connections(
         shares: dict[Identity, float] = {}
         for _ in range(10):
             shares = balanced(shares, held([*old, fresh]), weights_of([*old, fresh], port.scheduling))
-            now = [one.with_share(round(shares[identity(one)])) for one in (*old, fresh)]
+            now = [one.with_share(round(shares[one.identity])) for one in (*old, fresh)]
             world.change(port, *now)
             connect(20)
         counts = held([*old, fresh])
     assert sum(counts.values()) == 400
-    assert counts[identity(fresh)] > 0.65 * 400 / 3, "even chances would have given it 67 of 200"
+    assert counts[fresh.identity] > 0.65 * 400 / 3, "even chances would have given it 67 of 200"
 
 
 def test_weights_of_iptables_mode_are_probabilities(

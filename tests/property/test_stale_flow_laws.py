@@ -139,7 +139,7 @@ def test_every_lost_handshake_at_a_frontend_that_came_into_service_goes(
         for place in translating(history[-1])
         if any(place not in translating(earlier) for earlier in history[:-1])
     }
-    serving = {(e.address, e.port) for e in history[-1].all_endpoints if e.serving} if history[-1] else set()
+    serving = {e.identity for e in history[-1].all_endpoints if e.serving} if history[-1] else set()
     lost = {
         entry
         for entry in every_flow(Protocol.TCP)
@@ -150,7 +150,7 @@ def test_every_lost_handshake_at_a_frontend_that_came_into_service_goes(
 
 def listed(plan_then: ServicePlan | None) -> set[tuple[bytes, int]]:
     """Endpoints in any state."""
-    return {(e.address, e.port) for e in plan_then.all_endpoints} if plan_then else set()
+    return {e.identity for e in plan_then.all_endpoints} if plan_then else set()
 
 
 @given(histories(Protocol.TCP, st.booleans()))
@@ -186,7 +186,7 @@ def test_after_any_change_udp_flows_at_a_served_frontend_are_those_on_serving_en
     if all(plan_then == history[-1] for plan_then in history):
         return
     latest = history[-1]
-    serving = {(e.address, e.port) for e in latest.all_endpoints if e.serving} if latest else set()
+    serving = {e.identity for e in latest.all_endpoints if e.serving} if latest else set()
     gone = doomed(history, Protocol.UDP)
     for entry in every_flow(Protocol.UDP):
         if to(entry) in translating(latest):

@@ -37,11 +37,11 @@ from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
 from pointsman.node.degraded import DegradedChecks
 from pointsman.node.footprint import settle
 from pointsman.node.host_look import LinuxHost
+from pointsman.node.inspector import Inspector
 from pointsman.node.loose_tracking import LooseTracking
 from pointsman.node.own_addresses import LinuxMachine
 from pointsman.node.proxy import Proxy
 from pointsman.node.service_metrics import ServiceMetrics
-from pointsman.node.snapshot import Inspector
 from pointsman.node.state import Settings
 from pointsman.node.surroundings import ApiRecorder, EventSource, Recorder, SilentRecorder
 from pointsman.node.watch_metrics import expose_watches

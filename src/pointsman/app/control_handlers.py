@@ -6,9 +6,9 @@ import asyncio
 
 import msgspec
 
-from pointsman.explain.target import BadQuestion, target_from_text
+from pointsman.explain.target import BadQuestion, Question, target_from_text
 from pointsman.model.labels import BadSelector
-from pointsman.node.snapshot import Inspector
+from pointsman.node.inspector import Inspector
 from pointsman.report.overview import MAX_ROWS
 from pointsman.report.service_list import ListQuery
 from pointsman.serve.messages import Handler, Request, Response, reply, text_response
@@ -47,11 +47,11 @@ def page_data_routes(inspector: Inspector) -> dict[str, Handler]:
 
 def explain_handler(inspector: Inspector, *, kernel: bool) -> Handler:
     async def answer(request: Request) -> Response:
-        query = request.query
+        question = Question.from_words(request.query)
         try:
-            target = target_from_text(query.get("target", ""), query.get("namespace", ""))
-            wanted = kernel and query.get("kernel", "1") != "0"
-            explanation = await inspector.explain(target, query.get("from", ""), kernel=wanted)
+            target = target_from_text(question.target, question.namespace)
+            wanted = kernel and question.kernel
+            explanation = await inspector.explain(target, question.client, kernel=wanted)
         except BadQuestion as error:
             return text_response(f"{error}\n", 400)
         return _json(explanation)

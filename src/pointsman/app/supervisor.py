@@ -71,7 +71,7 @@ class Supervisor:
         self._fallback: RunOptions | None = None
         """What ran before a restart, until the new proxy stands."""
         self._leaving = False
-        """Told to end, and load balancers are given time to look away."""
+        """Told to end, and load balancers are given time to stop choosing this node."""
         self._unread_change = False
         """The file may have changed while no proxy stood."""
 

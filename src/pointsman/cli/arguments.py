@@ -123,6 +123,11 @@ def add_services(to: argparse.ArgumentParser) -> None:
     )
 
 
+def services_of(given: argparse.Namespace) -> tuple[str, ...]:
+    """What `add_services` took; commas separate names as blanks do."""
+    return tuple(name for word in given.services for name in word.split(",") if name)
+
+
 def add_live(to: argparse.ArgumentParser) -> None:
     to.add_argument(
         "--control-socket", type=Path, default=CONTROL_SOCKET, help=f"of the proxy; default {CONTROL_SOCKET}"
@@ -208,7 +213,7 @@ def guarded(command: str, work: Callable[[], int]) -> int:
         problems = [str(error)]
     except UnicodeEncodeError as error:
         odd = error.object[error.start : error.end]
-        problems = [f"an argument holds bytes that are no text in UTF-8: {odd}"]
+        problems = [f"an argument holds bytes that are not UTF-8: {odd}"]
     _say(command, problems)
     return ERROR
 

@@ -23,9 +23,10 @@ from pathlib import Path
 import msgspec
 
 from pointsman.cli.arguments import parser
+from pointsman.cli.output import screen
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import HOSTS
-from pointsman.lab.netns import LabUnavailable, gain_privileges
+from pointsman.lab.netns import LabUnavailable, Namespace, gain_privileges
 from pointsman.lab.objects import TARGET_PORT, LabService, backends
 from pointsman.lab.picture import MAP, answer_bars, median_milliseconds, path_through_table
 from pointsman.lab.probe import PATIENT_DEADLINE, Kind, Outcome, Probe, connect, run_probes
@@ -54,23 +55,18 @@ def command() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 when everything behaved, 1 when something did not, 2 when the lab cannot run here."""
     options = command().parse_args(argv)
-    screen = Screen(
-        colour=sys.stdout.isatty() and not options.no_color and "NO_COLOR" not in os.environ,
-        unicode="utf" in (sys.stdout.encoding or "").lower(),
-    )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    shown_on = screen("never" if options.no_color else "auto")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         privileges = gain_privileges()
         with tempfile.TemporaryDirectory(prefix="pointsman-demo-") as directory:
-            return _Demo(screen, Path(directory), privileges).run(keep=options.keep)
+            return _Demo(shown_on, Path(directory), privileges).run(keep=options.keep)
     except LabUnavailable as unavailable:
         sys.stderr.write(f"pointsman demo: {unavailable}\n")
         return 2
     except ProxyFailed as failed:
         sys.stderr.write(f"pointsman demo: {failed}\n")
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 class _Demo:
@@ -261,22 +257,12 @@ class _Demo:
             thread.join()
 
     def _sync_times(self) -> str:
-        """Time spent in syncs since this was last asked, from the proxy's own metrics."""
-        try:
-            with self._cluster["n1"].entered():
-                metrics = HTTPConnection("127.0.0.1", _METRICS_PORT, timeout=2)
-                metrics.connect()
-            metrics.request("GET", "/metrics")
-            text = metrics.getresponse().read().decode()
-        except OSError:
-            return ""
-        finally:
-            metrics.close()
-        now = {family: float(seconds) for family, seconds in _SYNC_SECONDS.findall(text)}
+        """Time spent in syncs since this was last asked."""
+        now = sync_seconds(self._cluster["n1"])
         spent = {family: seconds - self._synced.get(family, 0.0) for family, seconds in now.items()}
-        self._synced = now
         if not spent:
             return ""
+        self._synced = now
         times = ", ".join(f"{family} {seconds * 1000:.1f} ms" for family, seconds in sorted(spent.items()))
         return f" (syncs: {times})"
 
@@ -296,6 +282,21 @@ class _Demo:
     def _say(self, *lines: str) -> None:
         sys.stdout.write("".join(line + "\n" for line in lines))
         sys.stdout.flush()
+
+
+def sync_seconds(node: Namespace) -> dict[str, float]:
+    """Time spent in syncs, by IP family, from the metrics of the proxy there; empty when it cannot be asked."""
+    metrics = HTTPConnection("127.0.0.1", _METRICS_PORT, timeout=2)
+    try:
+        with node.entered():
+            metrics.connect()
+        metrics.request("GET", "/metrics")
+        text = metrics.getresponse().read().decode()
+    except OSError:
+        return {}
+    finally:
+        metrics.close()
+    return {family: float(seconds) for family, seconds in _SYNC_SECONDS.findall(text)}
 
 
 def _with(service: LabService, *hosts: str) -> LabService:

@@ -24,7 +24,7 @@ from pointsman.cli.output import screen
 from pointsman.explain.answer import explain
 from pointsman.explain.probes import places_of, with_probes
 from pointsman.explain.report import Explanation
-from pointsman.explain.target import target_from_text
+from pointsman.explain.target import Question, target_from_text
 from pointsman.explain.text import explanation_text
 from pointsman.kernel.reach import reach
 from pointsman.model.addresses import address_from_text
@@ -106,13 +106,8 @@ def _explain(given: argparse.Namespace, flags: Sequence[str]) -> int:
 
 def _live(given: argparse.Namespace) -> Explanation:
     target_from_text(given.target)
-    query = {
-        "target": given.target,
-        "namespace": given.namespace,
-        "from": given.client,
-        "kernel": "0" if given.no_kernel else "1",
-    }
-    return ask(given.control_socket, "/explain", Explanation, query)
+    question = Question(given.target, given.namespace, given.client, kernel=not given.no_kernel)
+    return ask(given.control_socket, "/explain", Explanation, question.words())
 
 
 def _offline(given: argparse.Namespace, flags: Sequence[str]) -> Explanation:

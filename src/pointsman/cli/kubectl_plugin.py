@@ -87,7 +87,7 @@ def _run(argv: Sequence[str]) -> int:
     nodes, asked = split_words(given.words)
     if not asked:
         meant = [f"; did you mean {near}?" for word in nodes[-1:] for near in similar(word, COMMANDS)]
-        made.error(f"say a command: {', '.join(COMMANDS)}{''.join(meant)}")
+        made.error(f"name a command: {', '.join(COMMANDS)}{''.join(meant)}")
     try:
         return _ask(given, nodes, asked)
     except PointsmanError as error:
@@ -131,7 +131,7 @@ def chosen_pods(pods: Sequence[Pod], nodes: Sequence[str], selector: str) -> lis
         by_node[pod.node] = pod
     if not by_node:
         raise PointsmanError(
-            f"no pod with the labels {selector} runs on any node; say others with --selector"
+            f"no pod with the labels {selector} runs on any node; name others with --selector"
         )
     missing = [node for node in nodes if node not in by_node]
     if missing:
@@ -222,7 +222,7 @@ def merged(
             good[node] = msgspec.json.decode(answer.output, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             lines = answer.errors.splitlines()
-            bad[node] = lines[-1] if lines else f"it answers in another version's way ({error})"
+            bad[node] = lines[-1] if lines else f"its answer is of another version ({error})"
     return merge(good, bad)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -19,12 +19,14 @@ from pointsman.cli.arguments import (
     offline_options,
     parser,
     print_json,
+    services_of,
     split_run_flags,
     warn,
 )
 from pointsman.cli.control_client import NoProxy, ask
 from pointsman.cli.output import screen
 from pointsman.explain.verdict import Verdict
+from pointsman.model.labels import selector_from_text
 from pointsman.report.overview import ServiceRow
 from pointsman.report.service_list import SORTS, ListQuery, ServiceList, list_text, service_list
 
@@ -88,25 +90,24 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _list(given: argparse.Namespace, flags: Sequence[str]) -> int:
-    words = {
-        "namespace": given.namespace,
-        "selector": given.selector,
-        "names": ",".join(given.services),
-        "states": ",".join(given.state),
-        "detailed": "0" if given.output in ("text", "name") else "1",
-    }
-    query = ListQuery.from_words(words)
+    query = ListQuery(
+        namespace=given.namespace,
+        selector=selector_from_text(given.selector),
+        names=services_of(given),
+        states=tuple(given.state),
+        detailed=given.output not in ("text", "name"),
+    )
     if given.manifests is not None:
         found = _offline(given, flags, query)
     else:
-        found = _ask_live(given, words)("")
+        found = _ask_live(given, query)("")
     rows = sorted(found.rows, key=SORTS[given.sort_by])
     if not rows:
         sys.stderr.write(f"pointsman list: {_nothing_found(given)}\n")
     if rows or given.output == "json":
         _print(given, msgspec.structs.replace(found, rows=tuple(rows)))
     if given.watch:
-        _watch(given, _ask_live(given, words), found)
+        _watch(given, _ask_live(given, query), found)
     return 0 if rows else 1
 
 
@@ -119,8 +120,8 @@ def _offline(given: argparse.Namespace, flags: Sequence[str], query: ListQuery) 
     return service_list(planned.view, planned.labels, query)
 
 
-def _ask_live(given: argparse.Namespace, words: Mapping[str, str]) -> Ask:
-    return lambda since: ask(given.control_socket, "/list", ServiceList, {**words, "since": since})
+def _ask_live(given: argparse.Namespace, query: ListQuery) -> Ask:
+    return lambda since: ask(given.control_socket, "/list", ServiceList, {**query.words(), "since": since})
 
 
 def _nothing_found(given: argparse.Namespace) -> str:

@@ -15,13 +15,21 @@ from typing import Final
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Counting
-from pointsman.cli.arguments import add_live, add_output, add_services, guarded, parser, print_json
+from pointsman.cli.arguments import (
+    add_live,
+    add_output,
+    add_services,
+    guarded,
+    parser,
+    print_json,
+    services_of,
+)
 from pointsman.cli.control_client import ask
 from pointsman.cli.output import screen
 from pointsman.errors import PointsmanError
 from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed, Flow
 from pointsman.model.addresses import Family
-from pointsman.report.service_list import ServiceList
+from pointsman.report.service_list import ListQuery, ServiceList
 from pointsman.report.traffic import Directory, Reading, TrafficReport, traffic_report, traffic_text
 from pointsman.sync.flow_checklist import flow_queries
 
@@ -97,8 +105,8 @@ def _top(given: argparse.Namespace) -> int:
 
 
 def _services(given: argparse.Namespace, since: str) -> ServiceList:
-    words = {"namespace": given.namespace, "names": ",".join(given.services), "detailed": "1", "since": since}
-    return ask(given.control_socket, "/list", ServiceList, words)
+    query = ListQuery(namespace=given.namespace, names=services_of(given), detailed=True)
+    return ask(given.control_socket, "/list", ServiceList, {**query.words(), "since": since})
 
 
 def read_kernel(directory: Directory, counting: Counting) -> Reading:

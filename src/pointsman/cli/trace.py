@@ -19,11 +19,12 @@ from pointsman.cli.output import screen
 from pointsman.errors import PointsmanError
 from pointsman.explain.probes import attempt_words, place_of
 from pointsman.explain.report import Explanation
+from pointsman.explain.target import Question
 from pointsman.explain.trace import TraceReport, report_of, trace_text
 from pointsman.kernel.iptables_programs import LEGACY, variants_in_use
 from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.kernel.nft_chains import ChainReader
-from pointsman.kernel.nft_trace import TABLE, TraceEvent, TraceFilter, Tracer
+from pointsman.kernel.nft_trace import TraceEvent, TraceFilter, Tracer
 from pointsman.kernel.reach import Attempt, Place, Reached, reach
 from pointsman.kernel.rtnl import RouteSocket, local_addresses
 from pointsman.model.addresses import address_from_text, address_text, family_of, host_port_text
@@ -78,8 +79,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _trace(given: argparse.Namespace) -> int:
-    query = {"target": given.target, "namespace": given.namespace, "kernel": "0"}
-    explanation = ask(given.control_socket, "/explain", Explanation, query)
+    question = Question(given.target, given.namespace, kernel=False)
+    explanation = ask(given.control_socket, "/explain", Explanation, question.words())
     source = _source(given.client, given.control_socket)
     place = _place(explanation, source)
     waiting = given.wait or bool(source and source not in local_addresses(family_of(source)))
@@ -103,8 +104,8 @@ def _source(client: str, control_socket: Path) -> bytes:
     if address is not None:
         return address
     namespace, _, name = client.removeprefix("pod/").rpartition("/")
-    query = {"target": f"pod/{name}", "namespace": namespace, "kernel": "0"}
-    found = ask(control_socket, "/explain", Explanation, query)
+    question = Question(f"pod/{name}", namespace, kernel=False)
+    found = ask(control_socket, "/explain", Explanation, question.words())
     for port in found.ports:
         for endpoint in port.endpoints:
             place = place_of(endpoint.address, port.protocol)
@@ -152,7 +153,7 @@ def _followed(
             events.append(event)
             last[0] = time.monotonic()
         attempt = made.result()[0] if made is not None else None
-    if all(event.table.endswith(TABLE) for event in events):
+    if all(event.ours for event in events):
         raise NothingToTrace(_silence(place, attempt, patience))
     return events, attempt
 
@@ -202,9 +203,7 @@ def _chains(events: Sequence[TraceEvent], place: Place) -> dict[tuple[str, str],
     try:
         reader = ChainReader(socket, family_of(place.address))
         bases = {(chain.table, chain.name): chain for chain in reader.base_chains(ignored_table="")}
-        named = dict.fromkeys(
-            (event.table, event.chain) for event in events if not event.table.endswith(TABLE)
-        )
+        named = dict.fromkeys((event.table, event.chain) for event in events if not event.ours)
         return {
             (table, name): msgspec.structs.replace(
                 bases.get((table, name), FilterChain(table, name)), rules=tuple(reader.rules(table, name))

@@ -78,7 +78,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     host_root: Path = Path("/")
     wait_for_instance: bool = False
     drain_period: timedelta = timedelta()
-    """How long load balancers get to look away between SIGTERM and the end."""
+    """How long load balancers get to stop choosing this node between SIGTERM and the end."""
     probe_addresses: tuple[str, ...] = ()
     """Service addresses of our own for the datapath probe."""
     external_ip_allow_cidrs: tuple[str, ...] = ()

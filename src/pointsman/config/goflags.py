@@ -68,6 +68,19 @@ class Flag(msgspec.Struct, frozen=True):
     """Still counts when --config is given."""
 
 
+def grouped(title: str, *flags: Flag, works_with_file: bool = False) -> tuple[Flag, ...]:
+    """The flags as one group of a table, with the default that a switch has."""
+    return tuple(
+        msgspec.structs.replace(
+            flag,
+            group=title,
+            default=flag.default or ("false" if flag.kind is Kind.BOOL else ""),
+            works_with_file=works_with_file or flag.works_with_file,
+        )
+        for flag in flags
+    )
+
+
 class Given(msgspec.Struct, frozen=True):
     """The flags found on a command line: decoded values, and the text for showing them again."""
 

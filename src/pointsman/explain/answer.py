@@ -18,10 +18,11 @@ from pointsman.explain.report import (
     Cause,
     EndpointAnswer,
     Explanation,
-    FamilyTrouble,
     FrontendAnswer,
     HostAnswer,
+    HostState,
     KernelAnswer,
+    KernelState,
     Path,
     PolicyUse,
     PortAnswer,
@@ -67,11 +68,6 @@ def explain(view: View, target: Target, client: str = "") -> Explanation:
         live=view.live,
         ports=tuple(ports),
         causes=tuple(causes),
-        sync_errors=tuple(
-            FamilyTrouble(family.family.value, family.last_error)
-            for family in view.families
-            if family.last_error
-        ),
     )
 
 
@@ -298,8 +294,8 @@ def _on_host(
 
 def _host_answer(family: FamilyView, causes: Sequence[Cause]) -> HostAnswer:
     if family.host is None:
-        return HostAnswer("not asked")
-    return HostAnswer("hindered" if causes else "clear", family.host.not_read)
+        return HostAnswer(HostState.NOT_ASKED)
+    return HostAnswer(HostState.HINDERED if causes else HostState.CLEAR, family.host.not_read)
 
 
 def _answers(paths: Iterable[Path], client: str) -> bool:
@@ -370,11 +366,11 @@ def _endpoint_answer(plan: ServicePlan, endpoint: Endpoint, family: FamilyView) 
 
 def _kernel(family: FamilyView, name: ServicePortName) -> KernelAnswer:
     if family.differences is None:
-        return KernelAnswer("not asked")
+        return KernelAnswer(KernelState.NOT_ASKED)
     found = [entry for entry in family.differences if _concerns(entry, name)]
     if not found:
-        return KernelAnswer("present")
-    state = "missing" if all(not entry.have for entry in found) else "different"
+        return KernelAnswer(KernelState.PRESENT)
+    state = KernelState.DIFFERENT if any(entry.have for entry in found) else KernelState.MISSING
     return KernelAnswer(state, tuple(found))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from pointsman.backends.contract import Mode
 from pointsman.explain.packets import Client, denied_by_ranges, serves_node_ports_nowhere
 from pointsman.explain.report import Cause
 from pointsman.explain.view import FamilyView, View
@@ -28,6 +29,20 @@ _NOT_OURS_ADVICE = {
 _REMARK_ADVICE = {
     IP_MODE_PROXY: "packets to it go to the load balancer, as the Service's status asks; set ipMode VIP to serve it on the node",
     NO_BALANCER_ADDRESS: "the cloud controller (or MetalLB and the like) has not assigned one yet; look at its log",
+}
+_OTHER_ADDRESS = "choose an address outside the service range"
+_OTHER_MODE = "remove the annotation, or run a mode that has it: docs/balancing.md"
+_ONE_SERVICE = "one address, protocol and port can serve one Service only; the older one keeps it"
+_PROBLEM_ADVICE = {
+    "AddressInServiceRange": _OTHER_ADDRESS,
+    "AddressIsClusterIP": _OTHER_ADDRESS,
+    "AddressNotAllowed": "add its range to --external-ip-allow-cidrs if it may be claimed",
+    "ContestedAddress": _ONE_SERVICE,
+    "ContestedNodePort": _ONE_SERVICE,
+    "PortNotHashed": "ask for source-hash, or for no session affinity",
+    "SchedulerNotPossible": _OTHER_MODE,
+    "SlowStartNotPossible": _OTHER_MODE,
+    "SourceRangesNotPossible": "run nftables or iptables mode, or guard node ports and external IPs by other means",
 }
 
 
@@ -65,14 +80,21 @@ def port_causes(
             "NodePortAddresses",
             f"node port {plan.port.node_port} answers nowhere: nodePortAddresses selects no {family.family.value} "
             "address that this node has on an interface",
-            "in nftables mode the default is the Node's primary address; is it behind NAT? then set nodePortAddresses",
+            _node_ports_advice(view.mode),
             fatal=False,
         )
     yield from _source_ranges(plan.frontends, clients, family)
     for problem in plan.problems:
-        yield Cause(problem.reason, problem.message, _advice(problem), fatal=False)
+        yield Cause(problem.reason, problem.message, _PROBLEM_ADVICE.get(problem.reason, ""), fatal=False)
     yield from _remarks(port, plan, view)
     yield from _hints(plan)
+
+
+def _node_ports_advice(mode: Mode) -> str:
+    usual = mode.quirks.usual_node_ports
+    if usual:
+        return f"in {mode.name} mode the default is {usual}; is it behind NAT? then set nodePortAddresses"
+    return "without nodePortAddresses, node ports answer at every address of this node: name a range that holds one of them"
 
 
 def _missing_endpoints(port: ServicePort, plan: ServicePlan, family: FamilyView) -> Iterator[Cause]:
@@ -192,20 +214,6 @@ def _guarded(frontends: tuple[Frontend, ...]) -> str:
 def _open(frontends: tuple[Frontend, ...]) -> str:
     by_node_port = all(f.source_ranges for f in frontends if f.kind is FrontendKind.NODE_PORT)
     return "the cluster IP is" if by_node_port else "node port and cluster IP are"
-
-
-def _advice(problem: Problem) -> str:
-    if problem.reason == "AddressNotAllowed":
-        return "add its range to --external-ip-allow-cidrs if it may be claimed"
-    if problem.reason == "SourceRangesNotPossible":
-        return "run nftables or iptables mode, or guard node ports and external IPs by other means"
-    if problem.reason in ("SchedulerNotPossible", "SlowStartNotPossible"):
-        return "remove the annotation, or run a mode that has it: docs/balancing.md"
-    if problem.reason == "PortNotHashed":
-        return "ask for source-hash, or for no session affinity"
-    if problem.holder is None or problem.reason == "AddressIsClusterIP":
-        return "choose an address outside the service range"
-    return "one address, protocol and port can serve one Service only; the older one keeps it"
 
 
 def _remarks(port: ServicePort, plan: ServicePlan, view: View) -> Iterator[Cause]:

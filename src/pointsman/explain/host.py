@@ -14,6 +14,7 @@ from pointsman.explain.report import Cause
 from pointsman.explain.rule_walk import Fate, fates, judged
 from pointsman.explain.view import FamilyView
 from pointsman.model.addresses import Family, address_text
+from pointsman.model.endpoint import Endpoint
 from pointsman.model.host import HostFacts
 from pointsman.model.packet_filter import Deed, FilterChain
 from pointsman.model.plan import FrontendKind
@@ -55,17 +56,17 @@ def _forwarding(host: HostFacts, ways: Iterable[Journey]) -> Iterator[Cause]:
 
 
 def _routes(host: HostFacts, ways: Iterable[Journey]) -> Iterator[Cause]:
-    without: dict[str, dict[str, None]] = {}
+    without: dict[str, dict[Endpoint, None]] = {}
     for way in ways:
         route = host.routes.get(way.endpoint.address)
         if route is not None and route.error:
-            without.setdefault(route.error, {})[str(way.endpoint)] = None
+            without.setdefault(route.error, {})[way.endpoint] = None
     for error, endpoints in without.items():
         yield Cause(
             "NoRoute",
-            f"this node has no way to {listed(endpoints)}: {error}",
+            f"this node has no way to {listed(map(str, endpoints))}: {error}",
             "the network plugin makes the routes to pods: is it running here, and does it know that node? ip route get "
-            f"{next(iter(endpoints)).rpartition(':')[0].strip('[]')}",
+            f"{address_text(next(iter(endpoints)).address)}",
         )
 
 

@@ -85,7 +85,7 @@ def _should_answer(frontend: FrontendAnswer) -> bool:
 
 
 def _answer(text: str, attempt: Attempt) -> ProbeAnswer:
-    return ProbeAnswer(text, attempt.reached.value, attempt_words(attempt))
+    return ProbeAnswer(text, attempt.reached, attempt_words(attempt))
 
 
 def attempt_words(attempt: Attempt) -> str:
@@ -103,7 +103,7 @@ def attempt_words(attempt: Attempt) -> str:
 
 def _failures(what: str, probes: Iterable[ProbeAnswer]) -> Iterator[Cause]:
     for reached in _FAILURES:
-        failed = [probe for probe in probes if probe.outcome == reached.value]
+        failed = [probe for probe in probes if probe.outcome is reached]
         if not failed:
             continue
         advice = _ADVICE[reached]

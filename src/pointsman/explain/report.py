@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from pointsman.backends.contract import Difference
+from pointsman.kernel.reach import Reached
 
 
 class Cause(msgspec.Struct, frozen=True, rename="camel"):
@@ -33,8 +36,7 @@ class ProbeAnswer(msgspec.Struct, frozen=True, rename="camel"):
 
     place: str
     """`ip:port`."""
-    outcome: str
-    """`connected`, `refused`, `silent`, `unreachable`, `blocked` or `unknown`."""
+    outcome: Reached
     words: str
 
 
@@ -79,19 +81,35 @@ class FrontendAnswer(msgspec.Struct, frozen=True, rename="camel"):
     probes: tuple[ProbeAnswer, ...] = ()
 
 
+class KernelState(enum.Enum):
+    """What a look at the kernel found for a service port."""
+
+    NOT_ASKED = "not asked"
+    PRESENT = "present"
+    MISSING = "missing"
+    DIFFERENT = "different"
+
+
 class KernelAnswer(msgspec.Struct, frozen=True, rename="camel"):
     """What the kernel holds for a service port."""
 
-    state: str
-    """`not asked`, `present`, `missing` or `different`."""
+    state: KernelState
     differences: tuple[Difference, ...] = ()
+
+
+class HostState(enum.Enum):
+    """What a look at the host found on the way of the packets."""
+
+    NOT_ASKED = "not asked"
+    CLEAR = "clear"
+    HINDERED = "hindered"
+    """The causes tell by what."""
 
 
 class HostAnswer(msgspec.Struct, frozen=True, rename="camel"):
     """What was found on the host beside the proxy's own rules."""
 
-    state: str
-    """`not asked`, `clear` or `hindered`; the causes tell what was found."""
+    state: HostState
     not_read: tuple[str, ...] = ()
     """What could not be looked at."""
 
@@ -117,14 +135,7 @@ class PortAnswer(msgspec.Struct, frozen=True, rename="camel"):
     causes: tuple[Cause, ...]
     answers: bool
     """Every client asked about gets an answer at every frontend asked about."""
-    host: HostAnswer = HostAnswer("not asked")
-
-
-class FamilyTrouble(msgspec.Struct, frozen=True, rename="camel"):
-    """What went wrong lately in one IP family."""
-
-    family: str
-    last_error: str
+    host: HostAnswer = HostAnswer(HostState.NOT_ASKED)
 
 
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
@@ -137,7 +148,6 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     ports: tuple[PortAnswer, ...]
     causes: tuple[Cause, ...]
     """About the question as a whole: no such Service, an address nobody serves, syncs that fail."""
-    sync_errors: tuple[FamilyTrouble, ...] = ()
 
     @property
     def answers(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from pointsman.errors import PointsmanError
@@ -20,6 +22,36 @@ _SCHEMES = {"http": "80", "https": "443"}
 
 class BadQuestion(PointsmanError):
     """The target or the client of a question cannot be understood; the message shows the forms."""
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What the running proxy is asked to explain, as people typed it."""
+
+    target: str
+    namespace: str = ""
+    """Where a name without one is looked for."""
+    client: str = ""
+    kernel: bool = True
+    """Whether the kernel and the host are looked at."""
+
+    @classmethod
+    def from_words(cls, words: Mapping[str, str]) -> Question:
+        """From the parameters of a URL, as `words` gives them."""
+        return cls(
+            target=words.get("target", ""),
+            namespace=words.get("namespace", ""),
+            client=words.get("from", ""),
+            kernel=words.get("kernel", "1") != "0",
+        )
+
+    def words(self) -> dict[str, str]:
+        """As the parameters of a URL."""
+        return {
+            "target": self.target,
+            "namespace": self.namespace,
+            "from": self.client,
+            "kernel": "1" if self.kernel else "0",
+        }
 
 
 class Target(msgspec.Struct, frozen=True):

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from pointsman.explain.report import Cause, EndpointAnswer, Explanation, FrontendAnswer, PortAnswer
+from pointsman.explain.report import (
+    Cause,
+    EndpointAnswer,
+    Explanation,
+    FrontendAnswer,
+    HostState,
+    KernelState,
+    PortAnswer,
+)
+from pointsman.kernel.reach import Reached
 from pointsman.screen import PLAIN, Screen, laid_out
 
 ENDPOINTS_SHOWN = 20
@@ -38,7 +47,7 @@ def explanation_text(explanation: Explanation, screen: Screen = PLAIN) -> str:
 def _connected(explanation: Explanation) -> bool:
     """Every endpoint in use was connected to."""
     used = [e.probe for port in explanation.ports for e in port.endpoints if any(use.used for use in e.uses)]
-    return bool(used) and all(probe is not None and probe.outcome == "connected" for probe in used)
+    return bool(used) and all(probe is not None and probe.outcome is Reached.CONNECTED for probe in used)
 
 
 def _causes(causes: Iterable[Cause], indent: str) -> Iterator[str]:
@@ -74,15 +83,15 @@ def _port(port: PortAnswer) -> Iterator[str]:
 
 
 _HOST = {
-    "not asked": "not looked at",
-    "clear": "forwarding, routes, rules of others and conntrack do not stop these packets",
-    "hindered": "see above",
+    HostState.NOT_ASKED: "not looked at",
+    HostState.CLEAR: "forwarding, routes, rules of others and conntrack do not stop these packets",
+    HostState.HINDERED: "see above",
 }
 _KERNEL = {
-    "not asked": "not looked at",
-    "present": "holds what it should",
-    "missing": "lacks what it should hold",
-    "different": "differs from what it should hold",
+    KernelState.NOT_ASKED: "not looked at",
+    KernelState.PRESENT: "holds what it should",
+    KernelState.MISSING: "lacks what it should hold",
+    KernelState.DIFFERENT: "differs from what it should hold",
 }
 
 

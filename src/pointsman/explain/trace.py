@@ -8,7 +8,7 @@ import msgspec
 
 from pointsman.explain.endpoint_users import described
 from pointsman.explain.report import Explanation, PortAnswer
-from pointsman.kernel.nft_trace import TABLE, Header, TraceEvent
+from pointsman.kernel.nft_trace import Header, TraceEvent
 from pointsman.model.packet_filter import Deed, FilterChain, FilterRule
 from pointsman.screen import PLAIN, Screen, laid_out
 
@@ -19,7 +19,34 @@ _HOOK_WORDS = {
     "output": "is sent by this node",
     "postrouting": "leaves",
 }
-_TRANSLATED = {Deed.DESTINATION_NAT: "destination translated", Deed.SOURCE_NAT: "source translated"}
+_TRANSLATIONS = frozenset((Deed.DESTINATION_NAT, Deed.SOURCE_NAT))
+_ENDS = frozenset((Deed.DROP, Deed.REJECT))
+_VERDICTS = {
+    Deed.ACCEPT: "accepted by this chain",
+    Deed.DROP: "dropped",
+    Deed.REJECT: "rejected",
+    Deed.RETURN: "back",
+    Deed.DESTINATION_NAT: "destination translated",
+    Deed.SOURCE_NAT: "source translated",
+    Deed.PASS: "goes on",
+}
+
+
+class _Act(msgspec.Struct, frozen=True):
+    """What an event came to, with the rule it is about."""
+
+    event: TraceEvent
+    chain: FilterChain | None
+    rule: str
+    deed: Deed
+
+    @property
+    def verdict(self) -> str:
+        if self.event.by_policy:
+            return "dropped by the policy"
+        if self.deed in (Deed.JUMP, Deed.GOTO):
+            return f"to chain {self.event.target}"
+        return _VERDICTS.get(self.deed, "something unknown")
 
 
 class TraceStep(msgspec.Struct, frozen=True, rename="camel"):
@@ -68,29 +95,22 @@ def report_of(
     notes: tuple[str, ...] = (),
 ) -> TraceReport:
     """The way of the first packet among the events; `chains` has every chain they name, with its rules."""
-    theirs = [event for event in events if not event.table.endswith(f" {TABLE}")]
+    theirs = [event for event in events if not event.ours]
     first = [event for event in theirs if event.packet == theirs[0].packet]
-    stages = tuple(_stages(first, chains, interfaces, explanation))
-    dropped = next((step for stage in stages for step in stage.steps if step.verdict in _ENDS), None)
-    passed = dropped is None
-    return TraceReport(question, stages, passed, _result(stages, dropped), notes=notes)
-
-
-_BY_POLICY = "dropped by the policy"
-_ENDS = frozenset(("dropped", "rejected", _BY_POLICY))
+    acts = [_act(event, chains.get((event.table, event.chain))) for event in first]
+    stages = tuple(_stages(acts, interfaces, explanation))
+    passed = not any(act.deed in _ENDS for act in acts)
+    return TraceReport(question, stages, passed, _result(stages, acts), notes=notes)
 
 
 def _stages(
-    events: Iterable[TraceEvent],
-    chains: Mapping[tuple[str, str], FilterChain],
-    interfaces: Mapping[int, str],
-    explanation: Explanation,
+    acts: Iterable[_Act], interfaces: Mapping[int, str], explanation: Explanation
 ) -> Iterator[TraceStage]:
     current: TraceStage | None = None
     header = Header("", "")
     hook = ""
-    for event in events:
-        chain = chains.get((event.table, event.chain))
+    for act in acts:
+        event, chain = act.event, act.chain
         hook = chain.hook if chain is not None and chain.hook else hook
         header = event.header or header
         if current is None or (hook, header.source, header.destination) != _place(current):
@@ -105,8 +125,8 @@ def _stages(
                 _belongs(header.destination, explanation),
                 (),
             )
-        step = _step(event, chain)
-        if step is not None:
+        if _changes_something(event):
+            step = TraceStep(event.table, event.chain, act.rule, act.verdict)
             current = msgspec.structs.replace(current, steps=(*current.steps, step))
     if current is not None:
         yield current
@@ -116,33 +136,30 @@ def _place(stage: TraceStage) -> tuple[str, str, str]:
     return stage.hook, stage.source, stage.destination
 
 
-def _step(event: TraceEvent, chain: FilterChain | None) -> TraceStep | None:
-    """None for what changes nothing: the end of a chain, a policy that accepts."""
-    if event.deed in (Deed.RETURN, Deed.PASS) and not event.handle:
-        return None
+def _changes_something(event: TraceEvent) -> bool:
+    """Not so the end of a chain, nor a policy that accepts."""
     if event.by_policy:
-        if event.deed is Deed.ACCEPT:
-            return None
-        return TraceStep(event.table, event.chain, "", _BY_POLICY)
+        return event.deed is not Deed.ACCEPT
+    return bool(event.handle) or event.deed not in (Deed.RETURN, Deed.PASS)
+
+
+def _act(event: TraceEvent, chain: FilterChain | None) -> _Act:
+    if event.by_policy:
+        return _Act(event, chain, "", event.deed)
     rules = [rule for rule in (chain.rules if chain else ()) if rule.handle == event.handle]
     rule = rules[0] if rules else FilterRule((), Deed.UNKNOWN)
     text = rule.conditions if len(rules) == 1 else " or ".join(each.conditions for each in rules)
     comment = f" /* {rule.comment} */" if rule.comment else ""
-    return TraceStep(event.table, event.chain, f"{text}{comment}".strip(), _verdict(event, rule))
+    return _Act(event, chain, f"{text}{comment}".strip(), _deed(event, rule))
 
 
-def _verdict(event: TraceEvent, rule: FilterRule) -> str:
-    if rule.deed is Deed.REJECT and event.deed in (Deed.DROP, Deed.REJECT):
-        return "rejected"
-    if event.deed is Deed.DROP:
-        return "dropped"
-    if rule.deed in _TRANSLATED and event.deed is Deed.ACCEPT:
-        return _TRANSLATED[rule.deed]
-    if event.deed in (Deed.JUMP, Deed.GOTO):
-        return f"to chain {event.target}"
-    return {Deed.ACCEPT: "accepted by this chain", Deed.RETURN: "back", Deed.PASS: "goes on"}.get(
-        event.deed, "something unknown"
-    )
+def _deed(event: TraceEvent, rule: FilterRule) -> Deed:
+    """The kernel tells how a rule left the packet; that it answered or translated it, only the rule says."""
+    if event.deed is Deed.DROP and rule.deed is Deed.REJECT:
+        return Deed.REJECT
+    if event.deed is Deed.ACCEPT and rule.deed in _TRANSLATIONS:
+        return rule.deed
+    return event.deed
 
 
 def _belongs(destination: str, explanation: Explanation) -> str:
@@ -162,11 +179,12 @@ def _name(port: PortAnswer) -> str:
     return f"{port.service}:{port.port}" if port.port else port.service
 
 
-def _result(stages: Sequence[TraceStage], dropped: TraceStep | None) -> str:
-    if dropped is not None:
-        rule = f", by its rule `{dropped.rule}`" if dropped.rule else ""
-        where = "of" if dropped.verdict == _BY_POLICY else "in"
-        return f"{dropped.verdict} {where} chain {dropped.chain} of table {dropped.table}{rule}"
+def _result(stages: Sequence[TraceStage], acts: Sequence[_Act]) -> str:
+    end = next((act for act in acts if act.deed in _ENDS), None)
+    if end is not None:
+        rule = f", by its rule `{end.rule}`" if end.rule else ""
+        where = "of" if end.event.by_policy else "in"
+        return f"{end.verdict} {where} chain {end.event.chain} of table {end.event.table}{rule}"
     if not stages:
         return "no rule saw it"
     first, last = stages[0], stages[-1]
@@ -174,19 +192,10 @@ def _result(stages: Sequence[TraceStage], dropped: TraceStep | None) -> str:
     became = f"its destination became {last.destination}{belongs}"
     if last.destination == first.destination:
         became = f"its destination stayed {last.destination}{belongs}: no rule translated it"
-    masked = f"; its source became the node's when it left ({_masker(stages)})" if _masker(stages) else ""
+    masker = next((act.event.chain for act in acts if act.deed is Deed.SOURCE_NAT), "")
+    masked = f"; its source became the node's when it left (chain {masker})" if masker else ""
     way = f"; it left by {last.out_interface}" if last.out_interface else "; it stayed on this node"
     return f"{became}{masked}{way}"
-
-
-def _masker(stages: Sequence[TraceStage]) -> str:
-    found = (
-        f"chain {step.chain}"
-        for stage in stages
-        for step in stage.steps
-        if step.verdict == _TRANSLATED[Deed.SOURCE_NAT]
-    )
-    return next(found, "")
 
 
 def trace_text(report: TraceReport, screen: Screen = PLAIN) -> str:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 NLA_F_NESTED = 0x8000
 NLA_TYPE_MASK = 0x3FFF
-MAX_ATTRIBUTE = 0xFFFF
-"""An attribute's length field has 16 bits: longer lists must be split over messages."""
 
 _ATTRIBUTE = struct.Struct("=HH")
 _U32 = struct.Struct("=I")

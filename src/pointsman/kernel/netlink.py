@@ -23,7 +23,6 @@ from pointsman.errors import Busy, KernelError, NotSupported, Rejected
 from pointsman.kernel.attributes import attributes, text_of
 
 NLM_F_REQUEST = 0x01
-NLM_F_MULTI = 0x02
 NLM_F_ACK = 0x04
 NLM_F_DUMP_INTR = 0x10
 NLM_F_CAPPED = 0x100
@@ -31,7 +30,6 @@ NLM_F_ACK_TLVS = 0x200
 NLM_F_ROOT = 0x100
 NLM_F_MATCH = 0x200
 NLM_F_DUMP = NLM_F_ROOT | NLM_F_MATCH
-NLM_F_REPLACE = 0x100
 NLM_F_EXCL = 0x200
 NLM_F_CREATE = 0x400
 NLM_F_APPEND = 0x800
@@ -39,7 +37,6 @@ NLM_F_APPEND = 0x800
 NLMSG_NOOP = 1
 NLMSG_ERROR = 2
 NLMSG_DONE = 3
-NLMSG_OVERRUN = 4
 
 NETLINK_ROUTE = 0
 NETLINK_NETFILTER = 12

@@ -79,6 +79,11 @@ class TraceEvent(msgspec.Struct, frozen=True):
     in_interface: int = 0
     out_interface: int = 0
 
+    @property
+    def ours(self) -> bool:
+        """Whether it tells of the table that marks the packets, not of a rule that somebody wrote for them."""
+        return self.table.partition(" ")[2] == TABLE
+
 
 class Tracer:
     """Marks packets while it is open, and hands out what happens to them. Needs CAP_NET_ADMIN."""

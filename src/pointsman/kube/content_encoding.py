@@ -1,7 +1,7 @@
 """Bodies as they were before the server compressed them, a bounded piece at a time.
 
-A few kilobytes of gzip can stand for gigabytes. The HTTP library would unpack each chunk as a whole; here no step
-yields more than a piece, so whoever adds the pieces up can stop in time.
+A few kilobytes of gzip can stand for gigabytes. Unpacking a chunk as a whole could fill memory; here no step yields more
+than a piece, so whoever adds the pieces up can stop in time.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class NoConnection(Exception):
 
 
 class NotHttp(Exception):
-    """The peer sent something that is no HTTP/1.1."""
+    """The peer sent something other than HTTP/1.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _peer(url: str, whose: str) -> tuple[SplitResult, _Peer]:
         parts = urlsplit(url)
         port, host = parts.port, parts.hostname
     except ValueError as error:
-        raise NoConnection(f"the address of {whose} is no URL") from error
+        raise NoConnection(f"the address of {whose} is not a URL") from error
     if parts.scheme not in _PORTS or not host:
         raise NoConnection(f"the address of {whose} must be http://HOST:PORT or https://HOST:PORT")
     name, password = unquote(parts.username or ""), unquote(parts.password or "")

@@ -22,7 +22,6 @@ import msgspec
 from pointsman.errors import KubeError
 from pointsman.kube.ratelimit import Clock, RateLimit
 from pointsman.kube.transport import Transport
-from pointsman.model.objects import Service
 from pointsman.obs.log import get_log
 
 _log = get_log(__name__)
@@ -49,11 +48,6 @@ class ObjectReference(msgspec.Struct, frozen=True, rename="camel", omit_defaults
 def node_reference(name: str) -> ObjectReference:
     """The own Node; kube-proxy uses the name as uid, which is what `kubectl describe node` looks for."""
     return ObjectReference("Node", name, uid=name)
-
-
-def service_reference(service: Service) -> ObjectReference:
-    metadata = service.metadata
-    return ObjectReference("Service", metadata.name, metadata.namespace, metadata.uid)
 
 
 @dataclass(frozen=True, slots=True)

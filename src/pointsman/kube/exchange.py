@@ -57,8 +57,6 @@ class Connection:
     def __init__(self, line: Line, tls: ssl.SSLContext | None) -> None:
         self.line, self.tls = line, tls
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=LARGEST_HEAD)
-        self.used = False
-        """Whether it has carried an exchange before: its server may have closed it meanwhile."""
 
     async def ask(self, request: HttpRequest, dialler: Dialler) -> h11.Response:
         """Send the request and wait for the head of the answer."""
@@ -102,7 +100,6 @@ class Connection:
         if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
             return False
         self._http.start_next_cycle()
-        self.used = True
         return self.line.open
 
 

@@ -1,6 +1,6 @@
 """The two formats in which an API server sends objects, and which of them to ask for.
 
-What an answer is made of decides its Content-Type, never what was asked for: a server may know only JSON.
+An answer is read by its Content-Type, not by what was asked for: a server may know only JSON.
 """
 
 from __future__ import annotations

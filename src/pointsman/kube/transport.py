@@ -53,6 +53,14 @@ class Stream(NamedTuple):
     chunks: AsyncIterator[bytes]
 
 
+class RequestFailed(KubeError):
+    """A request met no answer, or one that cannot be read; `reason` says why, without naming the request."""
+
+    def __init__(self, request: str, reason: str) -> None:
+        super().__init__(f"{request}: {reason}")
+        self.reason = reason
+
+
 class Idle(KubeError):
     """An answer had begun, then gave no data for as long as was allowed; the peer may be gone."""
 
@@ -201,22 +209,22 @@ class Transport:
         await self._rate.take()
         self._listener.waited(call.method, self._clock() - asked)
         presented = await self._credentials.present()
-        what = self._what(call)
         self._reachability.asked()
         try:
-            response = await self._headers(call, presented, what)
-        except KubeError as error:
-            self._reachability.failed(str(error).removeprefix(f"{what}: "))
+            response = await self._headers(call, presented)
+        except RequestFailed as error:
+            self._reachability.failed(error.reason)
             self._listener.answered(call.method, None)
             raise
         self._reachability.answered()
         self._listener.answered(call.method, response.status)
         return response
 
-    async def _headers(self, call: _Call, presented: Presented, what: str) -> Answer:
+    async def _headers(self, call: _Call, presented: Presented) -> Answer:
         headers = (("User-Agent", f"pointsman/{__version__}"), *call.headers.items(), *presented.headers)
         request = HttpRequest(call.method, call.path, call.params, headers, call.body)
-        with _translated(what, KubeError(f"{what}: no answer within {call.answer:.0f} s")):
+        what = self._what(call)
+        with _translated(what, RequestFailed(what, f"no answer within {call.answer:.0f} s")):
             if self._client is None:
                 name = self._access.tls_server_name
                 self._client = HttpClient(Dialler(self._access.server, proxy=self._proxy, server_name=name))
@@ -254,12 +262,10 @@ def _translated(what: str, late: KubeError) -> Iterator[None]:
     """The border to HTTP: whatever a server sends, and whatever that does, leaves as a KubeError."""
     try:
         yield
-    except KubeError:
-        raise
     except TimeoutError as error:
         raise late from error
     except Exception as error:
-        raise KubeError(f"{what}: {_one_line(_reason(error))}") from error
+        raise RequestFailed(what, _one_line(_reason(error))) from error
 
 
 def _one_line(words: str) -> str:

@@ -224,7 +224,7 @@ def _fixed_length(wire_type: int) -> int:
 
 def _refusal(key: str) -> Callable[[Any], Any]:
     def refuse(_value: object) -> None:
-        raise Malformed(f"{key} is of another type than it should be")
+        raise Malformed(f"{key} has the wrong type")
 
     return refuse
 

@@ -12,6 +12,9 @@ UNSAID_WEIGHT = -1
 FULL_SHARE = 100
 _STATES_REMEMBERED = 16384
 
+Identity = tuple[bytes, int]
+"""Address and port; no service port has two endpoints with the same."""
+
 
 class EndpointState(msgspec.Struct, frozen=True, gc=False):
     """What endpoints have in common with others on their node; see Endpoint for the fields."""
@@ -40,6 +43,10 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     pod: str = ""
     """The pod behind it, where the slice names one; it is in the namespace of the Service."""
     state: EndpointState = EndpointState()
+
+    @property
+    def identity(self) -> Identity:
+        return self.address, self.port
 
     @property
     def ready(self) -> bool:

@@ -39,6 +39,11 @@ class Requirement(msgspec.Struct, frozen=True):
         found = labels.get(self.key)
         return (found is not None and (self.values is None or found in self.values)) == self.wanted
 
+    def __str__(self) -> str:
+        if self.values is None:
+            return self.key if self.wanted else f"!{self.key}"
+        return f"{self.key} {'in' if self.wanted else 'notin'} ({','.join(sorted(self.values))})"
+
 
 Selector = tuple[Requirement, ...]
 
@@ -57,6 +62,11 @@ def selector_from_text(text: str) -> Selector:
         found.append(_requirement(match))
         position = match.end()
     return tuple(found)
+
+
+def selector_text(selector: Selector) -> str:
+    """What `selector_from_text` reads as this selector."""
+    return ",".join(map(str, selector))
 
 
 def _requirement(match: re.Match[str]) -> Requirement:

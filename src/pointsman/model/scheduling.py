@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from pointsman.model.endpoint import FULL_SHARE, UNSAID_WEIGHT, Endpoint
+from pointsman.model.endpoint import FULL_SHARE, UNSAID_WEIGHT, Endpoint, Identity
 from pointsman.model.objects import Meta
 from pointsman.model.problem import Problem, bad_annotation
 
@@ -108,9 +108,6 @@ class Balancing(msgspec.Struct, frozen=True, gc=False):
 EVENLY = Balancing()
 """Nothing configured."""
 
-Identity = tuple[bytes, int]
-"""Address and port of an endpoint."""
-
 
 class Balance(msgspec.Struct, frozen=True, gc=False):
     """How one service port is balanced where that is not evenly at random."""
@@ -124,7 +121,7 @@ class Balance(msgspec.Struct, frozen=True, gc=False):
     hash_slots: int = 0
 
     def weight(self, endpoint: Endpoint) -> int:
-        return self.weights.get((endpoint.address, endpoint.port), 1)
+        return self.weights.get(endpoint.identity, 1)
 
 
 def scheduling_of(meta: Meta, problems: list[Problem]) -> Scheduling:
@@ -234,10 +231,10 @@ def weight_of(endpoint: Endpoint, scheduling: Scheduling) -> int:
 def scheduler_for(
     scheduling: Scheduling, endpoints: Iterable[Endpoint], defaults: Balancing, problems: list[Problem]
 ) -> Scheduler:
-    """The scheduler a service port gets: the one asked for where the mode has it. What cannot be had is reported."""
+    """The scheduler a service port gets: the one asked for where the mode has it. What is not available is reported."""
     wanted = scheduling.scheduler
     if scheduling.slow_start and not defaults.adjusts:
-        message = f"annotation {SLOW_START_ANNOTATION}: cannot be had in this proxy mode; new endpoints get their full share at once"
+        message = f"annotation {SLOW_START_ANNOTATION}: not available in this proxy mode; new endpoints get their full share at once"
         problems.append(Problem("SlowStartNotPossible", message))
     if wanted is None:
         weighed = bool(scheduling.weights) or any(e.weight != UNSAID_WEIGHT for e in endpoints)
@@ -246,7 +243,7 @@ def scheduler_for(
     if wanted in defaults.possible:
         return wanted
     used = Scheduler.WEIGHTED if scheduling.weights else Scheduler.RANDOM
-    message = f"annotation {SCHEDULER_ANNOTATION}: {scheduling.word} cannot be had in this proxy mode; {used.value} is used"
+    message = f"annotation {SCHEDULER_ANNOTATION}: {scheduling.word} is not available in this proxy mode; {used.value} is used"
     problems.append(Problem("SchedulerNotPossible", message))
     return used
 
@@ -286,4 +283,4 @@ def _weights(
     for endpoint in endpoints:
         weight = 1 if scheduler is Scheduler.RANDOM else (weight_of(endpoint, scheduling) or 1)
         share = endpoint.share if adjusted else 1
-        yield (endpoint.address, endpoint.port), weight * share
+        yield endpoint.identity, weight * share

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from pointsman.model.endpoint import FULL_SHARE, Endpoint
+from pointsman.model.endpoint import FULL_SHARE, Endpoint, Identity
 from pointsman.model.scheduling import (
     UNSAID,
     Balancing,
-    Identity,
     Scheduler,
     Scheduling,
     slow_start_of,
@@ -29,8 +28,8 @@ LEAST_SHARE, MOST_SHARE = 25, 400
 _CUSHION = 8
 """Connections everybody is taken to have besides: a handful of them says little."""
 _GAIN = 0.25
-"""How much of the way to the wanted share is gone at once. With twice this, and connections so short that they follow
-shares within one reading, the way would lead past the goal."""
+"""The part of the way to the wanted share covered per step. With twice this, and connections so short that they follow
+shares within one reading, a step would overshoot."""
 _CLOSE_ENOUGH = 0.05
 
 
@@ -64,13 +63,9 @@ def balanced(
     return found
 
 
-def identity(endpoint: Endpoint) -> Identity:
-    return endpoint.address, endpoint.port
-
-
 def weights_of(endpoints: Iterable[Endpoint], scheduling: Scheduling) -> dict[Identity, int]:
     """Those that new connections may reach, by weight."""
-    weighed = ((identity(e), weight_of(e, scheduling)) for e in endpoints if e.ready)
+    weighed = ((e.identity, weight_of(e, scheduling)) for e in endpoints if e.ready)
     return {one: weight for one, weight in weighed if weight}
 
 
@@ -118,13 +113,13 @@ class ShareBook:
         if self.wishes.get(name) != wish:
             self._shares.pop(name, None)
         self.wishes[name] = wish
-        ready = {identity(endpoint) for endpoint in now if endpoint.ready}
+        ready = {endpoint.identity for endpoint in now if endpoint.ready}
         shares = self._shares.get(name, {})
         for gone in shares.keys() - ready:
             del shares[gone]
         newcomers = self._newcomers.setdefault(name, set())
         newcomers &= ready
-        known = {identity(endpoint) for endpoint in before if endpoint.ready} & ready
+        known = {endpoint.identity for endpoint in before if endpoint.ready} & ready
         if serving and known and wish.slow_start:
             newcomers |= ready - known
             self._shares.setdefault(name, shares).update(dict.fromkeys(ready - known, FIRST_SHARE))
@@ -153,5 +148,5 @@ class ShareBook:
         if not shares:
             return endpoints
         return tuple(
-            one.with_share(shares[identity(one)]) if identity(one) in shares else one for one in endpoints
+            one.with_share(shares[one.identity]) if one.identity in shares else one for one in endpoints
         )

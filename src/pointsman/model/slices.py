@@ -17,7 +17,7 @@ from pointsman.model.addresses import (
     address_and_text,
     unusable_reason,
 )
-from pointsman.model.endpoint import UNSAID_WEIGHT, Endpoint, shared_state
+from pointsman.model.endpoint import UNSAID_WEIGHT, Endpoint, Identity, shared_state
 from pointsman.model.objects import EndpointSlice, Hint, SliceEndpoint, SlicePort
 from pointsman.model.problem import Problem
 from pointsman.model.scheduling import WeightRule, weight_by, weight_rules
@@ -55,13 +55,12 @@ def endpoints_from_slice(
 
 def merged(lists: Iterable[tuple[Endpoint, ...]]) -> tuple[Endpoint, ...]:
     """One entry per address and port, the better state winning, ordered by the text `ip:port` as kube-proxy."""
-    best: dict[tuple[bytes, int], Endpoint] = {}
+    best: dict[Identity, Endpoint] = {}
     for endpoints in lists:
         for endpoint in endpoints:
-            key = (endpoint.address, endpoint.port)
-            known = best.get(key)
+            known = best.get(endpoint.identity)
             if known is None or _rank(endpoint) > _rank(known):
-                best[key] = endpoint
+                best[endpoint.identity] = endpoint
     return tuple(sorted(best.values(), key=str))
 
 

@@ -14,10 +14,10 @@ from datetime import datetime
 import msgspec
 
 from pointsman.model.addresses import Family
-from pointsman.model.endpoint import Endpoint
+from pointsman.model.endpoint import Endpoint, Identity
 from pointsman.model.objects import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION, EndpointSlice, Meta, Service
 from pointsman.model.problem import Problem
-from pointsman.model.scheduling import EVENLY, Balancing, Identity
+from pointsman.model.scheduling import EVENLY, Balancing
 from pointsman.model.service import ServicePort, ServicePortName, service_ports_from_service
 from pointsman.model.shares import ShareBook, Wish
 from pointsman.model.slices import PortKey, endpoints_from_slice, merged

@@ -96,7 +96,7 @@ class SelfProbe:
         except OSError as error:
             trouble = f"no listener of our own could be opened: {error.strerror or error}"
         if self._proxy.families[family].pending or not self._proxy.gate.is_open:
-            return  # the rules are not due yet; about a sync that stays behind others tell
+            return  # the rules are not due yet; a late sync is reported elsewhere
         result = "failure" if trouble else "success"
         self._proxy.metrics.datapath_probes.labels(ip_family=family.value, result=result).inc()
         if trouble:

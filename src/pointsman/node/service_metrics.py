@@ -68,17 +68,18 @@ class ServiceMetrics:
                     _log.error("Service counters cannot be read", err=error, ipFamily=family.family.value)
                     continue
                 plans = (await family.snapshot()).plans
-                # A hundred thousand endpoints take long enough to add up to be felt by whoever else needs the event loop.
-                reading = await asyncio.to_thread(self._reading, traffic, family.family, plans)
-                self._readings[family.family] = reading
+                await self.read(traffic, family.family, plans)
             something = any(reading[CONNECTIONS] for reading in self._readings.values())
             await asyncio.sleep(READ_SECONDS if something else FIRST_READ_SECONDS)
 
-    def read(
-        self, traffic: Traffic, family: Family, plans: Mapping[ServicePortName, ServicePlan] | None = None
+    async def read(
+        self, traffic: Traffic, family: Family, plans: Mapping[ServicePortName, ServicePlan]
     ) -> None:
-        """Takes the newest figures of a family; plans tell the zones of its endpoints."""
-        self._readings[family] = self._reading(traffic, family, plans or {})
+        """Takes the newest figures of a family; plans tell the zones of its endpoints.
+
+        A hundred thousand endpoints take long enough to add up to be felt by whoever else needs the event loop.
+        """
+        self._readings[family] = await asyncio.to_thread(self._reading, traffic, family, plans)
 
     def _reading(
         self, traffic: Traffic, family: Family, plans: Mapping[ServicePortName, ServicePlan]

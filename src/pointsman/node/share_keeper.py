@@ -14,8 +14,7 @@ from typing import Final
 from pointsman.daemon_thread import in_daemon_thread
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
-from pointsman.model.endpoint import FULL_SHARE
-from pointsman.model.scheduling import Identity
+from pointsman.model.endpoint import FULL_SHARE, Identity
 from pointsman.model.service import ServicePortName
 from pointsman.model.shares import Wish, balanced, warmed, weights_of
 from pointsman.model.tracker import PortState, Tracker

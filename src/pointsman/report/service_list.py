@@ -10,7 +10,7 @@ import msgspec
 from pointsman.explain.verdict import WORST_FIRST, Verdict, port_verdict
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import host_port_text
-from pointsman.model.labels import Selector, ServiceLabels, selected, selector_from_text
+from pointsman.model.labels import Selector, ServiceLabels, selected, selector_from_text, selector_text
 from pointsman.model.plan import FrontendKind
 from pointsman.model.service import ServicePortName
 from pointsman.report.overview import FrontendRow, ServiceRow, endpoint_rows, service_row
@@ -36,7 +36,7 @@ class ListQuery(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_words(cls, words: Mapping[str, str]) -> ListQuery:
-        """From the words of a URL's query; raises BadSelector."""
+        """From the parameters of a URL, as `words` gives them; raises BadSelector."""
         return cls(
             namespace=words.get("namespace", ""),
             selector=selector_from_text(words.get("selector", "")),
@@ -44,6 +44,16 @@ class ListQuery(msgspec.Struct, frozen=True):
             states=tuple(filter(None, words.get("states", "").split(","))),
             detailed=words.get("detailed", "") == "1",
         )
+
+    def words(self) -> dict[str, str]:
+        """As the parameters of a URL."""
+        return {
+            "namespace": self.namespace,
+            "selector": selector_text(self.selector),
+            "names": ",".join(self.names),
+            "states": ",".join(self.states),
+            "detailed": "1" if self.detailed else "0",
+        }
 
     def wants(self, name: ServicePortName, labels: ServiceLabels) -> bool:
         if self.namespace not in ("", name.namespace):

@@ -16,6 +16,7 @@ import msgspec
 
 from pointsman.model.addresses import Family
 from pointsman.model.objects import AUTOSCALER_TAINT, Node
+from pointsman.serve.messages import Response, reply
 
 Nanoseconds = int
 Clock = Callable[[], Nanoseconds]
@@ -63,7 +64,7 @@ class Health(msgspec.Struct, frozen=True):
     waiting_for: str = ""
     """What the first sync has been waiting for too long; empty when it is not."""
     leaving: bool = False
-    """The process was told to end and syncs on until load balancers have looked away."""
+    """The process was told to end and keeps syncing until load balancers have stopped choosing it."""
 
     @property
     def invites_traffic(self) -> bool:
@@ -71,16 +72,11 @@ class Health(msgspec.Struct, frozen=True):
         return self.healthy and not self.leaving
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """An HTTP answer before it meets a server."""
-
-    status: int
-    body: bytes
-    headers: Mapping[str, str] = {}
-
-
 class ProxyHealth:
-    """Collects what the sync loops report; lives in the event loop, as they and the servers do."""
+    """Collects what the sync loops report; lives in the event loop, as they and the servers do.
+
+    `busy` and `idle` alone are called on worker threads: a thread that does not come back cannot be noticed by what it sends.
+    """
 
     def __init__(
         self,
@@ -116,7 +112,7 @@ class ProxyHealth:
         self._updated[family] = self._wall()
 
     def busy(self, family: Family) -> None:
-        """The family's worker thread begins a call; called there, as `idle` is: each is one step on a dictionary."""
+        """The family's worker thread begins a call. Called there, as `idle` is; each is one step on a dictionary."""
         self._busy_since[family] = self._monotonic()
 
     def idle(self, family: Family) -> None:
@@ -157,18 +153,18 @@ class ProxyHealth:
             return f"no sync has succeeded for {(ticks - queued) // _SECOND} s"
         return ""
 
-    def healthz(self) -> Answer:
+    def healthz(self) -> Response:
         """For load balancers: unhealthy also when node or process are leaving, or nobody said what to serve."""
         eligible = node_eligible(self._node)
         health = self.health()
         return self._answer(health, health.invites_traffic and eligible and not health.waiting_for, eligible)
 
-    def livez(self) -> Answer:
+    def livez(self) -> Response:
         """For restarts: the state of the proxy alone."""
         health = self.health()
         return self._answer(health, health.healthy, None)
 
-    def _answer(self, health: Health, good: bool, eligible: bool | None) -> Answer:
+    def _answer(self, health: Health, good: bool, eligible: bool | None) -> Response:
         # Old clients read lastUpdated as "the loop ran lately": a good answer says now, as kube-proxy's does.
         document: dict[str, object] = {
             "lastUpdated": rfc3339_nano(self._wall() if good else health.last_updated),
@@ -190,4 +186,4 @@ class ProxyHealth:
             document["waitingFor"] = health.waiting_for
         if health.leaving:
             document["leaving"] = True
-        return Answer(200 if good else 503, msgspec.json.encode(document))
+        return reply(msgspec.json.encode(document), "application/json", 200 if good else 503)

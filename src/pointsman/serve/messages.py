@@ -10,7 +10,7 @@ import msgspec
 
 
 class Query(Mapping[str, str]):
-    """The words behind the question mark; of a word that comes more than once, the first value counts."""
+    """Query parameters; of one that is given more than once, the first value counts."""
 
     def __init__(self, text: str) -> None:
         self._values: dict[str, list[str]] = {}
@@ -18,7 +18,7 @@ class Query(Mapping[str, str]):
             self._values.setdefault(name, []).append(value)
 
     def getall(self, name: str) -> list[str]:
-        """Every value of this word, in order; none when it does not occur."""
+        """Every value of this parameter, in order; none when it is not given."""
         return self._values.get(name, [])
 
     def __getitem__(self, name: str) -> str:

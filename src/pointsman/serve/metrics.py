@@ -9,7 +9,7 @@ import msgspec
 from pointsman.config.gates import FeatureGates
 from pointsman.obs.registry import CONTENT_TYPE, Metrics
 from pointsman.serve.guards import by_address
-from pointsman.serve.health import Answer, ProxyHealth
+from pointsman.serve.health import ProxyHealth
 from pointsman.serve.messages import Handler, Request, Response, reply, text_response
 from pointsman.serve.profiling import profiling_routes
 from pointsman.serve.readiness import Check, readyz_answer
@@ -21,22 +21,18 @@ def health_routes(
 ) -> dict[str, Handler]:
     """/healthz, /livez and /readyz for load balancers, the kubelet and people; the first two are counted by their status."""
 
-    def answered(answer: Answer) -> Response:
-        return reply(answer.body, "application/json", answer.status)
-
     async def healthz(_request: Request) -> Response:
         answer = health.healthz()
         metrics.healthz.labels(code=str(answer.status)).inc()
-        return answered(answer)
+        return answer
 
     async def livez(_request: Request) -> Response:
         answer = health.livez()
         metrics.livez.labels(code=str(answer.status)).inc()
-        return answered(answer)
+        return answer
 
     async def readyz(_request: Request) -> Response:
-        answer = readyz_answer(tuple(checks()))
-        return reply(answer.body, "text/plain; charset=utf-8", answer.status)
+        return readyz_answer(tuple(checks()))
 
     return {"/healthz": healthz, "/livez": livez, "/readyz": readyz}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pointsman.serve.health import Answer
+from pointsman.serve.messages import Response, text_response
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -17,12 +17,12 @@ class Check(msgspec.Struct, frozen=True):
     """Why it does not hold; empty when it does."""
 
 
-def readyz_answer(checks: Sequence[Check]) -> Answer:
+def readyz_answer(checks: Sequence[Check]) -> Response:
     """200 when every check passes, else 503; the body names all of them either way."""
     lines = [_line(one) for one in checks]
     ready = not any(one.reason for one in checks)
     lines.append(f"readyz check {'passed' if ready else 'failed'}")
-    return Answer(200 if ready else 503, ("\n".join(lines) + "\n").encode())
+    return text_response("\n".join(lines) + "\n", 200 if ready else 503)
 
 
 def _line(check: Check) -> str:

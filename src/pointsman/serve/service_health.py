@@ -16,7 +16,6 @@ import msgspec
 
 from pointsman.obs.log import get_log
 from pointsman.serve.connections import Connections
-from pointsman.serve.health import Answer
 from pointsman.serve.http import limited, open_socket
 from pointsman.serve.messages import Request, Response, reply
 from pointsman.serve.server import HttpServer
@@ -37,7 +36,7 @@ class ServiceHealth(msgspec.Struct, frozen=True):
         return f"{self.namespace}/{self.name}"
 
 
-def health_answer(service: ServiceHealth, proxy_healthy: bool) -> Answer:
+def health_answer(service: ServiceHealth, proxy_healthy: bool) -> Response:
     """200 only where traffic can be answered here; the header carries the weight of this node."""
     count = service.local_endpoints
     document = {
@@ -45,10 +44,11 @@ def health_answer(service: ServiceHealth, proxy_healthy: bool) -> Answer:
         "localEndpoints": count,
         "serviceProxyHealthy": proxy_healthy,
     }
-    return Answer(
+    return reply(
+        json.dumps(document, indent="\t").encode(),
+        "application/json",
         status=200 if count > 0 and proxy_healthy else 503,
         headers={"X-Load-Balancing-Endpoint-Weight": str(count)},
-        body=json.dumps(document, indent="\t").encode(),
     )
 
 
@@ -63,8 +63,7 @@ class _Port:
         self.server = HttpServer(limited(self._answer), connections)
 
     async def _answer(self, _request: Request) -> Response:
-        answer = health_answer(self.service, self._proxy_healthy())
-        return reply(answer.body, "application/json", answer.status, answer.headers)
+        return health_answer(self.service, self._proxy_healthy())
 
 
 class ServiceHealthPorts:

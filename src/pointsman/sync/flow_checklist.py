@@ -32,6 +32,7 @@ import msgspec
 
 from pointsman.kernel.conntrack import Flow, FlowQuery
 from pointsman.model.addresses import is_loopback
+from pointsman.model.endpoint import Identity
 from pointsman.model.node_context import Situation
 from pointsman.model.plan import FrontendKind, Outcome, ServicePlan
 from pointsman.model.service import Protocol
@@ -45,7 +46,6 @@ _UDP: Final = Protocol.UDP.value
 _ANYWHERE: Final = b""
 T = TypeVar("T")
 
-Backend = tuple[bytes, int]
 FrontendKey = tuple[int, bytes, int]
 """Protocol number, address and port packets are sent to; the address is empty for a node port."""
 
@@ -60,11 +60,11 @@ class Served:
 
     def __init__(self, plan: ServicePlan) -> None:
         self._plan = plan
-        self._serving: frozenset[Backend] | None = None
+        self._serving: frozenset[Identity] | None = None
         self._translates = False
         """Packets find an endpoint here, so that none should be answered by the frontend's own address."""
 
-    def refutes(self, destination: Backend, answering: Backend) -> bool:
+    def refutes(self, destination: Identity, answering: Identity) -> bool:
         if self._serving is None:
             self._serving, self._translates = _serving(self._plan), bool(_used(self._plan))
         return answering not in self._serving and (answering != destination or self._translates)
@@ -73,9 +73,9 @@ class Served:
 class Removed(msgspec.Struct, frozen=True, gc=False):
     """A frontend that is gone: who answered there before may not any more."""
 
-    backends: frozenset[Backend]
+    backends: frozenset[Identity]
 
-    def refutes(self, _destination: Backend, answering: Backend) -> bool:
+    def refutes(self, _destination: Identity, answering: Identity) -> bool:
         return answering in self.backends
 
 
@@ -89,11 +89,11 @@ class Checklist(msgspec.Struct, frozen=True):
     node_addresses: frozenset[bytes] = frozenset()
     """Where node ports answer, loopback apart."""
     loopback: bool = False
-    left: Mapping[FrontendKey, frozenset[Backend]] = {}
+    left: Mapping[FrontendKey, frozenset[Identity]] = {}
     """Where connections to endpoints that have left are to be reset: who has."""
 
     def refutes(
-        self, protocol: int, destination: Backend, answering: Backend, *, replied: bool = False
+        self, protocol: int, destination: Identity, answering: Identity, *, replied: bool = False
     ) -> bool:
         """Whether a flow to this destination must not go on being answered from there."""
         if protocol == _TCP and (answering != destination or replied):
@@ -103,7 +103,7 @@ class Checklist(msgspec.Struct, frozen=True):
         found = self._at(self.frontends, protocol, destination)
         return found is not None and found.refutes(destination, answering)
 
-    def _at(self, by_frontend: Mapping[FrontendKey, T], protocol: int, destination: Backend) -> T | None:
+    def _at(self, by_frontend: Mapping[FrontendKey, T], protocol: int, destination: Identity) -> T | None:
         address, port = destination
         found = by_frontend.get((protocol, address, port))
         if found is None and self._answers_node_ports(address):
@@ -146,10 +146,10 @@ class Unsettled(msgspec.Struct, frozen=True, gc=False):
 
     frontends: frozenset[FrontendKey]
     """Where to look."""
-    backends: frozenset[Backend]
+    backends: frozenset[Identity]
     """Endpoints it used before."""
     new: ServicePlan | None
-    left: frozenset[Backend] = frozenset()
+    left: frozenset[Identity] = frozenset()
     """Endpoints it had before in any state, where connections to those that have left are to be reset."""
 
 
@@ -160,32 +160,32 @@ def _frontends(plan: ServicePlan | None) -> frozenset[FrontendKey]:
     return frozenset((number, entry.address, entry.port) for entry in plan.frontends)
 
 
-def _serving(plan: ServicePlan | None) -> frozenset[Backend]:
+def _serving(plan: ServicePlan | None) -> frozenset[Identity]:
     """Endpoints whose flows may live on, wherever they are and whatever the policy prefers."""
     if plan is None:
         return frozenset()
-    return frozenset((entry.address, entry.port) for entry in plan.all_endpoints if entry.serving)
+    return frozenset(entry.identity for entry in plan.all_endpoints if entry.serving)
 
 
-def _listed(plan: ServicePlan | None) -> frozenset[Backend]:
+def _listed(plan: ServicePlan | None) -> frozenset[Identity]:
     """Endpoints in any slice, whatever their state."""
     if plan is None:
         return frozenset()
-    return frozenset((entry.address, entry.port) for entry in plan.all_endpoints)
+    return frozenset(entry.identity for entry in plan.all_endpoints)
 
 
-def _left(earlier: frozenset[Backend], change: PlanChange) -> frozenset[Backend]:
+def _left(earlier: frozenset[Identity], change: PlanChange) -> frozenset[Identity]:
     """Who had left before or with this change, where that matters."""
     if change.new is None or not change.new.resets_gone:
         return frozenset()
     return (earlier | _listed(change.old)) - _listed(change.new)
 
 
-def _used(plan: ServicePlan | None) -> frozenset[Backend]:
+def _used(plan: ServicePlan | None) -> frozenset[Identity]:
     """Endpoints that flows may lead to: those that serve, and those that packets are sent to."""
     if plan is None:
         return frozenset()
-    return _serving(plan) | {(entry.address, entry.port) for entry in plan.reachable_endpoints}
+    return _serving(plan) | {entry.identity for entry in plan.reachable_endpoints}
 
 
 def _in_service(plan: ServicePlan | None) -> frozenset[tuple[FrontendKey, bool]]:
@@ -229,7 +229,7 @@ def checklist_of(unsettled: Iterable[Unsettled], situation: Situation) -> Checkl
     """Present frontends win over removed ones: an address may have passed to another service port."""
     present: dict[FrontendKey, Expectation] = {}
     removed: dict[FrontendKey, Expectation] = {}
-    left: dict[FrontendKey, frozenset[Backend]] = {}
+    left: dict[FrontendKey, frozenset[Identity]] = {}
     for entry in unsettled:
         now = _frontends(entry.new)
         if entry.new is not None:

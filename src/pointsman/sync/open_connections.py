@@ -9,9 +9,8 @@ from typing import Final
 
 from pointsman.kernel.conntrack import ConntrackTable
 from pointsman.model.addresses import Family
-from pointsman.model.scheduling import Identity
+from pointsman.model.endpoint import Identity
 from pointsman.model.service import ServicePort, ServicePortName
-from pointsman.model.shares import identity
 from pointsman.model.tracker import PortState
 from pointsman.sync.flow_checklist import FrontendKey, flow_queries
 
@@ -41,7 +40,7 @@ def open_connections(
     Connections that one side has begun to close do not count: the kernel remembers them for minutes.
     """
     owners = {key: name for name, state in states.items() for key in _frontends(state.port)}
-    endpoints = {name: {identity(one) for one in state.endpoints} for name, state in states.items()}
+    endpoints = {name: {one.identity for one in state.endpoints} for name, state in states.items()}
     counts: dict[ServicePortName, Counter[Identity]] = {name: Counter() for name in states}
     ends = monotonic() + DEADLINE
 

@@ -5,7 +5,8 @@ Nothing else in the package imports this one, so that a running proxy never load
 
 from __future__ import annotations
 
-from pointsman.testing.apiserver import FakeApiServer, SeenRequest
+from pointsman.testing.apiserver import FakeApiServer
+from pointsman.testing.faults import SeenRequest
 from pointsman.testing.kube_objects import endpoint_slice, node, service, service_cidr
 from pointsman.testing.recording import RecordingBackend
 

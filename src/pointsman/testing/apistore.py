@@ -25,6 +25,7 @@ API_VERSIONS = {
     "Event": "events.k8s.io/v1",
 }
 CLUSTER_SCOPED = {"Node", "ServiceCIDR"}
+_KIND_BY_PLURAL = {path.rpartition("/")[2]: kind for kind, path in PATHS.items()}
 
 
 class Missing(Exception):
@@ -175,3 +176,46 @@ def watch_event(change: Change, selects: Callable[[KubeDict], bool]) -> KubeDict
 def objects_in(document: KubeDict) -> Iterable[KubeDict]:
     """The objects of a List, or the one object itself."""
     return document["items"] if document.get("kind", "").endswith("List") else [document]
+
+
+def resource_at(path: str) -> tuple[str, str, str]:
+    """Kind, namespace and name of a request path; an empty kind when it is unknown."""
+    parts = [part for part in path.split("/") if part]
+    prefix = parts[:2] if parts[:1] == ["api"] else parts[:3]
+    rest = parts[len(prefix) :]
+    namespace = ""
+    if len(rest) > 2 and rest[0] == "namespaces":
+        namespace, rest = rest[1], rest[2:]
+    kind = _KIND_BY_PLURAL.get(rest[0], "") if rest else ""
+    if kind and (PATHS[kind].rpartition("/")[0] != "/" + "/".join(prefix)):
+        kind = ""
+    if kind in CLUSTER_SCOPED and namespace:
+        kind = ""
+    return kind, namespace, rest[1] if len(rest) > 1 else ""
+
+
+def merged(old: Any, patch: Any) -> Any:
+    """JSON merge patch."""
+    if not isinstance(old, dict) or not isinstance(patch, dict):
+        return patch
+    result = dict(old)
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result
+
+
+def status_object(code: int, message: str, reason: str = "") -> KubeDict:
+    """What the server says about a request: an object of kind Status."""
+    outcome = "Success" if code < 400 else "Failure"
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": outcome,
+        "message": message,
+        "reason": reason,
+        "code": code,
+    }

@@ -71,9 +71,9 @@ def test_the_readme_shows_either_program() -> None:
             "change_p50_ms": 1650.0,
         },
     ]
-    text = "| one endpoint of them changes | old | old | | |\n| unrelated | kept | kept | | |\n"
+    text = "| one of those endpoints changes | old | old | | |\n| unrelated | kept | kept | | |\n"
     assert report.readme(text, {"process": rows}) == (
-        "| one endpoint of them changes | 1.26 ms | 1650 ms | not measured | not measured |\n| unrelated | kept | kept | | |\n"
+        "| one of those endpoints changes | 1.26 ms | 1650 ms | not measured | not measured |\n| unrelated | kept | kept | | |\n"
     )
 
 

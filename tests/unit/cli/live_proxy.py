@@ -18,7 +18,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.host import HostFacts, Route
 from pointsman.model.node import host_ips
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
-from pointsman.node.snapshot import Inspector
+from pointsman.node.inspector import Inspector
 from pointsman.report.status import ReloadReport
 from pointsman.serve.control import ControlServer
 from pointsman.serve.http import Listener, routed

@@ -157,7 +157,7 @@ def test_what_cannot_be_done_is_said(
 def test_without_a_command_it_says_which_there_are(capsys: Captured) -> None:
     with pytest.raises(SystemExit):
         main(["node-a"])
-    assert "say a command: status, list" in capsys.readouterr().err
+    assert "name a command: status, list" in capsys.readouterr().err
 
 
 def test_a_mistyped_command_is_recognised(capsys: Captured) -> None:

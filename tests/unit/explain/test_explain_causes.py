@@ -10,7 +10,7 @@ from tests import factory
 from tests.unit.explain.explaining import NODE, asked, codes, only_port, view_of
 
 from pointsman.backends.contract import Difference
-from pointsman.explain.report import Cause, Explanation
+from pointsman.explain.report import Cause, Explanation, KernelState
 from pointsman.model.objects import KubeObject
 
 REMOTE = {"addresses": ["10.244.2.5"], "nodeName": "n2"}
@@ -140,8 +140,8 @@ def test_a_difference_of_a_service_with_nearly_the_same_long_name_is_not_ours() 
     missing = Difference("map endpoints", "10.244.1.5 . 80", "", f"{'n' * 63}/{theirs}:http")
     families = [msgspec.structs.replace(family, differences=(missing,)) for family in view.families]
     view = msgspec.structs.replace(view, families=tuple(families))
-    assert only_port(asked(view, f"{'n' * 63}/{ours}")).kernel.state == "present"
-    assert only_port(asked(view, f"{'n' * 63}/{theirs}")).kernel.state == "missing"
+    assert only_port(asked(view, f"{'n' * 63}/{ours}")).kernel.state is KernelState.PRESENT
+    assert only_port(asked(view, f"{'n' * 63}/{theirs}")).kernel.state is KernelState.MISSING
 
 
 def test_an_address_lost_to_an_older_service() -> None:
@@ -246,3 +246,21 @@ def test_node_ports_that_answer_nowhere_because_the_primary_address_is_not_on_th
     explanation = asked(view, ":30080", "outside")
     assert not explanation.answers
     assert "NodePortAddresses" in codes(explanation)
+
+
+@pytest.mark.parametrize(
+    ("mode", "advice"),
+    [
+        ("nftables", "in nftables mode the default is the node's primary address"),
+        ("iptables", "without nodePortAddresses, node ports answer at every address of this node"),
+        ("ipvs", "without nodePortAddresses, node ports answer at every address of this node"),
+    ],
+)
+def test_node_ports_that_answer_nowhere_come_with_the_default_of_the_mode(mode: str, advice: str) -> None:
+    view = view_of(
+        balancer(),
+        factory.endpoint_slice("10.244.1.5"),
+        mode=mode,
+        node_port_addresses=("203.0.113.0/24",),
+    )
+    assert advice in cause(asked(view, ":30080"), "NodePortAddresses").advice

@@ -73,6 +73,7 @@ def test_the_routes_of_all_endpoints_are_looked_at() -> None:
     explanation = asked(msgspec.structs.replace(view, families=looked), "web", "pod")
     (cause,) = explanation.ports[0].causes
     assert cause.message == "this node has no way to 10.244.3.30:8080: no route leads there"
+    assert cause.advice.endswith("ip route get 10.244.3.30")
 
 
 def test_strict_reverse_path_matters_to_a_named_client_of_a_node_port() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests import factory
 from tests.unit.explain.explaining import asked, view_of
 
-from pointsman.explain.target import BadQuestion, Target, target_from_text
+from pointsman.explain.target import BadQuestion, Question, Target, target_from_text
 from pointsman.explain.text import explanation_text
 from pointsman.model.problem import Problem
 from pointsman.model.remarks import Remarks
@@ -209,3 +209,10 @@ def test_names_and_reasons_from_objects_cannot_forge_lines_of_the_answer() -> No
     assert "web\\n\\x1b[2KVerdict" in text
     assert not [line for line in text.split("\n") if line.startswith("Verdict: connections")]
     assert not [character for character in text if not character.isprintable() and character != "\n"]
+
+
+@pytest.mark.parametrize(
+    "question", [Question(""), Question("web", "shop"), Question("web:80", client="outside", kernel=False)]
+)
+def test_a_question_travels_as_the_parameters_of_a_url(question: Question) -> None:
+    assert Question.from_words(question.words()) == question

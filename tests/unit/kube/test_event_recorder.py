@@ -11,9 +11,8 @@ from typing import Any
 from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.access import Access
-from pointsman.kube.event_recorder import EventRecorder, node_reference, service_reference
+from pointsman.kube.event_recorder import EventRecorder, ObjectReference, node_reference
 from pointsman.kube.transport import Transport
-from pointsman.model.objects import Meta, Service
 from pointsman.testing.apiserver import FakeApiServer
 
 NODE = node_reference("n1")
@@ -39,9 +38,8 @@ def stored(server: FakeApiServer) -> list[dict[str, Any]]:
 async def test_event_carries_what_kubectl_shows() -> None:
     async with FakeApiServer() as server, recording(server, SkippingClock()) as recorder:
         recorder.record(NODE, "Starting", "")
-        service = Service(Meta(name="web", namespace="shop", uid="u-1"))
         recorder.record(
-            service_reference(service),
+            ObjectReference("Service", "web", "shop", "u-1"),
             "FailedToStartServiceHealthcheck",
             "node n1 failed to listen",
             warning=True,

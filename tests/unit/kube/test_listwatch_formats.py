@@ -144,7 +144,7 @@ async def test_an_object_that_does_not_fit_its_type_is_left_out_by_name(watch_li
             assert texts == ["+default/a@101", "+default/c@103", "synced Service"]
             (bad,) = follower.bad
             assert (bad.kind, bad.key, bad.reason) == ("Service", "shop/bad", "Undecodable")
-            assert "port is of another type" in bad.message
+            assert "port has the wrong type" in bad.message
 
 
 async def test_an_error_in_protobuf_is_told_in_words() -> None:

@@ -290,7 +290,7 @@ def test_an_error_names_the_field() -> None:
         server_side.envelope("Service", "v1", contents(metadata={"name": "a"}) + b"\x10\x01")
     )
     assert isinstance(found, BadObject)
-    assert found.error == "spec is of another type than it should be"
+    assert found.error == "spec has the wrong type"
 
 
 @given(st.lists(st.binary(max_size=9), max_size=6), st.data())

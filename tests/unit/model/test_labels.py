@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests import factory
 
-from pointsman.model.labels import BadSelector, ServiceLabels, selected, selector_from_text
+from pointsman.model.labels import BadSelector, ServiceLabels, selected, selector_from_text, selector_text
 
 LABELS = {"app": "web", "tier": "front", "example.org/team": "shop", "empty": ""}
 
@@ -37,6 +37,14 @@ LABELS = {"app": "web", "tier": "front", "example.org/team": "shop", "empty": ""
 )
 def test_a_selector_chooses_by_labels(selector: str, chosen: bool) -> None:
     assert selected(LABELS, selector_from_text(selector)) is chosen
+
+
+@pytest.mark.parametrize(
+    "selector", ["", "app", "!app", "app=", "app=web,tier!=test", "a in (y, x),b notin (z)"]
+)
+def test_a_selector_can_be_written_out_and_read_again(selector: str) -> None:
+    read = selector_from_text(selector)
+    assert selector_from_text(selector_text(read)) == read
 
 
 @pytest.mark.parametrize(

@@ -186,14 +186,14 @@ def test_a_mode_that_lacks_a_scheduler_says_so_and_uses_weights_where_it_can() -
     port, _ = asked({"scheduler": "source-hash", "weights": "zone/a=3"})
     made = plan(port, A, B, node_context=context(balancing=Balancing(possible=can, adjusts=False)))
     assert [problem.reason for problem in made.problems] == ["SchedulerNotPossible"]
-    assert "source-hash cannot be had in this proxy mode; weighted is used" in made.problems[0].message
+    assert "source-hash is not available in this proxy mode; weighted is used" in made.problems[0].message
     assert made.balance is not None
     assert made.scheduler == "weighted"
 
 
 def test_a_scheduler_that_only_ipvs_has_is_refused_elsewhere() -> None:
     port, _ = asked({"scheduler": "sed"})
-    assert "sed cannot be had in this proxy mode; random is used" in plan(port, A).problems[0].message
+    assert "sed is not available in this proxy mode; random is used" in plan(port, A).problems[0].message
 
 
 def test_a_mode_that_cannot_start_endpoints_slowly_says_so() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.factory import endpoint_slice, service
 
 from pointsman.model.addresses import Family
-from pointsman.model.scheduling import Balancing, Identity, Scheduler
+from pointsman.model.endpoint import Identity
+from pointsman.model.scheduling import Balancing, Scheduler
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.model.shares import FIRST_SHARE, LEAST_SHARE, MOST_SHARE, Wish, balanced, warmed
 from pointsman.model.tracker import Tracker

@@ -14,7 +14,7 @@ from tests.process.assembled import Assembly, assembled
 
 from pointsman.config.types import NFTables
 from pointsman.model.addresses import Family
-from pointsman.node.snapshot import Inspector
+from pointsman.node.inspector import Inspector
 from pointsman.report.status import FamilyVerification, ReloadReport
 
 WEB = factory.service()

@@ -57,11 +57,11 @@ def test_connections_are_told_by_zone_and_never_fall_while_endpoints_come_and_go
     assert told() == {}
 
 
-def test_zones_are_served_as_a_metric_within_the_limit() -> None:
+async def test_zones_are_served_as_a_metric_within_the_limit() -> None:
     port = factory.service_port()
     endpoint = factory.endpoint("10.244.1.1", zone="a")
     metrics = Metrics("nftables")
-    ServiceMetrics(metrics, 10).read(
+    await ServiceMetrics(metrics, 10).read(
         Traffic({port.name: 3}, {(port.name, str(endpoint)): 3}),
         Family.IPV4,
         {port.name: factory.plan(port, endpoint)},
@@ -82,11 +82,11 @@ def test_modes_without_counters_have_no_reading() -> None:
     assert not any(reading_of(RecordingBackend().traffic(), Family.IPV4).values())
 
 
-def test_the_last_reading_is_served_with_its_labels() -> None:
+async def test_the_last_reading_is_served_with_its_labels() -> None:
     metrics = Metrics("nftables")
     service_metrics = ServiceMetrics(metrics, 10)
-    service_metrics.read(Traffic(connections={name("web"): 3}), Family.IPV4)
-    service_metrics.read(Traffic(connections={name("web"): 7}), Family.IPV4)
+    await service_metrics.read(Traffic(connections={name("web"): 3}), Family.IPV4, {})
+    await service_metrics.read(Traffic(connections={name("web"): 7}), Family.IPV4, {})
     families = {f.name: f for f in text_string_to_metric_families(metrics.exposition().decode())}
     (sample,) = families["pointsman_service_connections"].samples
     assert sample.value == 7

@@ -13,7 +13,7 @@ from tests.fake import virtual_time
 from pointsman.daemon_thread import in_daemon_thread
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
-from pointsman.model.scheduling import Identity
+from pointsman.model.endpoint import Identity
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.model.tracker import PortState, Tracker
 from pointsman.node.share_keeper import ShareKeeper

@@ -8,7 +8,8 @@ import pytest
 
 from pointsman.model.addresses import Family
 from pointsman.model.objects import AUTOSCALER_TAINT, Meta, Node, NodeSpec, Taint
-from pointsman.serve.health import Answer, ProxyHealth, node_eligible, rfc3339_nano
+from pointsman.serve.health import ProxyHealth, node_eligible, rfc3339_nano
+from pointsman.serve.messages import Response
 
 SECOND = 1_000_000_000
 NODE = Node(metadata=Meta(name="n"))
@@ -36,7 +37,7 @@ def health(clock: Time) -> ProxyHealth:
     return state
 
 
-def body(answer: Answer) -> dict[str, object]:
+def body(answer: Response) -> dict[str, object]:
     found: dict[str, object] = json.loads(answer.body)
     return found
 

@@ -22,7 +22,7 @@ from pointsman.backends.nftables.clauses import rule
 from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.key_fields import Field
 from pointsman.backends.nftables.schema import Chain, SetSpec
-from pointsman.model.endpoint import Endpoint
+from pointsman.model.endpoint import Endpoint, Identity
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -60,14 +60,14 @@ def affinity_chains(plan: ServicePlan, context: NodeContext, label: str, *, coun
     port = plan.port
     identity = _identity(port.name)
     digest = digest_of(port.name)
-    names: dict[tuple[bytes, int], str] = {}
+    names: dict[Identity, str] = {}
     chains: list[Chain] = []
     sets: list[SetSpec] = []
     reached: list[tuple[str, str]] = []
     cluster = plan.cluster_endpoints if port.uses_cluster_endpoints else ()
     local = plan.local_endpoints if port.uses_local_endpoints else ()
     for endpoint in (*cluster, *local):
-        where = (endpoint.address, endpoint.port)
+        where = endpoint.identity
         if where in names:
             continue
         name = names[where] = _digest(*identity, str(endpoint))
@@ -78,7 +78,7 @@ def affinity_chains(plan: ServicePlan, context: NodeContext, label: str, *, coun
     views = {"service": cluster, "local": local}
     for kind, endpoints in views.items():
         if endpoints:
-            counts = Counter((e.address, e.port) for e in slots_of(endpoints, plan.balance))
+            counts = Counter(e.identity for e in slots_of(endpoints, plan.balance))
             shares = [(names[where], count) for where, count in counts.items()]
             chains.append(_view_chain(f"{kind}-{digest}", shares, label, context))
     external = ""

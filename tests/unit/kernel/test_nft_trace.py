@@ -1,0 +1,22 @@
+"""Which events of a trace are its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from pointsman.kernel.nft_trace import TraceEvent
+from pointsman.model.packet_filter import Deed
+
+
+@pytest.mark.parametrize(
+    ("table", "ours"),
+    [
+        ("ip pointsman-trace", True),
+        ("ip6 pointsman-trace", True),
+        ("ip my-pointsman-trace", False),
+        ("ip my pointsman-trace", False),
+        ("ip pointsman", False),
+    ],
+)
+def test_only_the_table_of_that_very_name_is_ours(table: str, ours: bool) -> None:
+    assert TraceEvent(packet=1, table=table, chain="output", handle=1, deed=Deed.PASS).ours is ours
