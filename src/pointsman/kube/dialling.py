@@ -57,6 +57,21 @@ class Line:
     def open(self) -> bool:
         return not (self.writer.transport.is_closing() or self.reader.at_eof())
 
+    async def silent(self) -> bool:
+        """Whether the server waits to be asked, as it must. If not, what it said answers no request: the line is closed."""
+        waits = False
+        try:
+            async with asyncio.timeout(0):
+                await self.reader.read(1)
+        except TimeoutError:
+            waits = self.open
+        except OSError:
+            pass
+        finally:
+            if not waits:
+                self.close()
+        return waits
+
     def close(self) -> None:
         """At once: neither the rest of an answer nor the end of TLS is waited for."""
         self.writer.transport.abort()

@@ -99,7 +99,9 @@ class Connection:
 
     def ready_again(self) -> bool:
         """Whether the exchange is over and another one may follow."""
-        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+        if not (self._http.our_state is self._http.their_state is h11.DONE):
+            return False
+        if self._http.trailing_data != (b"", False):
             return False
         self._http.start_next_cycle()
         self.used = True
@@ -136,7 +138,7 @@ class HttpClient:
 
         A kept connection that turns out to be closed by the server is replaced, where asking twice does no harm.
         """
-        connection = self._kept(tls)
+        connection = await self._kept(tls)
         if connection is not None:
             try:
                 return await self._ask(connection, request)
@@ -170,14 +172,15 @@ class HttpClient:
         self._idle.clear()
         self._busy.clear()
 
-    def _kept(self, tls: ssl.SSLContext | None) -> Connection | None:
-        """One that is idle, open, and was made with these credentials; others are closed."""
+    async def _kept(self, tls: ssl.SSLContext | None) -> Connection | None:
+        """One that is idle and silent, and was made with these credentials; others are closed."""
         while self._idle:
             connection, timer = self._idle.popitem()
             timer.cancel()
-            if connection.line.open and connection.tls is tls:
+            if connection.tls is not tls:
+                connection.line.close()
+            elif await connection.line.silent():
                 return connection
-            connection.line.close()
         return None
 
     def _expire(self, connection: Connection) -> None:

@@ -138,6 +138,42 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again() -> No
     assert connections == 2
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.05], ids=["at once", "later"])
+async def test_an_answer_that_nobody_asked_for_is_not_taken_as_that_of_the_next_request(pause: float) -> None:
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            asked = (await head_of(reader)).split()[1]
+            answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(asked), asked)
+            writer.write(answer if pause else answer * 2)
+            await asyncio.sleep(pause)
+            if pause:
+                writer.write(answer)
+
+    async with (
+        listening(answering) as port,
+        transport_to(Access(f"http://127.0.0.1:{port}", "test")) as transport,
+    ):
+        for path in ("/a", "/b", "/c"):
+            assert (await transport.request("GET", path)).body == path.encode()
+            await asyncio.sleep(pause * 2)
+
+
+async def test_a_balancer_that_gives_up_an_idle_connection_with_a_word_refuses_no_request() -> None:
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(OK)
+        await asyncio.sleep(0.01)
+        writer.write(b"HTTP/1.1 408 Request Time-out\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    async with (
+        listening(answering) as port,
+        transport_to(Access(f"http://127.0.0.1:{port}", "test")) as transport,
+    ):
+        for _ in range(3):
+            assert (await transport.request("POST", PATH, body=b"{}")).status == 200
+            await asyncio.sleep(0.05)
+
+
 async def test_closing_the_transport_ends_a_stream_that_is_open() -> None:
     ended = asyncio.Event()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
-from tests.unit.kube.following import both_ways, following, text
+from tests.unit.kube.following import both_ways, eventually, following, text
+from tests.unit.kube.lies import LIES
 
 from pointsman.model.objects import Service
 from pointsman.model.source_events import Upsert
@@ -128,3 +130,20 @@ async def test_garbage_instead_of_a_list_is_retried() -> None:
             assert len(await follower.until_synced()) == 2
             assert "not readable" in follower.status.last_error
             assert follower.time.pauses == [pytest.approx(1.2)]
+
+
+@pytest.mark.parametrize("name", ["a list of another kind", "a list of another kind in protobuf"])
+async def test_a_list_of_another_kind_deletes_nothing(name: str) -> None:
+    (lie,) = (lie for lie in LIES if lie.name == name)
+    async with FakeApiServer(watch_list=False) as server:
+        server.add(service("a"))
+        async with following(server, watch_list=False) as follower:
+            await follower.until_synced()
+            reading = asyncio.ensure_future(follower.next_text())
+            await eventually(lambda: server.watch_count() == 1)
+            server.answer_raw(lie.answer, path="services", watch=False)
+            server.compact()
+            server.break_watches()
+            server.add(service("b"))
+            assert await reading == "+default/b@103"
+            assert "its kind is 'EndpointSliceList', not ServiceList" in follower.status.last_error
