@@ -29,7 +29,7 @@ from pointsman.kube.proxyenv import proxy_from_environment
 from pointsman.kube.ratelimit import Clock, RateLimit, Sleep
 from pointsman.kube.reachability import Reachability
 
-_ERROR_BODY_LIMIT = 64 * 1024
+_ERROR_BODY_LIMIT, _ERROR_BODY_SECONDS = 64 * 1024, 5.0
 _LONGEST_DETAIL = 500
 _WHOLE_ANSWER_SECONDS = 600.0
 _DEFAULT_RETRY_AFTER_SECONDS, _LONGEST_RETRY_AFTER_SECONDS = 1.0, 60.0
@@ -234,13 +234,16 @@ class Transport:
             decoder.finish()
 
     async def _error_body(self, call: _Call, response: Answer) -> bytes:
-        """As much of it as a message needs; one that cannot be read says nothing."""
+        """As much of it as a message needs and as comes in time; one that cannot be read says nothing."""
         found = b""
         try:
-            async for piece in self._pieces(call, response):
-                found += piece
-                if len(found) >= _ERROR_BODY_LIMIT:
-                    break
+            async with asyncio.timeout(min(call.answer, _ERROR_BODY_SECONDS)):
+                async for piece in self._pieces(call, response):
+                    found += piece
+                    if len(found) >= _ERROR_BODY_LIMIT:
+                        break
+        except TimeoutError:
+            pass
         except KubeError:
             return b""
         return found[:_ERROR_BODY_LIMIT]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.kube.certificates import server_tls
+from tests.unit.kube.raw_servers import Answering, head_of, listening, transport_to
 
 from pointsman.errors import KubeError
 from pointsman.kube.access import Access
@@ -20,40 +18,6 @@ from pointsman.testing.apiserver import FakeApiServer
 
 PATH = "/api/v1/services"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
-
-Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@asynccontextmanager
-async def listening(answering: Answering, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """The port of a server on loopback that does this with every connection, and closes it then."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await answering(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-
-
-async def head_of(reader: asyncio.StreamReader) -> bytes:
-    return await reader.readuntil(b"\r\n\r\n")
-
-
-@asynccontextmanager
-async def transport_to(access: Access) -> AsyncIterator[Transport]:
-    transport = Transport(access, environ={}, qps=0)
-    try:
-        yield transport
-    finally:
-        await transport.close()
 
 
 async def test_a_connection_serves_one_request_after_the_other() -> None:
