@@ -297,6 +297,35 @@ def test_failing_plugin_is_reported_with_its_last_words(tmp_path: Path) -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_a_plugin_whose_child_keeps_its_output_open_leaves_no_descriptor_behind(tmp_path: Path) -> None:
+    plugin = ExecPlugin(script(tmp_path, "sleep 5 & echo secret"), V1)
+
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async def attempts() -> list[int]:
+        counts = []
+        for _ in range(3):
+            with pytest.raises(KubeError, match="gave no answer within 0 s"):
+                await run_plugin(plugin, Access("https://x", "test"), patience=0.2)
+            counts.append(descriptors())
+        return counts
+
+    assert len(set(asyncio.run(attempts()))) == 1
+
+
+def test_a_plugin_that_never_ends_its_answer_is_stopped(tmp_path: Path) -> None:
+    plugin = ExecPlugin(script(tmp_path, "exec yes secret"), V1)
+    with pytest.raises(KubeError, match="printed more than 1 MiB"):
+        asyncio.run(run_plugin(plugin, Access("https://x", "test")))
+
+
+def test_of_a_long_complaint_of_a_plugin_the_end_is_told(tmp_path: Path) -> None:
+    plugin = ExecPlugin(script(tmp_path, "yes | head -c 3000000 >&2; echo no network >&2; exit 3"), V1)
+    with pytest.raises(KubeError, match="exit status 3: no network"):
+        asyncio.run(run_plugin(plugin, Access("https://x", "test")))
+
+
 def test_missing_plugin_is_reported_with_its_install_hint() -> None:
     plugin = ExecPlugin("/absent/plugin", V1, install_hint="get it from example.com")
     with pytest.raises(KubeError, match=r"/absent/plugin.*cannot be started.*get it from example.com"):
