@@ -216,7 +216,7 @@ class Transport:
     async def _headers(self, call: _Call, presented: Presented, what: str) -> Answer:
         headers = (("User-Agent", f"pointsman/{__version__}"), *call.headers.items(), *presented.headers)
         request = HttpRequest(call.method, call.path, call.params, headers, call.body)
-        with _translated(what, KubeError(f"{what}: no answer within {call.answer:.0f} s")):
+        with translated(what, KubeError(f"{what}: no answer within {call.answer:.0f} s")):
             if self._client is None:
                 name = self._access.tls_server_name
                 self._client = HttpClient(Dialler(self._access.server, proxy=self._proxy, server_name=name))
@@ -226,7 +226,7 @@ class Transport:
     async def _pieces(self, call: _Call, response: Answer) -> AsyncGenerator[bytes, None]:
         """The body, uncompressed, in pieces of bounded size as they arrive."""
         what = self._what(call)
-        with _translated(what, Idle(f"{what}: no data for {call.idle:.0f} s")):
+        with translated(what, Idle(f"{what}: no data for {call.idle:.0f} s")):
             decoder = decoder_for(response.headers.get("Content-Encoding", ""))
             async for chunk in response.body(call.idle):
                 for piece in decoder.feed(chunk):
@@ -253,15 +253,19 @@ class Transport:
 
 
 @contextmanager
-def _translated(what: str, late: KubeError) -> Iterator[None]:
-    """The border to HTTP: whatever a server sends, and whatever that does, leaves as a KubeError."""
+def translated(what: str, late: KubeError) -> Iterator[None]:
+    """The border to HTTP: whatever a server sends, and whatever that does, leaves as a KubeError.
+
+    `late` is for a wait of ours that took too long. Of a peer that does not acknowledge anything, the kernel says the
+    same with a number.
+    """
     try:
         yield
     except KubeError:
         raise
-    except TimeoutError as error:
-        raise late from error
     except Exception as error:
+        if isinstance(error, TimeoutError) and error.errno is None:
+            raise late from error
         raise KubeError(f"{what}: {_one_line(_reason(error))}") from error
 
 

@@ -113,10 +113,27 @@ async def test_pages_too_large_to_take_are_asked_for_in_smaller_ones() -> None:
     assert {seen.query["limit"] for seen in server.requests if not seen.is_watch} == {"8", "2"}
 
 
-async def test_a_list_that_goes_round_in_circles_is_given_up() -> None:
+async def test_a_list_too_slow_in_pages_and_too_large_in_one_piece_is_tried_again_after_a_pause() -> None:
     async with FakeApiServer(watch_list=False) as server:
-        circle = {"metadata": {"resourceVersion": "7", "continue": "again"}, "items": []}
-        server.fail_next(200, path="services", watch=False, times=2, body=json.dumps(circle).encode())
+        for number in range(9):
+            server.add(service(f"s{number}", externalName="x" * 1000))
+        first = {"metadata": {"resourceVersion": "7", "continue": "old"}, "items": []}
+        for _ in range(2):
+            server.fail_next(200, path="services", watch=False, body=json.dumps(first).encode())
+            server.fail_next(410, path="services", watch=False)
+            server.fail_next(200, path="services", watch=False, body=b" " * 6000)
+        async with following(server, watch_list=False, page_limit=2, largest_body=5000) as follower:
+            assert len(await follower.until_synced()) == 10
+            assert "longer than 0 MiB" in follower.status.last_error
+            assert follower.time.pauses == pytest.approx([1.2, 2.4])
+
+
+@pytest.mark.parametrize("tokens", ["AA", "ABA"])
+async def test_a_list_that_goes_round_in_circles_is_given_up(tokens: str) -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        for token in tokens:
+            circle = {"metadata": {"resourceVersion": "7", "continue": token}, "items": []}
+            server.fail_next(200, path="services", watch=False, body=json.dumps(circle).encode())
         async with following(server, watch_list=False) as follower:
             await follower.until_synced()
             assert "in circles" in follower.status.last_error

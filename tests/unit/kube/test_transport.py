@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import logging
 import tracemalloc
@@ -20,7 +21,7 @@ from pointsman.kube.access import Access
 from pointsman.kube.auth import Credentials
 from pointsman.kube.execplugin import ExecCredential
 from pointsman.kube.kubeconfig import load_access
-from pointsman.kube.transport import Idle, Response, Transport
+from pointsman.kube.transport import Idle, Response, Transport, translated
 from pointsman.testing.apiserver import FakeApiServer
 from pointsman.testing.kube_objects import service
 
@@ -194,6 +195,18 @@ async def test_stream_hands_over_chunks_and_notices_silence() -> None:
             await read()
         assert b"".join(received) == b"half a"
         await transport.close()
+
+
+def test_a_connection_that_the_kernel_gave_up_is_not_taken_for_silence() -> None:
+    """Both are a TimeoutError; only one of them says something about the server."""
+    for error, kind in (
+        (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), KubeError),
+        (TimeoutError(), Idle),
+    ):
+        with pytest.raises(KubeError) as caught, translated("GET /x", Idle("GET /x: no data for 180 s")):
+            raise error
+        assert type(caught.value) is kind
+        assert ("Connection timed out" in str(caught.value)) is (kind is KubeError)
 
 
 async def test_no_credential_is_logged_at_any_level(caplog: pytest.LogCaptureFixture) -> None:
