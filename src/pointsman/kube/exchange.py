@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 import h11
 
-from pointsman.kube.dialling import LARGEST_HEAD, Dialler, Line, next_event
+from pointsman.kube.dialling import LARGEST_HEAD, Dialler, Line, answer_head, next_event
 
 _KEEP_SECONDS: Final = 15.0
 """For which an idle connection is kept: a start and a burst of events reuse it, a quiet hour does not hold it."""
@@ -81,11 +81,7 @@ class Connection:
         events.append(h11.EndOfMessage())
         self.line.writer.write(b"".join([self._http.send(event) or b"" for event in events]))
         await self.line.writer.drain()
-        answer = await next_event(self._http, self.line.reader)
-        while isinstance(answer, h11.InformationalResponse):
-            answer = await next_event(self._http, self.line.reader)
-        assert isinstance(answer, h11.Response)
-        return answer
+        return await answer_head(self._http, self.line.reader)
 
     async def body(self, idle: float) -> AsyncGenerator[bytes, None]:
         """The body as it arrives; raises TimeoutError when nothing arrives for `idle` seconds."""

@@ -237,17 +237,33 @@ async def test_tls_goes_through_a_proxy_to_the_server_itself(pki: Path) -> None:
     assert b"secret" not in asked[0]
 
 
-async def test_a_proxy_that_refuses_is_told_from_a_server_that_does(pki: Path) -> None:
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n", "answered HTTP 407"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 502 Bad Gateway\r\n\r\n", "answered HTTP 502"),
+        (b"HTTP/1.1 2", "closed the connection without an answer"),
+        (b"SSH-2.0-OpenSSH_9.9\r\n\r\n", "sent no valid HTTP"),
+    ],
+)
+async def test_a_proxy_that_refuses_is_told_from_a_server_that_does(
+    pki: Path, refusal: bytes, words: str
+) -> None:
     asked: list[bytes] = []
-    refusal = b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n"
     async with (
         listening(tunnelling(asked, refusal)) as port,
         transport_to(
-            Access("https://api.invalid", "test", ca=pki / "ca.crt", proxy_url=f"http://127.0.0.1:{port}")
+            Access(
+                "https://api.invalid",
+                "test",
+                ca=pki / "ca.crt",
+                proxy_url=f"http://joe:hunter2@127.0.0.1:{port}",
+            )
         ) as transport,
     ):
-        with pytest.raises(KubeError, match="the proxy answered HTTP 407"):
+        with pytest.raises(KubeError, match=rf"the proxy 127\.0\.0\.1:{port} {words}") as caught:
             await transport.request("GET", PATH)
+    assert "hunter2" not in str(caught.value)
     assert asked[0].startswith(b"CONNECT api.invalid:443 HTTP/1.1\r\n")
 
 
