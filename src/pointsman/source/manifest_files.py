@@ -210,7 +210,9 @@ def _manifest_files(path: Path) -> list[Path]:
     return [
         path / name
         for name in names
-        if name.endswith(_SUFFIXES) and not name.startswith((".", "#", "~")) and not _is_directory(path / name)
+        if name.endswith(_SUFFIXES)
+        and not name.startswith((".", "#", "~"))
+        and not _is_directory(path / name)
     ]
 
 
