@@ -6,6 +6,8 @@ prints passes its lines through here, so that nobody before it has to think of t
 
 from __future__ import annotations
 
+import json
+
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -19,6 +21,20 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> list[str]:
     """The lines of a text that may rightly have several, each printable."""
     return [printable(line) for line in text.splitlines()]
+
+
+def printable_json(encoded: str) -> str:
+    """JSON text without the characters that it allows and a terminal would act on; it still reads back to the same value.
+
+    A line break in it is layout: strings have theirs escaped.
+    """
+    return "\n".join(
+        line if line.isprintable() else "".join(map(_escaped_in_json, line)) for line in encoded.split("\n")
+    )
+
+
+def _escaped_in_json(character: str) -> str:
+    return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 def _escaped(character: str) -> str:

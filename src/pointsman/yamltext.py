@@ -1,7 +1,8 @@
 """YAML as Kubernetes means it: the JSON subset of types, read safely and fast.
 
-Differences from a plain safe load: time stamps stay text, as they do in JSON; errors carry the line but never a
-piece of the text, which may be a secret; and two kinds of text are refused before they are built: documents nested
+Differences from a plain safe load: time stamps stay text, as they do in JSON; whole numbers beyond 64 bits are floating
+ones, as they are for Go, because Python refuses to print long ones; errors carry the line but never a piece of the text,
+which may be a secret; and two kinds of text are refused before they are built: documents nested
 absurdly deep, because libyaml overflows the C stack on them and takes the process along, and aliases that a few lines
 turn into millions of values.
 """
@@ -9,11 +10,14 @@ turn into millions of values.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Hashable
 from typing import Any
 
 _DEEPEST = 100
+_LONGEST_INTEGER = 100
+"""Characters; a number of 64 bits has 66 at most, written with zeros and ones."""
 _MOST_VALUES_BY_ALIASES = 100_000
 _DEEP_INDENT = re.compile(rb"(?m)^[ \t?:-]{%d}" % _DEEPEST)
 _STARTS = ("MappingStartEvent", "SequenceStartEvent")
@@ -112,7 +116,23 @@ def _loader() -> type[Any]:
         first: [entry for entry in entries if entry[0] != "tag:yaml.org,2002:timestamp"]
         for first, entries in base.yaml_implicit_resolvers.items()
     }
-    return type("_KubernetesLoader", (base,), {"yaml_implicit_resolvers": resolvers})
+    integer = "tag:yaml.org,2002:int"
+    plain: Callable[[Any, Any], int] = base.yaml_constructors[integer]
+
+    def bounded(loader: Any, node: Any) -> int | float:
+        if len(node.value) > _LONGEST_INTEGER:
+            return math.inf
+        found = plain(loader, node)
+        return found if -(1 << 63) <= found < 1 << 64 else float(found)
+
+    return type(
+        "_KubernetesLoader",
+        (base,),
+        {
+            "yaml_implicit_resolvers": resolvers,
+            "yaml_constructors": {**base.yaml_constructors, integer: bounded},
+        },
+    )
 
 
 def _noticing_loader(on_duplicate: OnDuplicate) -> type[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 from pointsman.backends.contract import Mode
@@ -11,14 +10,11 @@ from pointsman.config.command_line import KUBE_PROXY, RunOptions
 from pointsman.model.findings import Finding, Rejection
 from pointsman.model.scheduling import Balancing, Scheduler
 from pointsman.node.surroundings import Recorder
+from pointsman.obs.line_budget import LineBudget
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
-from pointsman.waiting import TokenBucket
 
 _log = get_log(__name__)
-
-_LINES_AT_ONCE, _LINES_PER_SECOND = 20, 0.1
-"""Log lines about the objects of one kind."""
 
 
 def announce(options: RunOptions, mode: Mode, recorder: Recorder) -> None:
@@ -60,9 +56,7 @@ class FindingReport:
     ) -> None:
         self._metrics = metrics
         self._recorder = recorder
-        self._clock = clock
-        self._lines: dict[str, TokenBucket] = {}
-        self._unmentioned: Counter[str] = Counter()
+        self._lines = LineBudget(clock)
 
     def __call__(self, finding: Finding) -> None:
         if isinstance(finding, Rejection):
@@ -74,17 +68,13 @@ class FindingReport:
         self._log(finding)
 
     def _log(self, finding: Finding) -> None:
-        kind, now = finding.kind, self._clock()
-        bucket = self._lines.setdefault(kind, TokenBucket(_LINES_PER_SECOND, _LINES_AT_ONCE, now))
-        if bucket.wait(now):
-            self._unmentioned[kind] += 1
+        more = self._lines.line(finding.kind)
+        if more is None:
             return
-        bucket.take(now)
-        fields: dict[str, object] = {"kind": kind, "object": finding.key, "reason": finding.reason}
+        fields: dict[str, object] = {"kind": finding.kind, "object": finding.key, "reason": finding.reason}
         if finding.place:
             fields["place"] = finding.place
-        if unmentioned := self._unmentioned.pop(kind, 0):
-            fields["unmentioned"] = unmentioned
+        fields |= more
         if isinstance(finding, Rejection):
             _log.error("An object cannot be used and is skipped", err=finding.message, **fields)
         else:

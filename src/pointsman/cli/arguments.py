@@ -19,7 +19,7 @@ from pointsman.config.mode_table import BY_PREFERENCE, MODES
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.files import CONTROL_SOCKET
 from pointsman.model.addresses import Family
-from pointsman.printable import printable
+from pointsman.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from pointsman.config.command_line import RunOptions
@@ -228,7 +228,7 @@ def _say(command: str, problems: Sequence[str]) -> None:
 
 
 def print_json(value: object) -> None:
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    text = printable_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
     if not screen().unicode:
         text = "".join(one if one.isascii() else ascii_escape(one) for one in text)
     sys.stdout.write(f"{text}\n")

@@ -27,6 +27,7 @@ from pointsman.cli.control_client import NoProxy, ask
 from pointsman.cli.output import screen
 from pointsman.explain.verdict import Verdict
 from pointsman.model.labels import selector_from_text
+from pointsman.printable import printable, printable_json
 from pointsman.report.overview import ServiceRow
 from pointsman.report.service_list import SORTS, ListQuery, ServiceList, list_text, service_list
 
@@ -135,9 +136,10 @@ def _print(given: argparse.Namespace, found: ServiceList) -> None:
     elif given.output == "yaml":
         import yaml
 
-        sys.stdout.write(yaml.safe_dump(msgspec.to_builtins(found), sort_keys=False, allow_unicode=True))
+        sys.stdout.write(yaml.safe_dump(msgspec.to_builtins(found), sort_keys=False))
     elif given.output == "name":
-        sys.stdout.write("".join(f"{name}\n" for name in dict.fromkeys(row.service for row in found.rows)))
+        names = dict.fromkeys(row.service for row in found.rows)
+        sys.stdout.write("".join(f"{printable(name)}\n" for name in names))
     else:
         _print_table(given, found.rows, heading=True)
 
@@ -173,6 +175,7 @@ def _watch(given: argparse.Namespace, asked: Ask, before: ServiceList) -> None:
         ]
         known = current
         if given.output == "json":
-            sys.stdout.write("".join(f"{msgspec.json.encode(row).decode()}\n" for row in changed))
+            rows = (printable_json(msgspec.json.encode(row).decode()) for row in changed)
+            sys.stdout.write("".join(f"{row}\n" for row in rows))
         elif changed:
             _print_table(given, changed, heading=False)

@@ -110,6 +110,8 @@ class Credentials:
         _log.info("The kubeconfig changed; its credentials are used from now on", file=path)
         self._access = new
         self._token, self._token_signature = new.token, None
+        if new.insecure_skip_tls_verify != old.insecure_skip_tls_verify:
+            self._context = None
         if new.exec_plugin != old.exec_plugin:
             self._granted = None
 

@@ -19,6 +19,7 @@ T = TypeVar("T", bound=KubeObject)
 
 LONGEST_LINE = 32 * 1024 * 1024
 """Many times what an API server stores of one object."""
+_LONGEST_KIND = 100
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 
@@ -56,6 +57,7 @@ class StatusObject(msgspec.Struct, frozen=True):
 class _RawPage(msgspec.Struct, frozen=True):
     """A page whose items are still bytes"""
 
+    kind: str = ""
     metadata: ListMeta = ListMeta()
     items: list[msgspec.Raw] | None = None
 
@@ -88,6 +90,12 @@ class _Identified(msgspec.Struct, frozen=True):
     metadata: Identity
 
 
+class _OfSomeKind(msgspec.Struct, frozen=True):
+    """Any object, reduced to its kind"""
+
+    kind: str = ""
+
+
 class BookmarkMeta(msgspec.Struct, frozen=True, rename="camel"):
     """metadata of a bookmark"""
 
@@ -115,6 +123,7 @@ _decode_bookmark = msgspec.json.Decoder(Bookmark).decode
 _decode_status = msgspec.json.Decoder(StatusObject).decode
 _decode_raw_page = msgspec.json.Decoder(_RawPage).decode
 _decode_identity = msgspec.json.Decoder(_Identified).decode
+_decode_kind = msgspec.json.Decoder(_OfSomeKind).decode
 
 
 def _decoded(decode: Callable[[bytes | msgspec.Raw], _Decoded], data: bytes | msgspec.Raw) -> _Decoded:
@@ -135,24 +144,39 @@ def decode_status(data: bytes | msgspec.Raw) -> StatusObject:
         return StatusObject()
 
 
+def refuse_other_kind(found: str, wanted: str) -> None:
+    """Raises Unreadable: objects of another kind may well fit our structs, and would take the place of all of ours.
+
+    The kind may be left out: nothing but an answer to another question is to be told by it.
+    """
+    if found and found != wanted:
+        raise Unreadable(f"its kind is {found[:_LONGEST_KIND]!r}, not {wanted}")
+
+
 class JsonDecoder(Generic[T]):
     """Decodes one kind of object, alone, in pages or in a watch. Implements `pointsman.kube.formats.Decoder`."""
 
     def __init__(self, kind: type[T]) -> None:
         page: Any = msgspec.defstruct(
             f"{kind.__name__}Page",
-            [("metadata", ListMeta, ListMeta()), ("items", list[kind] | None, None)],  # type: ignore[valid-type]
+            [
+                ("kind", str, ""),
+                ("metadata", ListMeta, ListMeta()),
+                ("items", list[kind] | None, None),  # type: ignore[valid-type]
+            ],
             frozen=True,
         )
         self._decode_page = msgspec.json.Decoder(page).decode
         self._decode = msgspec.json.Decoder(kind).decode
+        self._kind = kind.__name__
 
     def page(self, body: bytes) -> Page:
-        """Raises Unreadable when the body is no list at all."""
+        """Raises Unreadable when the body is no list of this kind."""
         try:
             fast: Any = _decoded(self._decode_page, body)
         except Unreadable:
             return self._page_item_by_item(body)
+        refuse_other_kind(fast.kind, f"{self._kind}List")
         objects = fast.items or []
         if not all(item.metadata.name for item in objects):
             return self._page_item_by_item(body)
@@ -161,6 +185,7 @@ class JsonDecoder(Generic[T]):
 
     def _page_item_by_item(self, body: bytes) -> Page:
         raw = _decoded(_decode_raw_page, body)
+        refuse_other_kind(raw.kind, f"{self._kind}List")
         objects: list[KubeObject] = []
         bad: list[BadObject] = []
         for item in raw.items or ():
@@ -175,8 +200,10 @@ class JsonDecoder(Generic[T]):
         return LineSplitter()
 
     def event(self, frame: bytes) -> WatchEvent:
-        """Raises Unreadable for anything that is no watch event."""
+        """Raises Unreadable for anything that is no watch event of this kind."""
         event = _decoded(_decode_event, frame)
+        if event.type != "ERROR":
+            refuse_other_kind(_kind_of(event.object), self._kind)
         return WatchEvent(event.type, event.object)
 
     def bookmark(self, data: bytes | msgspec.Raw) -> Bookmark:
@@ -199,6 +226,13 @@ def _identity(data: bytes | msgspec.Raw) -> Identity:
         return _decoded(_decode_identity, data).metadata
     except Unreadable:
         return Identity()
+
+
+def _kind_of(data: msgspec.Raw) -> str:
+    try:
+        return _decoded(_decode_kind, data).kind
+    except Unreadable:
+        return ""
 
 
 def bad_object(identity: Identity, error: str) -> BadObject:

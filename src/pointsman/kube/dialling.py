@@ -57,6 +57,21 @@ class Line:
     def open(self) -> bool:
         return not (self.writer.transport.is_closing() or self.reader.at_eof())
 
+    async def silent(self) -> bool:
+        """Whether the server waits to be asked, as it must. If not, what it said answers no request: the line is closed."""
+        waits = False
+        try:
+            async with asyncio.timeout(0):
+                await self.reader.read(1)
+        except TimeoutError:
+            waits = self.open
+        except OSError:
+            pass
+        finally:
+            if not waits:
+                self.close()
+        return waits
+
     def close(self) -> None:
         """At once: neither the rest of an answer nor the end of TLS is waited for."""
         self.writer.transport.abort()
@@ -152,14 +167,24 @@ async def _tunnel(line: Line, proxy: _Peer, authority: str) -> None:
     )
     line.writer.write(http.send(request))
     line.writer.write(http.send(h11.EndOfMessage()))
-    answer = await next_event(http, line.reader)
-    while isinstance(answer, h11.InformationalResponse):
-        answer = await next_event(http, line.reader)
-    status = answer.status_code if isinstance(answer, h11.Response) else 0
+    named = f"the proxy {proxy.authority}"
+    try:
+        status = (await answer_head(http, line.reader)).status_code
+    except ConnectionError as error:
+        raise NoConnection(f"{named} closed the connection without an answer") from error
+    except NotHttp as error:
+        raise NoConnection(f"{named} sent no valid HTTP: {error}") from error
     if not 200 <= status < 300:
-        raise NoConnection(
-            f"the proxy answered HTTP {status}" if status else "the proxy closed the connection"
-        )
+        raise NoConnection(f"{named} answered HTTP {status}")
+
+
+async def answer_head(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Response:
+    """Status and headers of the peer's answer. Raises NotHttp, or ConnectionError when there is none."""
+    event = await next_event(http, reader)
+    while isinstance(event, h11.InformationalResponse):
+        event = await next_event(http, reader)
+    assert isinstance(event, h11.Response)
+    return event
 
 
 async def next_event(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Event:

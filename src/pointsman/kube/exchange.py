@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 import h11
 
-from pointsman.kube.dialling import LARGEST_HEAD, Dialler, Line, next_event
+from pointsman.kube.dialling import LARGEST_HEAD, Dialler, Line, answer_head, next_event
 
 _KEEP_SECONDS: Final = 15.0
 """For which an idle connection is kept: a start and a burst of events reuse it, a quiet hour does not hold it."""
@@ -79,11 +79,7 @@ class Connection:
         events.append(h11.EndOfMessage())
         self.line.writer.write(b"".join([self._http.send(event) or b"" for event in events]))
         await self.line.writer.drain()
-        answer = await next_event(self._http, self.line.reader)
-        while isinstance(answer, h11.InformationalResponse):
-            answer = await next_event(self._http, self.line.reader)
-        assert isinstance(answer, h11.Response)
-        return answer
+        return await answer_head(self._http, self.line.reader)
 
     async def body(self, idle: float) -> AsyncGenerator[bytes, None]:
         """The body as it arrives; raises TimeoutError when nothing arrives for `idle` seconds."""
@@ -97,7 +93,9 @@ class Connection:
 
     def ready_again(self) -> bool:
         """Whether the exchange is over and another one may follow."""
-        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+        if not (self._http.our_state is self._http.their_state is h11.DONE):
+            return False
+        if self._http.trailing_data != (b"", False):
             return False
         self._http.start_next_cycle()
         return self.line.open
@@ -133,7 +131,7 @@ class HttpClient:
 
         A kept connection that turns out to be closed by the server is replaced, where asking twice does no harm.
         """
-        connection = self._kept(tls)
+        connection = await self._kept(tls)
         if connection is not None:
             try:
                 return await self._ask(connection, request)
@@ -167,14 +165,15 @@ class HttpClient:
         self._idle.clear()
         self._busy.clear()
 
-    def _kept(self, tls: ssl.SSLContext | None) -> Connection | None:
-        """One that is idle, open, and was made with these credentials; others are closed."""
+    async def _kept(self, tls: ssl.SSLContext | None) -> Connection | None:
+        """One that is idle and silent, and was made with these credentials; others are closed."""
         while self._idle:
             connection, timer = self._idle.popitem()
             timer.cancel()
-            if connection.line.open and connection.tls is tls:
+            if connection.tls is not tls:
+                connection.line.close()
+            elif await connection.line.silent():
                 return connection
-            connection.line.close()
         return None
 
     def _expire(self, connection: Connection) -> None:

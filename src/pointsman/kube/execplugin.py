@@ -15,9 +15,11 @@ from datetime import UTC, datetime
 import msgspec
 
 from pointsman.errors import KubeError
-from pointsman.kube.access import Access, ExecPlugin, material_bytes
+from pointsman.kube.access import LARGEST_CREDENTIAL, Access, ExecPlugin, material_bytes
 
 _TIMEOUT_SECONDS = 60.0
+_STANDARD_ERROR = 2
+_LONGEST_COMPLAINT = 4096
 
 
 class PluginFailed(KubeError):
@@ -56,12 +58,41 @@ class _Output(msgspec.Struct, rename="camel"):
     status: _Status | None = None
 
 
-async def run_plugin(plugin: ExecPlugin, access: Access) -> ExecCredential:
+class _Listener(asyncio.SubprocessProtocol):
+    """Collects what a plugin prints: all of its answer up to a limit, and the end of its complaints."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.heard: asyncio.Future[None] = loop.create_future()
+        """Done when there is nothing more to hear, or no wish to."""
+        self.gone: asyncio.Future[None] = loop.create_future()
+        self.output, self.complaint = bytearray(), bytearray()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == _STANDARD_ERROR:
+            self.complaint += data
+            del self.complaint[:-_LONGEST_COMPLAINT]
+            return
+        self.output += data
+        if len(self.output) > LARGEST_CREDENTIAL and not self.heard.done():
+            self.heard.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self.gone.set_result(None)
+        if not self.heard.done():
+            self.heard.set_result(None)
+
+
+async def run_plugin(
+    plugin: ExecPlugin, access: Access, *, patience: float = _TIMEOUT_SECONDS
+) -> ExecCredential:
     """Runs the plugin once. Raises KubeError naming the command and what it answered on standard error."""
     name = f"exec plugin {plugin.command} ({access.origin})"
     try:
         environment = {**os.environ, **dict(plugin.env), "KUBERNETES_EXEC_INFO": _exec_info(plugin, access)}
-        process = await asyncio.create_subprocess_exec(
+        process, listener = await asyncio.get_running_loop().subprocess_exec(
+            _Listener,
             plugin.command,
             *plugin.args,
             env=environment,
@@ -77,20 +108,22 @@ async def run_plugin(plugin: ExecPlugin, access: Access) -> ExecCredential:
         )
         raise PluginFailed(f"{name}: cannot be started: {reason}{hint}", outcome) from error
     try:
-        async with asyncio.timeout(_TIMEOUT_SECONDS):
-            output, complaint = await process.communicate()
+        async with asyncio.timeout(patience):
+            await listener.heard
     except TimeoutError as error:
-        message = f"{name}: gave no answer within {_TIMEOUT_SECONDS:.0f} s"
+        message = f"{name}: gave no answer within {patience:.0f} s"
         raise PluginFailed(message, "client_internal_error") from error
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        last_line = complaint.decode(errors="replace").strip().rpartition("\n")[2][:200]
-        message = f"{name}: exit status {process.returncode}: {last_line or 'no message'}"
-        raise PluginFailed(message, "plugin_execution_error", process.returncode)
-    return credential_from_output(output, plugin.api_version, name)
+        process.close()
+        await listener.gone
+    if len(listener.output) > LARGEST_CREDENTIAL:
+        message = f"{name}: printed more than {LARGEST_CREDENTIAL >> 20} MiB"
+        raise PluginFailed(message, "client_internal_error")
+    if code := process.get_returncode():
+        last_line = listener.complaint.decode(errors="replace").strip().rpartition("\n")[2][:200]
+        message = f"{name}: exit status {code}: {last_line or 'no message'}"
+        raise PluginFailed(message, "plugin_execution_error", code)
+    return credential_from_output(bytes(listener.output), plugin.api_version, name)
 
 
 def credential_from_output(output: bytes, api_version: str, name: str) -> ExecCredential:

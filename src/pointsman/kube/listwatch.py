@@ -128,6 +128,8 @@ class ListWatch(Generic[T]):
     async def _paged_list(self) -> AsyncGenerator[SourceEvent, None]:
         limit, token = self._page_limit, ""
         seen: set[str] = set()
+        tokens: set[int] = set()
+        """Hashes: nobody says how long a token may be."""
         while True:
             try:
                 page = await self._page(limit, token)
@@ -137,24 +139,27 @@ class ListWatch(Generic[T]):
                 # The snapshot expired between two pages: paging is too slow here, take the list in one piece.
                 limit, token = 0, ""
                 seen.clear()
+                tokens.clear()
                 continue
             except TooLarge:
-                if limit == 1:
+                if limit <= 1:
                     raise
-                limit = self._page_limit = max(1, (limit or self._page_limit) // 4)
+                limit = self._page_limit = max(1, limit // 4)
                 token = ""
                 seen.clear()
+                tokens.clear()
                 continue
             if page is None:
                 continue
             self._heard()
             for event in self._page_events(page, seen):
                 yield event
-            previous, token = token, page.metadata.continue_token
+            token = page.metadata.continue_token
             if not token:
                 break
-            if token == previous:
+            if hash(token) in tokens:
                 raise Unreadable("the list goes round in circles: the same continue token came twice")
+            tokens.add(hash(token))
         for event in self._complete(seen, page.metadata.resource_version):
             yield event
 

@@ -23,9 +23,21 @@ from pointsman.kube.decode import (
     Unreadable,
     WatchEvent,
     bad_object,
+    refuse_other_kind,
 )
 from pointsman.kube.messages import READERS
-from pointsman.kube.wire import Malformed, Reader, integer, mapping, message, one, parts, text
+from pointsman.kube.wire import (
+    Malformed,
+    Reader,
+    Remembered,
+    integer,
+    mapping,
+    message,
+    name,
+    one,
+    parts,
+    text,
+)
 from pointsman.model.objects import KubeObject
 
 PROTOBUF = "application/vnd.kubernetes.protobuf"
@@ -33,8 +45,14 @@ MAGIC = b"k8s\0"
 LONGEST_FRAME = 32 * 1024 * 1024
 """Many times what an API server stores of one object."""
 _LENGTH_BYTES = 4
-_ENVELOPE_CONTENTS = 2
+_ENVELOPE_TYPE, _ENVELOPE_CONTENTS = 1, 2
 _LIST_METADATA, _LIST_ITEMS = 1, 2
+
+
+class _TypeMeta(msgspec.Struct, frozen=True, gc=False):
+    """runtime TypeMeta"""
+
+    kind: str = ""
 
 
 class _RawExtension(msgspec.Struct, frozen=True, gc=False):
@@ -62,6 +80,7 @@ class _Identified(msgspec.Struct, frozen=True, gc=False):
     metadata: Identity = Identity()
 
 
+_type_meta = Remembered(message(_TypeMeta, kind=name(2))).__getitem__
 _event = message(_Event, type=text(1), object=one(2, message(_RawExtension, raw=one(1, bytes))))
 _list_meta = message(ListMeta, resource_version=text(2), continue_token=text(3))
 _status = message(StatusObject, message=text(3), reason=text(4), code=integer(6))
@@ -93,6 +112,22 @@ def _contents(data: bytes) -> memoryview:
     return memoryview(b"")
 
 
+def _kind_of(data: bytes) -> str:
+    """The kind that the envelope names, if it does."""
+    try:
+        found: _TypeMeta = _decoded(_type_of, data)
+    except Unreadable:
+        return ""
+    return found.kind
+
+
+def _type_of(data: bytes) -> _TypeMeta:
+    for number, part in parts(memoryview(data)[len(MAGIC) :]):
+        if number == _ENVELOPE_TYPE:
+            return _type_meta(bytes(part))
+    return _TypeMeta()
+
+
 def decode_status(data: bytes) -> StatusObject:
     """The Status in an envelope; an empty one when it cannot be read."""
     try:
@@ -107,9 +142,11 @@ class ProtobufDecoder(Generic[T]):
 
     def __init__(self, kind: type[T]) -> None:
         self._read = READERS[kind]
+        self._kind = kind.__name__
 
     def page(self, body: bytes) -> Page:
-        """Raises Unreadable when the body is no list at all."""
+        """Raises Unreadable when the body is no list of this kind."""
+        refuse_other_kind(_kind_of(body), f"{self._kind}List")
         page: Page = _decoded(self._page, body)
         return page
 
@@ -132,10 +169,12 @@ class ProtobufDecoder(Generic[T]):
         return FrameSplitter()
 
     def event(self, frame: bytes) -> WatchEvent:
-        """Raises Unreadable for anything that is no watch event."""
+        """Raises Unreadable for anything that is no watch event of this kind."""
         event: _Event = _decoded(_event, frame)
         if not event.type:
             raise Unreadable("an event has no type")
+        if event.type != "ERROR":
+            refuse_other_kind(_kind_of(event.object.raw), self._kind)
         return WatchEvent(event.type, event.object.raw)
 
     def bookmark(self, data: bytes | msgspec.Raw) -> Bookmark:

@@ -10,6 +10,8 @@ import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from pointsman.model.addresses import port_from_text
+
 
 def proxy_from_environment(url: str, environ: Mapping[str, str]) -> str:
     """The proxy for this URL, or an empty string for a direct connection."""
@@ -32,9 +34,10 @@ def _is_direct(host: str, port: int, no_proxy: str) -> bool:
         entry = entry.strip()
         if entry == "*":
             return True
-        name, separator, number = entry.rpartition(":")
-        if separator and number.isdigit() and _address(entry) is None:
-            if int(number) != port:
+        name, _, text = entry.rpartition(":")
+        number = port_from_text(text)
+        if name and number is not None and _address(entry) is None:
+            if number != port:
                 continue
             entry = name.strip("[]")
         if entry and _matches(host.lower(), address, entry):

@@ -29,7 +29,7 @@ from pointsman.kube.proxyenv import proxy_from_environment
 from pointsman.kube.ratelimit import Clock, RateLimit, Sleep
 from pointsman.kube.reachability import Reachability
 
-_ERROR_BODY_LIMIT = 64 * 1024
+_ERROR_BODY_LIMIT, _ERROR_BODY_SECONDS = 64 * 1024, 5.0
 _LONGEST_DETAIL = 500
 _WHOLE_ANSWER_SECONDS = 600.0
 _DEFAULT_RETRY_AFTER_SECONDS, _LONGEST_RETRY_AFTER_SECONDS = 1.0, 60.0
@@ -224,7 +224,7 @@ class Transport:
         headers = (("User-Agent", f"pointsman/{__version__}"), *call.headers.items(), *presented.headers)
         request = HttpRequest(call.method, call.path, call.params, headers, call.body)
         what = self._what(call)
-        with _translated(what, RequestFailed(what, f"no answer within {call.answer:.0f} s")):
+        with translated(what, RequestFailed(what, f"no answer within {call.answer:.0f} s")):
             if self._client is None:
                 name = self._access.tls_server_name
                 self._client = HttpClient(Dialler(self._access.server, proxy=self._proxy, server_name=name))
@@ -234,7 +234,7 @@ class Transport:
     async def _pieces(self, call: _Call, response: Answer) -> AsyncGenerator[bytes, None]:
         """The body, uncompressed, in pieces of bounded size as they arrive."""
         what = self._what(call)
-        with _translated(what, Idle(f"{what}: no data for {call.idle:.0f} s")):
+        with translated(what, Idle(f"{what}: no data for {call.idle:.0f} s")):
             decoder = decoder_for(response.headers.get("Content-Encoding", ""))
             async for chunk in response.body(call.idle):
                 for piece in decoder.feed(chunk):
@@ -242,13 +242,16 @@ class Transport:
             decoder.finish()
 
     async def _error_body(self, call: _Call, response: Answer) -> bytes:
-        """As much of it as a message needs; one that cannot be read says nothing."""
+        """As much of it as a message needs and as comes in time; one that cannot be read says nothing."""
         found = b""
         try:
-            async for piece in self._pieces(call, response):
-                found += piece
-                if len(found) >= _ERROR_BODY_LIMIT:
-                    break
+            async with asyncio.timeout(min(call.answer, _ERROR_BODY_SECONDS)):
+                async for piece in self._pieces(call, response):
+                    found += piece
+                    if len(found) >= _ERROR_BODY_LIMIT:
+                        break
+        except TimeoutError:
+            pass
         except KubeError:
             return b""
         return found[:_ERROR_BODY_LIMIT]
@@ -258,13 +261,19 @@ class Transport:
 
 
 @contextmanager
-def _translated(what: str, late: KubeError) -> Iterator[None]:
-    """The border to HTTP: whatever a server sends, and whatever that does, leaves as a KubeError."""
+def translated(what: str, late: KubeError) -> Iterator[None]:
+    """The border to HTTP: whatever a server sends, and whatever that does, leaves as a KubeError.
+
+    `late` is for a wait of ours that took too long. Of a peer that does not acknowledge anything, the kernel says the
+    same with a number.
+    """
     try:
         yield
-    except TimeoutError as error:
-        raise late from error
+    except KubeError:
+        raise
     except Exception as error:
+        if isinstance(error, TimeoutError) and error.errno is None:
+            raise late from error
         raise RequestFailed(what, _one_line(_reason(error))) from error
 
 

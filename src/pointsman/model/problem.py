@@ -9,6 +9,9 @@ import msgspec
 if TYPE_CHECKING:
     from pointsman.model.service import ServicePortName
 
+_MOST_TOLD = 20
+_LONGEST_VALUE = 200
+
 
 class Problem(msgspec.Struct, frozen=True, gc=False):
     """Something in an object that was left out, and why, or that is doubtful; the rest of the object is used."""
@@ -26,4 +29,13 @@ class Problem(msgspec.Struct, frozen=True, gc=False):
 
 def bad_annotation(annotation: str, value: str, expected: str) -> Problem:
     """A value that counts as not given, with what would be understood."""
-    return Problem("BadAnnotation", f"annotation {annotation}: {value!r} is ignored; {expected}")
+    shown = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
+    return Problem("BadAnnotation", f"annotation {annotation}: {shown!r} is ignored; {expected}")
+
+
+def told(problems: list[Problem]) -> list[Problem]:
+    """As many of the problems of one object as somebody will read, and how many there are besides."""
+    if len(problems) <= _MOST_TOLD:
+        return problems
+    more = len(problems) - _MOST_TOLD
+    return [*problems[:_MOST_TOLD], Problem("MoreProblems", f"and {more} more problems, not told one by one")]

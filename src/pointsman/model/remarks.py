@@ -29,7 +29,7 @@ class Remarks:
 
     def __init__(self) -> None:
         self._services: dict[str, tuple[Problem, ...]] = {}
-        self._problems: dict[str, dict[tuple[str, str], tuple[Problem, ...]]] = {}
+        self._problems: dict[str, dict[tuple[str, str], dict[Problem, None]]] = {}
         self._slice_service: dict[str, str] = {}
 
     def service_upserted(self, service: Service) -> None:
@@ -57,15 +57,11 @@ class Remarks:
             service = f"{meta.namespace}/{meta.label(SERVICE_NAME_LABEL) or ''}"
             self._slice_service[meta.key] = service
         known = self._problems.setdefault(service, {})
-        earlier = known.get((kind, meta.key), ())
-        if problem not in earlier:
-            known[(kind, meta.key)] = (*earlier, problem)
+        known.setdefault((kind, meta.key), {})[problem] = None
 
     def of(self, service_key: str) -> tuple[Problem, ...]:
-        found = self._services.get(service_key, ())
-        for problems in self._problems.get(service_key, {}).values():
-            found += problems
-        return found
+        known = self._problems.get(service_key, {}).values()
+        return (*self._services.get(service_key, ()), *(found for problems in known for found in problems))
 
     def all(self) -> Mapping[str, tuple[Problem, ...]]:
         """A copy that stays as it is."""

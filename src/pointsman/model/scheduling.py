@@ -63,15 +63,11 @@ OWN_WORDS: Mapping[str, Scheduler] = {
 _WORDS: Mapping[str, Scheduler] = {**OWN_WORDS, **IPVS_WORDS}
 
 
-class WeightRule(msgspec.Struct, frozen=True, gc=False):
-    """The weight of the endpoints of one pod, node or zone; of all where `by` is empty."""
+Weights = Mapping[tuple[str, str], int]
+"""What the endpoints of a pod, node or zone weigh, by these words and the name; by two empty words, what all weigh."""
 
-    by: str
-    name: str
-    weight: int
-
-
-_MOST_SPECIFIC_FIRST = ("pod", "node", "zone", "")
+MOST_WEIGHTS = 1000
+"""Entries of one annotation, as many as an EndpointSlice has endpoints."""
 
 
 class Scheduling(msgspec.Struct, frozen=True, gc=False):
@@ -80,7 +76,7 @@ class Scheduling(msgspec.Struct, frozen=True, gc=False):
     scheduler: Scheduler | None = None
     word: str = ""
     """As it was written, in the words of IPVS or our own."""
-    weights: tuple[WeightRule, ...] = ()
+    weights: Weights = {}
     slow_start: int | None = None
     """Seconds until a new endpoint has its full share."""
     hash_slots: int = 0
@@ -138,7 +134,7 @@ def scheduling_of(meta: Meta, problems: list[Problem]) -> Scheduling:
     found = Scheduling(
         scheduler,
         word,
-        weight_rules(meta, problems),
+        weights_from(meta, problems),
         _slow_start(meta, problems),
         slots or 0,
         _yes_or_no(meta, RESET_GONE_ANNOTATION, problems),
@@ -197,27 +193,35 @@ def _slow_start(meta: Meta, problems: list[Problem]) -> int | None:
 _RULE = re.compile(r"(?:(pod|node|zone)/([^/=,\s]{1,253})=)?([0-9]{1,4})")
 
 
-def weight_rules(meta: Meta, problems: list[Problem]) -> tuple[WeightRule, ...]:
-    """The weights that a Service or an EndpointSlice gives, most specific first; bad entries are left out."""
+def weights_from(meta: Meta, problems: list[Problem]) -> Weights:
+    """The weights that a Service or an EndpointSlice gives; bad entries and those beyond the limit are left out."""
     text = meta.annotation(WEIGHTS_ANNOTATION)
     if not text:
-        return ()
-    rules: dict[tuple[str, str], WeightRule] = {}
-    for entry in text.split(","):
+        return {}
+    weights: dict[tuple[str, str], int] = {}
+    entries = text.split(",", MOST_WEIGHTS)
+    for entry in entries[:MOST_WEIGHTS]:
         match = _RULE.fullmatch(entry.strip())
         if match is None or int(match[3]) > MAX_WEIGHT:
             expected = f"entries are zone/NAME=N, node/NAME=N or pod/NAME=N with N from 0 to {MAX_WEIGHT}"
             problems.append(bad_annotation(WEIGHTS_ANNOTATION, entry.strip(), expected))
-            continue
-        by, name = match[1] or "", match[2] or ""
-        rules[by, name] = WeightRule(by, name, int(match[3]))
-    return tuple(sorted(rules.values(), key=lambda rule: _MOST_SPECIFIC_FIRST.index(rule.by)))
+        else:
+            weights[match[1] or "", match[2] or ""] = int(match[3])
+    if len(entries) > MOST_WEIGHTS:
+        expected = (
+            f"only the first {MOST_WEIGHTS} entries count; give weights by node or zone, or to EndpointSlices"
+        )
+        problems.append(bad_annotation(WEIGHTS_ANNOTATION, entries[-1].strip(), expected))
+    return weights
 
 
-def weight_by(rules: Iterable[WeightRule], pod: str, node: str, zone: str) -> int:
-    """What the rules say of an endpoint; UNSAID_WEIGHT for nothing."""
-    place = {"pod": pod, "node": node, "zone": zone, "": ""}
-    return next((rule.weight for rule in rules if place[rule.by] == rule.name), UNSAID_WEIGHT)
+def weight_by(weights: Weights, pod: str, node: str, zone: str) -> int:
+    """What these weights say of an endpoint, the most specific first; UNSAID_WEIGHT for nothing."""
+    for place in (("pod", pod), ("node", node), ("zone", zone), ("", "")):
+        weight = weights.get(place)
+        if weight is not None:
+            return weight
+    return UNSAID_WEIGHT
 
 
 def weight_of(endpoint: Endpoint, scheduling: Scheduling) -> int:

@@ -20,7 +20,7 @@ from pointsman.model.addresses import (
 from pointsman.model.endpoint import UNSAID_WEIGHT, Endpoint, Identity, shared_state
 from pointsman.model.objects import EndpointSlice, Hint, SliceEndpoint, SlicePort
 from pointsman.model.problem import Problem
-from pointsman.model.scheduling import WeightRule, weight_by, weight_rules
+from pointsman.model.scheduling import Weights, weight_by, weights_from
 from pointsman.model.service import Protocol
 
 PortKey = tuple[str, Protocol]
@@ -38,14 +38,14 @@ def endpoints_from_slice(
         return {}, problems
     usable = sorted(_usable_endpoints(endpoint_slice, family, problems), key=_ORDER)
     unique = len({address for _, address, _ in usable}) == len(usable)
-    rules = weight_rules(endpoint_slice.metadata, problems) if endpoint_slice.metadata.annotations else ()
+    weights = weights_from(endpoint_slice.metadata, problems)
     found: SliceEndpoints = {}
     for port in endpoint_slice.ports or ():
         key = _port_key(port, problems)
         if key is None or port.port is None:
             continue
         number = port.port
-        entries = tuple([_endpoint(address, number, item, node_name, rules) for _, address, item in usable])
+        entries = tuple([_endpoint(address, number, item, node_name, weights) for _, address, item in usable])
         if key in found:
             found[key] = merged([found[key], entries])
         else:
@@ -130,9 +130,7 @@ def _port_key(port: SlicePort, problems: list[Problem]) -> PortKey | None:
         return None
 
 
-def _endpoint(
-    address: bytes, port: int, item: SliceEndpoint, node_name: str, rules: tuple[WeightRule, ...]
-) -> Endpoint:
+def _endpoint(address: bytes, port: int, item: SliceEndpoint, node_name: str, weights: Weights) -> Endpoint:
     conditions, hints, target = item.conditions, item.hints, item.target_ref
     node, zone = item.node_name or "", item.zone or ""
     pod = target.name if target is not None and target.kind == "Pod" else ""
@@ -145,7 +143,7 @@ def _endpoint(
         zone,
         _names(hints.for_zones) if hints else (),
         _names(hints.for_nodes) if hints else (),
-        weight_by(rules, pod, node, zone) if rules else UNSAID_WEIGHT,
+        weight_by(weights, pod, node, zone) if weights else UNSAID_WEIGHT,
     )
     return Endpoint(address, port, pod, state)
 

@@ -16,7 +16,7 @@ import msgspec
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint, Identity
 from pointsman.model.objects import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION, EndpointSlice, Meta, Service
-from pointsman.model.problem import Problem
+from pointsman.model.problem import Problem, told
 from pointsman.model.scheduling import EVENLY, Balancing
 from pointsman.model.service import ServicePort, ServicePortName, service_ports_from_service
 from pointsman.model.shares import ShareBook, Wish
@@ -284,5 +284,5 @@ class Tracker:
 
     def _report(self, kind: str, meta: Meta, problems: list[Problem]) -> None:
         if self._on_problem is not None:
-            for problem in problems:
+            for problem in told(problems):
                 self._on_problem(kind, meta, problem)

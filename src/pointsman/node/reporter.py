@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -15,6 +15,7 @@ from pointsman.model.problem import Problem
 from pointsman.model.service import ServicePortName
 from pointsman.node.degraded import DegradedChecks
 from pointsman.node.surroundings import Recorder
+from pointsman.obs.line_budget import LineBudget
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
 from pointsman.report.status import SyncPoint
@@ -60,12 +61,14 @@ class Reporter(SyncListener):
         health: ProxyHealth,
         recorder: Recorder,
         degraded: DegradedChecks,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.records = {family: FamilyRecord() for family in families}
         self._metrics = metrics
         self._health = health
         self._recorder = recorder
         self._degraded = degraded
+        self._lines = LineBudget(clock)
         for family in self.records:
             self._count_from_zero(family.value)
 
@@ -142,14 +145,9 @@ class Reporter(SyncListener):
         self._degraded.report(_contest(family), ())
 
     def left_out(self, kind: str, key: str, problem: Problem, *, shown: str = "") -> None:
-        """An object, or part of it, cannot be used: a log line, a metric, and an event on a Service."""
+        """An object, or part of it, cannot be used: a metric, a log line within bounds, and an event on a Service."""
         self._metrics.objects_skipped.labels(kind=kind, reason=problem.reason).inc()
-        _log.warning(
-            "Something in an object cannot be used and is left out",
-            kind=kind,
-            object=shown or key,
-            reason=problem.message,
-        )
+        self._log("Something in an object cannot be used and is left out", kind, shown or key, problem)
         if kind == "Service":
             self._recorder.service_event(key, problem.reason, problem.message)
 
@@ -162,8 +160,13 @@ class Reporter(SyncListener):
 
     def _warn(self, name: ServicePortName, problem: Problem) -> None:
         self._metrics.object_warnings.labels(kind="Service", reason=problem.reason).inc()
-        _log.warning("Served with a warning", kind="Service", object=str(name), reason=problem.message)
+        self._log("Served with a warning", "Service", str(name), problem)
         self._recorder.service_event(name.key, problem.reason, problem.message)
+
+    def _log(self, message: str, kind: str, shown: str, problem: Problem) -> None:
+        more = self._lines.line(problem.reason)
+        if more is not None:
+            _log.warning(message, kind=kind, object=shown, reason=problem.message, **more)
 
     def _measure(self, outcome: SyncOutcome, now: float) -> None:
         label, metrics, report = outcome.family.value, self._metrics, outcome.report

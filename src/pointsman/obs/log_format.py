@@ -4,7 +4,7 @@ Tools and habits around a cluster parse these two formats, so both are kept exac
 pairs, and `ts` (milliseconds), `caller`, `msg`, `v` or `err` in JSON.
 
 Whatever a message holds, nothing of it starts a line: messages, ours and other libraries', are quoted, and what may have
-several lines (values, tracebacks) is indented. Values are cut at a length that no honest one has.
+several lines (values, tracebacks) is indented. Both are cut at a length that no honest one has.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 
 from pointsman.obs.redact import REDACTED, is_secret_key, redacted
-from pointsman.printable import printable_lines
+from pointsman.printable import printable_json, printable_lines
 
 LONGEST_VALUE = 8192
-"""Characters of a message or value; the rest is left out and counted."""
+"""Characters of a message, value or traceback; the rest is left out and counted."""
 
 _SEVERITY = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
 
@@ -46,7 +46,7 @@ class TextFormatter(logging.Formatter):
         line = header + _quoted(_shown(record.getMessage()))
         line += "".join(f" {key}={_text_value(key, value)}" for key, value in fields_of(record).items())
         if record.exc_info:
-            line += "\n" + _indented(redacted(self.formatException(record.exc_info)))
+            line += "\n" + _indented(_shown(self.formatException(record.exc_info)))
         return line
 
 
@@ -64,8 +64,8 @@ class JsonFormatter(logging.Formatter):
         for key, value in fields_of(record).items():
             line[key] = REDACTED if is_secret_key(key) else _json_value(value)
         if record.exc_info:
-            line["stacktrace"] = redacted(self.formatException(record.exc_info))
-        return msgspec.json.encode(line, enc_hook=str).decode()
+            line["stacktrace"] = _shown(self.formatException(record.exc_info))
+        return _compact(line)
 
 
 def _json_value(value: object) -> object:
@@ -75,7 +75,7 @@ def _json_value(value: object) -> object:
         return _shown(str(value))
     if isinstance(value, Mapping):
         return {
-            str(key): REDACTED if is_secret_key(str(key)) else _json_value(item)
+            _shown(str(key)): REDACTED if is_secret_key(str(key)) else _json_value(item)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -95,14 +95,14 @@ def _text_value(key: str, value: object) -> str:
         return str(plain)
     if isinstance(plain, str):
         return f"<\n{_indented(plain)}\n >" if "\n" in plain else _quoted(plain)
-    return _escaped(_compact(plain))
+    return _compact(plain)
 
 
 def _shown(text: str) -> str:
-    """Without secrets, and of bounded length."""
+    """Without secrets, of bounded length, and text whatever it was: the name of a file need not be."""
     if len(text) > LONGEST_VALUE:
         text = f"{text[:LONGEST_VALUE]}... ({len(text) - LONGEST_VALUE} more characters)"
-    return redacted(text)
+    return redacted(text.encode(errors="backslashreplace").decode())
 
 
 def _indented(text: str) -> str:
@@ -110,15 +110,8 @@ def _indented(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return _escaped(json.dumps(text, ensure_ascii=False))
-
-
-def _escaped(encoded: str) -> str:
-    """JSON text without the characters it allows and a terminal would act on; it still reads back to the same value."""
-    if encoded.isprintable():
-        return encoded
-    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in encoded)
+    return printable_json(json.dumps(text, ensure_ascii=False))
 
 
 def _compact(value: Any) -> str:
-    return msgspec.json.encode(value, enc_hook=str).decode()
+    return printable_json(msgspec.json.encode(value, enc_hook=str).decode())

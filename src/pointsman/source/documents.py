@@ -7,7 +7,7 @@ that looks like a misspelt kind of ours is rejected. Every problem names the fil
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import msgspec
 
 from pointsman.model.findings import DOCUMENT, FILE, Finding, Rejection, Remark
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
-from pointsman.source.admission import Admitted, admit
+from pointsman.source.admission import Admitted, Refused, admit
 from pointsman.suggestions import similar
 from pointsman.yamltext import YamlError, load_documents
 
@@ -26,6 +26,8 @@ _LONGEST_NAME = 253
 """What Kubernetes allows; admission refuses longer ones."""
 _LONGEST_MESSAGE = 500
 _LIKELY_TYPING_ERROR = 0.85
+
+Admission = Callable[[KubeObject], Admitted | Refused]
 
 _KINDS: dict[str, tuple[str, tuple[str, ...], type[KubeObject]]] = {
     "Service": ("", ("v1",), Service),
@@ -78,7 +80,7 @@ def unreadable_file(name: str, message: str) -> Rejection:
     return Rejection(FILE, name, "Unreadable", message, name)
 
 
-def parse(data: bytes, name: str) -> Parsed:
+def parse(data: bytes, name: str, admission: Admission = admit) -> Parsed:
     """Never raises: what cannot be read is in the result; `name` is the file's, for the messages."""
     try:
         documents = _documents(data)
@@ -86,7 +88,11 @@ def parse(data: bytes, name: str) -> Parsed:
         return Parsed(rejections=[unreadable_file(name, str(error))], readable=False)
     parsed = Parsed()
     for where, document, listed_kind in _flattened(documents, name):
-        _add(parsed, where, document, listed_kind)
+        try:
+            _add(parsed, where, document, listed_kind, admission)
+        except Exception as error:  # noqa: BLE001  one document must never keep the others from being read
+            message = f"cannot be read: {type(error).__name__}"
+            parsed.reject(Rejection(DOCUMENT, "", "Undecodable", message, where))
     return parsed
 
 
@@ -114,7 +120,7 @@ def _flattened(documents: list[Any], name: str) -> Iterator[tuple[str, Any, str]
             yield where, document, ""
 
 
-def _add(parsed: Parsed, where: str, document: Any, listed_kind: str) -> None:
+def _add(parsed: Parsed, where: str, document: Any, listed_kind: str, admission: Admission) -> None:
     if not isinstance(document, dict):
         parsed.reject(Rejection(DOCUMENT, "", "Invalid", "not a Kubernetes object (no mapping)", where))
         return
@@ -141,13 +147,13 @@ def _add(parsed: Parsed, where: str, document: Any, listed_kind: str) -> None:
     except (msgspec.ValidationError, RecursionError) as error:
         parsed.reject(Rejection(kind, key, "Undecodable", _field_first(str(error)), where))
         return
-    admission = admit(item)
-    if isinstance(admission, Admitted):
-        parsed.objects.append(admission.object)
-        for message in admission.remarks:
+    admitted = admission(item)
+    if isinstance(admitted, Admitted):
+        parsed.objects.append(admitted.object)
+        for message in admitted.remarks:
             parsed.remark(Remark(kind, key, "NotAllocated", message, where))
     else:
-        for message in admission.reasons:
+        for message in admitted.reasons:
             parsed.reject(Rejection(kind, key, "Invalid", message, where))
 
 

@@ -16,6 +16,7 @@ from pointsman.files import Signature, read_file, signature_of
 from pointsman.model.findings import Finding, Rejection, Remark
 from pointsman.model.objects import KubeObject, Node
 from pointsman.model.source_events import Delete, SourceEvent, Upsert
+from pointsman.printable import printable
 from pointsman.source.documents import LISTED_AT_MOST, Parsed, parse, unreadable_file
 
 LARGEST_FILE = 64 * 1024 * 1024
@@ -59,7 +60,9 @@ def load_objects(*paths: Path) -> tuple[list[KubeObject], list[Finding]]:
             if owner is path:
                 objects[identity] = item
             else:
-                findings.append(_duplicate(identity, f"already in {owner}, which counts", str(path)))
+                first = printable(str(owner))
+                message = f"already in {first}, which counts"
+                findings.append(_duplicate(identity, message, printable(str(path))))
     return list(objects.values()), findings
 
 
@@ -101,7 +104,7 @@ class ManifestFiles:
         try:
             paths = _manifest_files(self._path)
         except OSError as error:
-            return self._reading((_cannot_be_read(str(self._path), error),), {}, found=False)
+            return self._reading((_cannot_be_read(self._name(self._path), error),), {}, found=False)
         for path in set(self._files) - set(paths):
             del self._files[path]
         for path in paths:
@@ -171,7 +174,8 @@ class ManifestFiles:
         return events
 
     def _name(self, path: Path) -> str:
-        return path.name if path != self._path else str(path)
+        """For people: a file name may hold anything but a slash, and need not be text."""
+        return printable(path.name if path != self._path else str(path))
 
 
 def _with_last_good(
@@ -206,8 +210,18 @@ def _manifest_files(path: Path) -> list[Path]:
     return [
         path / name
         for name in names
-        if name.endswith(_SUFFIXES) and not name.startswith((".", "#", "~")) and not (path / name).is_dir()
+        if name.endswith(_SUFFIXES)
+        and not name.startswith((".", "#", "~"))
+        and not _is_directory(path / name)
     ]
+
+
+def _is_directory(path: Path) -> bool:
+    """Where that cannot be found out, reading says what is wrong with this entry."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _cannot_be_read(name: str, error: OSError) -> Rejection:

@@ -81,6 +81,20 @@ def test_what_is_listed_can_be_chosen_and_sorted(
     assert ("no Service matches" in printed.err) is not bool(found)
 
 
+@pytest.mark.parametrize("form", ["name", "json", "yaml", "wide"])
+def test_a_name_cannot_drive_the_terminal_in_any_format(form: str, tmp_path: Path, capsys: Captured) -> None:
+    """No API server stores such a name; a file may hold it."""
+    name = "w\x1b[2J\x9b\x7f\x85\u202eb"
+    spec = {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}
+    document = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
+    (tmp_path / "odd.json").write_text(json.dumps(document), encoding="utf-8")
+    assert main(["list", "-o", form, "--manifests", str(tmp_path), "--node", "n1"]) == 0
+    printed = capsys.readouterr().out
+    assert not [c for c in printed if not c.isprintable() and c != "\n"]
+    if form in ("json", "yaml"):
+        assert yaml.safe_load(printed)["rows"][0]["service"] == f"default/{name}"
+
+
 @pytest.mark.parametrize(
     ("selector", "found"),
     [("app=web", ["default/web"]), ("tier", ["default/web"]), ("app!=web", ["shop/empty", "shop/twin"])],

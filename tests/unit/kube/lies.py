@@ -7,6 +7,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from pointsman.testing import protobuf
+from pointsman.testing.kube_objects import endpoint_slice
+
 
 @dataclass(frozen=True)
 class Lie:
@@ -22,8 +25,8 @@ class Lie:
 
 def http(body: bytes = b"", status: str = "200 OK", **headers: str) -> bytes:
     """A well-formed answer with this body."""
-    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Content-Type: application/json"]
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    headers = {"Content_Length": str(len(body)), "Content_Type": "application/json"} | headers
+    lines = [f"HTTP/1.1 {status}", *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items())]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
@@ -92,6 +95,18 @@ _LISTS = {
     "a list that is a number": http(b"17"),
     "a list of numbers": http(listing(items=[1, 2, 3])),
     "a list of nameless objects": http(listing(items=[NAMELESS, NAMELESS], metadata={"resourceVersion": ""})),
+    "a list of another kind": http(
+        listing(kind="EndpointSliceList", items=[{"metadata": {"name": "a", "namespace": "default"}}])
+    ),
+    "a list of another kind in protobuf": http(
+        protobuf.Encoder().listing(
+            "EndpointSlice",
+            "discovery.k8s.io/v1",
+            {"resourceVersion": "7"},
+            [endpoint_slice("a", "10.1.0.1")],
+        ),
+        Content_Type=protobuf.MEDIA_TYPE,
+    ),
     "a list from no moment": http(listing(metadata={})),
     "a list whose version is an object": http(listing(metadata={"resourceVersion": {"a": 1}})),
 }
@@ -111,6 +126,14 @@ _WATCHES = {
     "a type that is an object": chunked(b'{"type":{},"object":{}}\n'),
     "nameless objects": chunked(line("ADDED", **NAMELESS), line("DELETED", **NAMELESS)),
     "an object that does not fit": chunked(line("ADDED", metadata={"name": "odd"}, spec=[1])),
+    "objects of another kind": chunked(line("ADDED", **endpoint_slice("a", "10.1.0.1"))),
+    "a bookmark of another kind": chunked(
+        line(
+            "BOOKMARK",
+            kind="EndpointSlice",
+            metadata={"resourceVersion": "7", "annotations": {"k8s.io/initial-events-end": "true"}},
+        )
+    ),
     "half a line": chunked(b'{"type":"MODIFIED","object":{"meta'),
     "chunks that break off": chunked(b'{"type":"MOD', end=b"5\r\n{"),
     "a version that is a book": chunked(line("BOOKMARK", metadata={"resourceVersion": "9" * 100_000})),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -111,10 +112,10 @@ def test_token_file_that_never_existed_is_an_error_naming_it(tmp_path: Path) -> 
         headers(credentials)
 
 
-def kubeconfig(token: str, server: str = "http://api.example") -> str:
+def kubeconfig(token: str, server: str = "http://api.example", **cluster: object) -> str:
     return json.dumps(
         {
-            "clusters": [{"name": "c", "cluster": {"server": server}}],
+            "clusters": [{"name": "c", "cluster": {"server": server, **cluster}}],
             "users": [{"name": "u", "user": {"token": token}}],
             "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
             "current-context": "x",
@@ -140,6 +141,25 @@ def test_unusable_kubeconfig_or_one_for_another_server_changes_nothing(tmp_path:
     assert headers(credentials) == {"Authorization": "Bearer first"}
     path.write_text(kubeconfig("third"), encoding="utf-8")
     assert headers(credentials) == {"Authorization": "Bearer third"}
+
+
+def test_a_kubeconfig_that_asks_for_verification_again_gets_it(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+
+    def verification(**cluster: object) -> ssl.VerifyMode:
+        path.write_text(kubeconfig("one", "https://api.example", **cluster), encoding="utf-8")
+        tls = asyncio.run(credentials.present()).tls
+        assert tls is not None
+        return tls.verify_mode
+
+    trusting: dict[str, object] = {"insecure-skip-tls-verify": True}
+    path.write_text(kubeconfig("one", "https://api.example", **trusting), encoding="utf-8")
+    credentials = Credentials(load_access(str(path)))
+    assert verification(**trusting) is ssl.CERT_NONE
+    assert verification() is ssl.CERT_REQUIRED
+    assert verification(**trusting) is ssl.CERT_NONE
+    with pytest.raises(KubeError, match="certificate-authority-data holds no PEM certificate"):
+        verification(**{"certificate-authority-data": "bm90aGluZw=="})
 
 
 def test_basic_authentication_and_impersonation() -> None:
@@ -275,6 +295,35 @@ def test_failing_plugin_is_reported_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(KubeError, match="exit status 3: no network") as caught:
         asyncio.run(run_plugin(plugin, Access("https://x", "context 'c'")))
     assert "secret" not in str(caught.value)
+
+
+def test_a_plugin_whose_child_keeps_its_output_open_leaves_no_descriptor_behind(tmp_path: Path) -> None:
+    plugin = ExecPlugin(script(tmp_path, "sleep 5 & echo secret"), V1)
+
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async def attempts() -> list[int]:
+        counts = []
+        for _ in range(3):
+            with pytest.raises(KubeError, match="gave no answer within 0 s"):
+                await run_plugin(plugin, Access("https://x", "test"), patience=0.2)
+            counts.append(descriptors())
+        return counts
+
+    assert len(set(asyncio.run(attempts()))) == 1
+
+
+def test_a_plugin_that_never_ends_its_answer_is_stopped(tmp_path: Path) -> None:
+    plugin = ExecPlugin(script(tmp_path, "exec yes secret"), V1)
+    with pytest.raises(KubeError, match="printed more than 1 MiB"):
+        asyncio.run(run_plugin(plugin, Access("https://x", "test")))
+
+
+def test_of_a_long_complaint_of_a_plugin_the_end_is_told(tmp_path: Path) -> None:
+    plugin = ExecPlugin(script(tmp_path, "yes | head -c 3000000 >&2; echo no network >&2; exit 3"), V1)
+    with pytest.raises(KubeError, match="exit status 3: no network"):
+        asyncio.run(run_plugin(plugin, Access("https://x", "test")))
 
 
 def test_missing_plugin_is_reported_with_its_install_hint() -> None:

@@ -27,7 +27,7 @@ def test_lines_do_not_depend_on_how_they_were_cut(lines: list[bytes], data: st.D
 
 def page(*items: object) -> bytes:
     return json.dumps(
-        {"kind": "List", "metadata": {"resourceVersion": "7", "continue": "c"}, "items": items}
+        {"kind": "ServiceList", "metadata": {"resourceVersion": "7", "continue": "c"}, "items": items}
     ).encode()
 
 
@@ -61,6 +61,27 @@ def test_bad_object_of_a_page_is_named_and_the_others_are_kept(broken: object, k
 def test_body_that_is_no_list_raises(body: bytes) -> None:
     with pytest.raises(Unreadable):
         JsonDecoder(Service).page(body)
+
+
+def test_a_list_of_another_kind_is_no_list_of_ours() -> None:
+    """Its objects may well look like ours, and whatever it does not hold would be deleted."""
+    with pytest.raises(Unreadable, match="its kind is 'ServiceList', not EndpointSliceList"):
+        JsonDecoder(EndpointSlice).page(page(service("a")))
+    with pytest.raises(Unreadable, match="its kind is 'ServiceList', not EndpointSliceList"):
+        JsonDecoder(EndpointSlice).page(page(17))
+
+
+@pytest.mark.parametrize("type_", ["ADDED", "MODIFIED", "DELETED", "BOOKMARK"])
+def test_an_event_about_another_kind_is_no_event_of_ours(type_: str) -> None:
+    frame = json.dumps({"type": type_, "object": service("a")}).encode()
+    assert JsonDecoder(Service).event(frame).type == type_
+    with pytest.raises(Unreadable, match="its kind is 'Service', not EndpointSlice"):
+        JsonDecoder(EndpointSlice).event(frame)
+
+
+def test_the_kind_may_be_left_out() -> None:
+    assert JsonDecoder(Service).page(b'{"metadata":{"resourceVersion":"1"}}').objects == []
+    assert JsonDecoder(Service).event(b'{"type":"ADDED","object":{"metadata":{}}}').type == "ADDED"
 
 
 def test_empty_lists_come_as_null_too() -> None:

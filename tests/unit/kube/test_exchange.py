@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.kube.certificates import server_tls
+from tests.unit.kube.raw_servers import Answering, head_of, listening, transport_to
 
 from pointsman.errors import KubeError
 from pointsman.kube.access import Access
@@ -20,40 +18,6 @@ from pointsman.testing.apiserver import FakeApiServer
 
 PATH = "/api/v1/services"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
-
-Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@asynccontextmanager
-async def listening(answering: Answering, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """The port of a server on loopback that does this with every connection, and closes it then."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await answering(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-
-
-async def head_of(reader: asyncio.StreamReader) -> bytes:
-    return await reader.readuntil(b"\r\n\r\n")
-
-
-@asynccontextmanager
-async def transport_to(access: Access) -> AsyncIterator[Transport]:
-    transport = Transport(access, environ={}, qps=0)
-    try:
-        yield transport
-    finally:
-        await transport.close()
 
 
 async def test_a_connection_serves_one_request_after_the_other() -> None:
@@ -136,6 +100,42 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again() -> No
             await transport.request("POST", PATH, body=b"{}")
             await asyncio.sleep(0.05)
     assert connections == 2
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05], ids=["at once", "later"])
+async def test_an_answer_that_nobody_asked_for_is_not_taken_as_that_of_the_next_request(pause: float) -> None:
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            asked = (await head_of(reader)).split()[1]
+            answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(asked), asked)
+            writer.write(answer if pause else answer * 2)
+            await asyncio.sleep(pause)
+            if pause:
+                writer.write(answer)
+
+    async with (
+        listening(answering) as port,
+        transport_to(Access(f"http://127.0.0.1:{port}", "test")) as transport,
+    ):
+        for path in ("/a", "/b", "/c"):
+            assert (await transport.request("GET", path)).body == path.encode()
+            await asyncio.sleep(pause * 2)
+
+
+async def test_a_balancer_that_gives_up_an_idle_connection_with_a_word_refuses_no_request() -> None:
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(OK)
+        await asyncio.sleep(0.01)
+        writer.write(b"HTTP/1.1 408 Request Time-out\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    async with (
+        listening(answering) as port,
+        transport_to(Access(f"http://127.0.0.1:{port}", "test")) as transport,
+    ):
+        for _ in range(3):
+            assert (await transport.request("POST", PATH, body=b"{}")).status == 200
+            await asyncio.sleep(0.05)
 
 
 async def test_closing_the_transport_ends_a_stream_that_is_open() -> None:
@@ -237,17 +237,33 @@ async def test_tls_goes_through_a_proxy_to_the_server_itself(pki: Path) -> None:
     assert b"secret" not in asked[0]
 
 
-async def test_a_proxy_that_refuses_is_told_from_a_server_that_does(pki: Path) -> None:
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n", "answered HTTP 407"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 502 Bad Gateway\r\n\r\n", "answered HTTP 502"),
+        (b"HTTP/1.1 2", "closed the connection without an answer"),
+        (b"SSH-2.0-OpenSSH_9.9\r\n\r\n", "sent no valid HTTP"),
+    ],
+)
+async def test_a_proxy_that_refuses_is_told_from_a_server_that_does(
+    pki: Path, refusal: bytes, words: str
+) -> None:
     asked: list[bytes] = []
-    refusal = b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n"
     async with (
         listening(tunnelling(asked, refusal)) as port,
         transport_to(
-            Access("https://api.invalid", "test", ca=pki / "ca.crt", proxy_url=f"http://127.0.0.1:{port}")
+            Access(
+                "https://api.invalid",
+                "test",
+                ca=pki / "ca.crt",
+                proxy_url=f"http://joe:hunter2@127.0.0.1:{port}",
+            )
         ) as transport,
     ):
-        with pytest.raises(KubeError, match="the proxy answered HTTP 407"):
+        with pytest.raises(KubeError, match=rf"the proxy 127\.0\.0\.1:{port} {words}") as caught:
             await transport.request("GET", PATH)
+    assert "hunter2" not in str(caught.value)
     assert asked[0].startswith(b"CONNECT api.invalid:443 HTTP/1.1\r\n")
 
 

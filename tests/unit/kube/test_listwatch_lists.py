@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
-from tests.unit.kube.following import both_ways, following, text
+from tests.unit.kube.following import both_ways, eventually, following, text
+from tests.unit.kube.lies import LIES
 
 from pointsman.model.objects import Service
 from pointsman.model.source_events import Upsert
@@ -111,10 +113,27 @@ async def test_pages_too_large_to_take_are_asked_for_in_smaller_ones() -> None:
     assert {seen.query["limit"] for seen in server.requests if not seen.is_watch} == {"8", "2"}
 
 
-async def test_a_list_that_goes_round_in_circles_is_given_up() -> None:
+async def test_a_list_too_slow_in_pages_and_too_large_in_one_piece_is_tried_again_after_a_pause() -> None:
     async with FakeApiServer(watch_list=False) as server:
-        circle = {"metadata": {"resourceVersion": "7", "continue": "again"}, "items": []}
-        server.fail_next(200, path="services", watch=False, times=2, body=json.dumps(circle).encode())
+        for number in range(9):
+            server.add(service(f"s{number}", externalName="x" * 1000))
+        first = {"metadata": {"resourceVersion": "7", "continue": "old"}, "items": []}
+        for _ in range(2):
+            server.fail_next(200, path="services", watch=False, body=json.dumps(first).encode())
+            server.fail_next(410, path="services", watch=False)
+            server.fail_next(200, path="services", watch=False, body=b" " * 6000)
+        async with following(server, watch_list=False, page_limit=2, largest_body=5000) as follower:
+            assert len(await follower.until_synced()) == 10
+            assert "longer than 0 MiB" in follower.status.last_error
+            assert follower.time.pauses == pytest.approx([1.2, 2.4])
+
+
+@pytest.mark.parametrize("tokens", ["AA", "ABA"])
+async def test_a_list_that_goes_round_in_circles_is_given_up(tokens: str) -> None:
+    async with FakeApiServer(watch_list=False) as server:
+        for token in tokens:
+            circle = {"metadata": {"resourceVersion": "7", "continue": token}, "items": []}
+            server.fail_next(200, path="services", watch=False, body=json.dumps(circle).encode())
         async with following(server, watch_list=False) as follower:
             await follower.until_synced()
             assert "in circles" in follower.status.last_error
@@ -128,3 +147,20 @@ async def test_garbage_instead_of_a_list_is_retried() -> None:
             assert len(await follower.until_synced()) == 2
             assert "not readable" in follower.status.last_error
             assert follower.time.pauses == [pytest.approx(1.2)]
+
+
+@pytest.mark.parametrize("name", ["a list of another kind", "a list of another kind in protobuf"])
+async def test_a_list_of_another_kind_deletes_nothing(name: str) -> None:
+    (lie,) = (lie for lie in LIES if lie.name == name)
+    async with FakeApiServer(watch_list=False) as server:
+        server.add(service("a"))
+        async with following(server, watch_list=False) as follower:
+            await follower.until_synced()
+            reading = asyncio.ensure_future(follower.next_text())
+            await eventually(lambda: server.watch_count() == 1)
+            server.answer_raw(lie.answer, path="services", watch=False)
+            server.compact()
+            server.break_watches()
+            server.add(service("b"))
+            assert await reading == "+default/b@103"
+            assert "its kind is 'EndpointSliceList', not ServiceList" in follower.status.last_error

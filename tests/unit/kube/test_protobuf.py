@@ -285,6 +285,20 @@ def test_bad_object_of_a_page_is_named_and_the_others_are_kept(broken: bytes, ke
     assert (page.metadata.resource_version, page.metadata.continue_token) == ("7", "c")
 
 
+def test_a_list_of_another_kind_is_no_list_of_ours() -> None:
+    body = server_side.Encoder().listing("Service", "v1", {"resourceVersion": "7"}, [service("a")])
+    with pytest.raises(Unreadable, match="its kind is 'ServiceList', not EndpointSliceList"):
+        ProtobufDecoder(EndpointSlice).page(body)
+
+
+@pytest.mark.parametrize("type_", ["ADDED", "MODIFIED", "DELETED", "BOOKMARK"])
+def test_an_event_about_another_kind_is_no_event_of_ours(type_: str) -> None:
+    (frame,) = FrameSplitter().feed(server_side.Encoder().frame({"type": type_, "object": service("a")}))
+    assert ProtobufDecoder(Service).event(frame).type == type_
+    with pytest.raises(Unreadable, match="its kind is 'Service', not EndpointSlice"):
+        ProtobufDecoder(EndpointSlice).event(frame)
+
+
 def test_an_error_names_the_field() -> None:
     found = ProtobufDecoder(Service).object(
         server_side.envelope("Service", "v1", contents(metadata={"name": "a"}) + b"\x10\x01")

@@ -28,6 +28,8 @@ PROXY = "http://proxy.example:3128"
         ("https://127.0.0.1:6443", "", True),
         ("https://[::1]:6443", "", True),
         ("https://localhost:6443", "", True),
+        ("https://api.example.com", "api.example.com:44\N{SUPERSCRIPT THREE},example.org", False),
+        ("https://api.example.com", "api.example.com:" + "4" * 5000, False),
     ],
 )
 def test_no_proxy(url: str, no_proxy: str, direct: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import gzip
 import logging
 import tracemalloc
@@ -12,13 +14,14 @@ from typing import Any
 import pytest
 from tests.fake.skipping_clock import SkippingClock
 from tests.unit.kube.certificates import server_tls
+from tests.unit.kube.raw_servers import head_of, listening, transport_to
 
 from pointsman.errors import Gone, KubeError, Throttled, Unauthorized
 from pointsman.kube.access import Access
 from pointsman.kube.auth import Credentials
 from pointsman.kube.execplugin import ExecCredential
 from pointsman.kube.kubeconfig import load_access
-from pointsman.kube.transport import Idle, Response, Transport
+from pointsman.kube.transport import Idle, Response, Transport, translated
 from pointsman.testing.apiserver import FakeApiServer
 from pointsman.testing.kube_objects import service
 
@@ -194,6 +197,18 @@ async def test_stream_hands_over_chunks_and_notices_silence() -> None:
         await transport.close()
 
 
+def test_a_connection_that_the_kernel_gave_up_is_not_taken_for_silence() -> None:
+    """Both are a TimeoutError; only one of them says something about the server."""
+    for error, kind in (
+        (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), KubeError),
+        (TimeoutError(), Idle),
+    ):
+        with pytest.raises(KubeError) as caught, translated("GET /x", Idle("GET /x: no data for 180 s")):
+            raise error
+        assert type(caught.value) is kind
+        assert ("Connection timed out" in str(caught.value)) is (kind is KubeError)
+
+
 async def test_no_credential_is_logged_at_any_level(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         async with FakeApiServer(token="hunter2") as server:
@@ -224,6 +239,25 @@ async def test_a_stream_that_is_accepted_and_never_answered_is_given_up_early() 
             async with transport.stream(PATH, idle_timeout=300, answer_timeout=0.2):
                 pytest.fail("there was no answer")
         await transport.close()
+
+
+async def test_a_refusal_whose_words_trickle_in_is_given_up_with_those_that_came() -> None:
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(b'HTTP/1.1 500 Sorry\r\nContent-Length: 60000\r\n\r\n{"message":"not today"}')
+        while True:
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    async with (
+        listening(trickle) as port,
+        transport_to(Access(f"http://127.0.0.1:{port}", "test")) as transport,
+        asyncio.timeout(10),
+    ):
+        with pytest.raises(KubeError, match="HTTP 500 Sorry: not today"):
+            async with transport.stream(PATH, idle_timeout=300, answer_timeout=0.2):
+                pytest.fail("there was a refusal")
 
 
 @pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])

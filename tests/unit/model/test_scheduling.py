@@ -11,12 +11,12 @@ from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.problem import Problem
 from pointsman.model.scheduling import (
+    MOST_WEIGHTS,
     UNSAID,
     Balance,
     Balancing,
     Scheduler,
     Scheduling,
-    WeightRule,
     slow_start_of,
 )
 from pointsman.model.service import Protocol, ServicePort, service_ports_from_service
@@ -98,7 +98,7 @@ def test_a_bad_value_is_reported_with_what_would_be_good_and_counts_as_not_given
     port, problems = asked({annotation: value})
     assert [problem.reason for problem in problems] == ["BadAnnotation"]
     assert words in problems[0].message
-    assert port.scheduling in (UNSAID, Scheduling(weights=(WeightRule("zone", "a", 3),)))
+    assert port.scheduling in (UNSAID, Scheduling(weights={("zone", "a"): 3}))
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,15 @@ def test_the_service_decides_about_resets_and_else_the_configuration(
 def test_only_tcp_can_be_reset() -> None:
     port = service_port(protocol=Protocol.UDP, scheduling=Scheduling(reset_gone=True))
     assert not plan(port, A).resets_gone
+
+
+def test_more_weights_than_a_slice_has_endpoints_are_told_once_and_left_out() -> None:
+    entries = [f"pod/web-{number}=2" for number in range(20 * MOST_WEIGHTS)]
+    port, (problem,) = asked({"weights": ",".join(entries)})
+    assert len(port.scheduling.weights) == MOST_WEIGHTS
+    assert "'pod/web-1000=2,pod/web-1001=2," in problem.message
+    assert "only the first 1000 entries count" in problem.message
+    assert len(problem.message) < 500
 
 
 def test_weights_by_pod_beat_those_by_node_and_those_beat_zones() -> None:

@@ -9,6 +9,7 @@ from tests.factory import endpoint_slice, service
 from pointsman.model.addresses import Family
 from pointsman.model.objects import TRIGGER_TIME_ANNOTATION
 from pointsman.model.problem import Problem
+from pointsman.model.scheduling import WEIGHTS_ANNOTATION
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.model.tracker import PortState, Tracker
 
@@ -47,6 +48,19 @@ def test_an_update_without_effect_costs_nothing(tracker: Tracker) -> None:
     assert not tracker.slice_upserted(endpoint_slice("10.244.1.1", metadata=stamped))
     assert tracker.pending == 0
     assert tracker.take().trigger_times == {}
+
+
+def test_of_many_problems_of_one_object_some_are_told_and_the_rest_is_counted() -> None:
+    """Whoever may annotate a Service, or write a slice, must not be able to keep every node busy with telling."""
+    told: list[Problem] = []
+    tracker = Tracker(Family.IPV4, "n1", on_problem=lambda _kind, _meta, problem: told.append(problem))
+    bad = ",".join(f"a{number}" for number in range(8000))
+    tracker.service_upserted(service(metadata={"annotations": {WEIGHTS_ANNOTATION: bad}}))
+    assert len(told) == 21
+    assert told[-1] == Problem("MoreProblems", "and 981 more problems, not told one by one")
+    told.clear()
+    tracker.slice_upserted(endpoint_slice(*(f"bad-{number}" for number in range(1000))))
+    assert told[-1] == Problem("MoreProblems", "and 980 more problems, not told one by one")
 
 
 def test_add_then_delete_before_a_sync_is_nothing(tracker: Tracker) -> None:

@@ -36,11 +36,14 @@ class Desk:
     """A reporter and everything it writes to."""
 
     def __init__(self, mode: str = "nftables") -> None:
+        self.now = 0.0
         self.metrics = Metrics(mode, mode_named(mode).metrics)
         self.events = Events()
         self.health = ProxyHealth(1)
         self.degraded = DegradedChecks(self.metrics)
-        self.reporter = Reporter([Family.IPV4], self.metrics, self.health, self.events, self.degraded)
+        self.reporter = Reporter(
+            [Family.IPV4], self.metrics, self.health, self.events, self.degraded, clock=lambda: self.now
+        )
         self.record = self.reporter.records[Family.IPV4]
 
     def metric(self, name: str) -> float | None:
@@ -122,6 +125,25 @@ def test_a_refusal_becomes_a_metric_and_an_event_on_its_service(failing: bool) -
     assert desk.events.told == [
         ("default/web", "ContestedAddress", "198.51.100.1:80 is served by default/old")
     ]
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_flood_of_problems_writes_few_lines_and_hides_no_other_reason(
+    served: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk()
+    flood = Problem("BadAnnotation", "annotation x: 'a' is ignored", served=served)
+    contested = Problem("ContestedAddress", "198.51.100.1:80 is served by default/old", served=served)
+    told = [*[flood] * 5000, contested]
+    desk.reporter.synced(outcome(problems=tuple(PortProblem(WEB.name, problem) for problem in told)))
+    lines = [record.__dict__["fields"] for record in caplog.records]
+    assert len(lines) == 21
+    assert lines[-1]["reason"] == contested.message
+    desk.now = 10.0
+    desk.reporter.synced(outcome(problems=(PortProblem(WEB.name, flood),)))
+    assert caplog.records[-1].__dict__["fields"]["unmentioned"] == 4980
+    name = "object_warnings" if served else "objects_skipped"
+    assert desk.metric(f'pointsman_{name}_total{{kind="Service",reason="BadAnnotation"}}') == 5001
 
 
 def test_a_warning_about_what_is_served_becomes_a_metric_and_an_event_and_is_not_counted_as_left_out() -> (

@@ -5,11 +5,13 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from pointsman.obs import log as obs_log
 from pointsman.obs.log import LogSettings, configure, get_log
+from pointsman.obs.log_format import JsonFormatter, TextFormatter
 
 
 class Streams:
@@ -62,7 +64,9 @@ def test_quotes_and_newlines_cannot_forge_a_line(streams: Streams) -> None:
     assert lines[1:] == ["\tone", "\ttwo", " >"]
 
 
-FORGERY = 'ready\nE1118 00:00:00.000000       1 x.go:1] "All rules deleted"\r\x1b[2K\x9b2J\x85\u2028\u202e'
+FORGERY = (
+    'ready\nE1118 00:00:00.000000       1 x.go:1] "All rules deleted"\r\x1b[2K\x9b2J\x7f\x85\u2028\u202e'
+)
 HEADER = re.compile(r"[IWEF]\d{4} \d\d:\d\d")
 
 
@@ -87,14 +91,41 @@ def test_json_lines_hold_one_record_each_whatever_is_logged(streams: Streams) ->
     streams.configure(LogSettings(format="json"))
     get_log("pointsman.a").error(FORGERY, err=ValueError(FORGERY), by_name={FORGERY: FORGERY})
     logging.getLogger("asyncio").error("lost: %s", FORGERY)
-    records = [json.loads(line) for line in streams.err.getvalue().split("\n") if line]
+    written = streams.err.getvalue()
+    records = [json.loads(line) for line in written.split("\n") if line]
     assert [record["msg"] for record in records] == [FORGERY, f"lost: {FORGERY}"]
+    assert not [c for c in written if not c.isprintable() and c != "\n"]
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()], ids=["text", "json"])
+def test_a_name_that_is_no_text_loses_no_line(formatter: logging.Formatter) -> None:
+    odd = b"\xff.yaml".decode(errors="surrogateescape")
+    try:
+        raise ValueError(odd)
+    except ValueError as problem:
+        fields = {"err": problem, "file": Path(odd), "by_name": {odd: [odd]}}
+        raised = (ValueError, problem, problem.__traceback__)
+        record = logging.LogRecord("a", logging.ERROR, "a.py", 1, odd, (), raised)
+        record.fields = fields
+    line = formatter.format(record)
+    assert line.count("udcff.yaml") == 6
+    assert line.encode()
 
 
 def test_a_value_of_megabytes_is_cut(streams: Streams) -> None:
     get_log("pointsman.a").info("Skipped", name="x" * 3_000_000)
     assert len(streams.last) < 9000
     assert "(2991808 more characters)" in streams.last
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_traceback_of_megabytes_is_cut(streams: Streams, form: str) -> None:
+    streams.configure(LogSettings(format=form))
+    try:
+        raise ValueError("x" * 3_000_000)
+    except ValueError as problem:
+        get_log("pointsman.a").exception("Unexpected", err=problem)
+    assert len(streams.err.getvalue()) < 18_000
 
 
 def test_json_line_is_upstreams(streams: Streams) -> None:

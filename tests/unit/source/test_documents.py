@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.model.objects import KubeObject, Service
+from pointsman.source.admission import Admitted, Refused, admit
 from pointsman.source.documents import parse
 from pointsman.testing.kube_objects import endpoint_slice, node, service, service_cidr
 
@@ -169,3 +170,48 @@ def test_no_content_of_a_field_can_crash_it(field: str, value: object) -> None:
     objects, problems = objects_and_problems(json.dumps(document).encode(), "f")
     assert bool(objects) or bool(problems)
     assert all(isinstance(item, Service) for item in objects)
+
+
+HUGE = "0x" + "F" * 5000
+
+
+@pytest.mark.parametrize(
+    ("field", "problem"),
+    [
+        ("apiVersion: v1", "apiVersion: "),
+        ("namespace: shop", "metadata.namespace: "),
+        ("port: 80", "spec.ports[0].port: "),
+        ("timeoutSeconds: 5", "clientIP.timeoutSeconds: "),
+    ],
+)
+@pytest.mark.parametrize("number", [HUGE, "9" * 5000, "-" + "9" * 30, ":".join(["59"] * 5000)])
+def test_a_number_beyond_all_fields_spoils_its_object_only(field: str, problem: str, number: str) -> None:
+    bad = """\
+apiVersion: v1
+kind: Service
+metadata: {name: bad, namespace: shop}
+spec:
+  clusterIP: 10.96.0.11
+  sessionAffinity: ClientIP
+  sessionAffinityConfig: {clientIP: {timeoutSeconds: 5}}
+  ports: [{port: 80}]
+"""
+    assert field in bad
+    text = bad.replace(field, f"{field.partition(':')[0]}: {number}").encode() + b"---\n" + YAML
+    objects, problems = objects_and_problems(text, "app.yaml")
+    assert [item.metadata.key for item in objects] == ["shop/web", "shop/web-1"]
+    (told,) = problems
+    assert problem in told
+
+
+def test_a_bug_of_ours_that_one_object_meets_spares_the_others() -> None:
+    def admission(item: KubeObject) -> Admitted | Refused:
+        if isinstance(item, Service):
+            raise ZeroDivisionError
+        return admit(item)
+
+    parsed = parse(YAML, "app.yaml", admission)
+    assert [item.metadata.key for item in parsed.objects] == ["shop/web-1"]
+    assert [str(found) for found in parsed.findings] == [
+        "app.yaml: document 1: cannot be read: ZeroDivisionError"
+    ]

@@ -11,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pointsman.model.findings import Finding
@@ -282,6 +283,10 @@ def _loop_of_links(path: Path) -> None:
     path.symlink_to(path.name)
 
 
+def _link_to_a_long_name(path: Path) -> None:
+    path.symlink_to("x" * 300)
+
+
 def _broken(path: Path) -> None:
     path.write_text("kind: Service: [", encoding="utf-8")
 
@@ -302,6 +307,7 @@ TROUBLE: dict[str, tuple[Callable[[Path], None], str]] = {
     "aliases": (_aliases, "trouble.yaml: line 2: aliases stand for more than 100000 values"),
     "laughs": (_laughs, "aliases stand for more than 100000 values"),
     "loop of links": (_loop_of_links, "trouble.yaml: cannot be read: Too many levels"),
+    "link to a long name": (_link_to_a_long_name, "trouble.yaml: cannot be read: File name too long"),
     "broken": (_broken, "trouble.yaml: line 1: "),
     "bad address": (
         _bad_address,
@@ -329,6 +335,21 @@ async def test_a_file_that_cannot_be_used_is_named_with_its_reason_until_it_is_m
         write(path, service("mended"))
         assert await reader.next() == "+default/mended"
         assert status.bad_objects == 0
+
+
+def test_a_file_whose_name_is_no_text_is_named_in_text(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"\xff\x1b[2J.yaml")
+    odd.write_text("kind: Service: [", encoding="utf-8")
+    write(tmp_path / "a.yaml", service("a"))
+    write(tmp_path / os.fsdecode(b"\xfe.yaml"), service("a"))
+    reading = ManifestFiles(tmp_path).read()
+    told = [str(rejection) for rejection in reading.rejections]
+    assert told[0] == r"\udcfe.yaml: Service default/a: already in a.yaml, which counts"
+    assert told[1].startswith(r"\udcff\x1b[2J.yaml: line 1: ")
+    assert msgspec.json.encode(reading.rejections)
+    for path in (odd, Path(os.fsdecode(b"\xff"))):
+        _, findings = load_objects(path)
+        assert msgspec.json.encode(findings)
 
 
 def test_one_object_a_hundred_thousand_times_is_one_finding(tmp_path: Path) -> None:

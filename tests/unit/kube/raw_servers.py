@@ -1,0 +1,45 @@
+"""Servers that say byte by byte what a test makes them say, and a client of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from pointsman.kube.access import Access
+from pointsman.kube.transport import Transport
+
+Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def listening(answering: Answering, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """The port of a server on loopback that does this with every connection, and closes it then."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await answering(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def head_of(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readuntil(b"\r\n\r\n")
+
+
+@asynccontextmanager
+async def transport_to(access: Access) -> AsyncIterator[Transport]:
+    transport = Transport(access, environ={}, qps=0)
+    try:
+        yield transport
+    finally:
+        await transport.close()
