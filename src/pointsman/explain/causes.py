@@ -201,6 +201,8 @@ def _advice(problem: Problem) -> str:
         return "run nftables or iptables mode, or guard node ports and external IPs by other means"
     if problem.reason in ("SchedulerNotPossible", "SlowStartNotPossible"):
         return "remove the annotation, or run a mode that has it: docs/balancing.md"
+    if problem.reason == "TooManyToHash":
+        return "docs/balancing.md says what a hash costs; zone hints (trafficDistribution) leave each node fewer endpoints"
     if problem.reason == "PortNotHashed":
         return "ask for source-hash, or for no session affinity"
     if problem.holder is None or problem.reason == "AddressIsClusterIP":
