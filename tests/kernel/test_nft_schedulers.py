@@ -119,7 +119,7 @@ class World:
         self, clients: Sequence[tuple[str, int]], found: dict[tuple[str, int], int], wanted: int
     ) -> None:
         """Until that many are found: the kernel may deliver some of the last ones a moment after they were sent."""
-        until = time.monotonic() + 2 * PATIENCE
+        until = time.monotonic() + 10 * PATIENCE
         found.update(self._received(clients))
         while len(found) < wanted and time.monotonic() < until:
             time.sleep(0.01)
