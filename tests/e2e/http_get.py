@@ -19,7 +19,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def get(namespace: Namespace, address: str, port: int, path: str) -> Answer:
-    connection = http.client.HTTPConnection(address, port, timeout=2)
+    connection = http.client.HTTPConnection(address, port, timeout=10)
     try:
         with namespace.entered():
             connection.connect()

@@ -85,10 +85,15 @@ def test_datagrams_stick_as_connections_do(world: World) -> None:
 
 
 def test_use_prolongs_and_disuse_forgets(world: World) -> None:
+    began = time.monotonic()
     first = _choices(world, SHORT)
     for _ in range(3):
         time.sleep(1.0)
-        assert _choices(world, SHORT) == first
+        since, began = began, time.monotonic()
+        now = _choices(world, SHORT)
+        if time.monotonic() - since > SHORT.affinity_seconds:
+            first = now  # a machine so slow that some may rightly have been forgotten
+        assert now == first
     time.sleep(2.6)
     assert _choices(world, SHORT) != first
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from tests.e2e import harness
+from tests.patience import PATIENCE
 
 from pointsman.lab import HOSTS, Cluster
 from pointsman.lab.objects import LabService
@@ -103,9 +104,9 @@ def running(
         yield World(cluster, proxy, mode)
 
 
-def settles(question: Callable[[], T], wanted: Callable[[T], bool], seconds: float = 5.0) -> T:
+def settles(question: Callable[[], T], wanted: Callable[[T], bool], seconds: float = 20.0) -> T:
     """Ask until the answer is as wanted or time is up; returns the last answer."""
-    until = time.monotonic() + seconds
+    until = time.monotonic() + seconds * PATIENCE
     while True:
         answer = question()
         if wanted(answer) or time.monotonic() > until:

@@ -66,7 +66,7 @@ def test_a_flood_of_changes_costs_no_connection_and_no_memory(
 
 def _caught_up(node: NodeSpace, events: int) -> None:
     name = "kubeproxy_sync_proxy_rules_endpoint_changes_total"
-    eventually(lambda: node.metric(name), lambda seen: seen >= events, seconds=30)
+    eventually(lambda: node.metric(name), lambda seen: seen >= events, seconds=120)
 
 
 @pytest.mark.kernel

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import socket
 from collections.abc import Iterator
 
 import pytest
+from tests.patience import PATIENCE
 
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
@@ -68,12 +70,11 @@ class Node:
     def answering(self, client: socket.socket) -> str:
         """The pod that the client's next packet reaches; empty when none."""
         client.send(b"hello")
-        for address, pod in self.pods.items():
-            pod.settimeout(0.2)
-            with contextlib.suppress(TimeoutError):
-                pod.recv(100)
-                return address
-        return ""
+        ready, _, _ = select.select(self.pods.values(), [], [], 0.5 * PATIENCE)
+        if not ready:
+            return ""
+        ready[0].recv(100)
+        return next(address for address, pod in self.pods.items() if pod is ready[0])
 
 
 def to(pod: str, service: str = SERVICE) -> list[str]:

@@ -22,8 +22,9 @@ from pointsman.errors import Busy, KernelError
 from pointsman.kernel import nfacct
 from pointsman.kernel.command import CommandResult, SystemCommands
 from pointsman.kernel.iptables import MANGLE, NAT, Iptables
-from pointsman.kernel.iptables_programs import choose_variant
+from pointsman.kernel.iptables_programs import NFT, choose_variant
 from pointsman.kernel.sysctl import Sysctls
+from pointsman.kernel.xtables_lock import LockNotOpened
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.plan import ServicePlan
 from pointsman.model.scheduling import Scheduling
@@ -109,6 +110,21 @@ def test_a_bad_line_costs_only_the_service_it_belongs_to(host: Host, full: bool)
     host.interfere = lambda _, text: text
     assert host.sync(full=True).rejected == {}
     assert host.differences() == []
+
+
+def test_a_lock_file_that_cannot_be_opened_is_named_before_anything_is_written(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container with a read-only root and no mount of it; the nft variant needs no lock."""
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "nowhere" / "xtables.lock"))
+    runner = Iptables(Family.IPV4, SystemCommands(), variant=host.variant)
+    if host.variant == NFT:
+        assert runner.obstacle() == ""
+    else:
+        with pytest.raises(
+            LockNotOpened, match="No such file or directory; in a container, mount the host's"
+        ):
+            runner.obstacle()
 
 
 def test_rules_of_resets_and_guarded_node_ports_read_back_as_they_were_written(host: Host) -> None:

@@ -16,6 +16,7 @@ from tests.kernel.nft_kernel import everything, needs_nft, new_namespace, part
 from tests.local_routes import await_local_route
 
 from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.backends.nftables.loopback import LoopbackNodePorts
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext, NodePortAddresses
 from pointsman.model.plan import ServicePlan
@@ -159,6 +160,21 @@ def test_a_client_that_resets_its_connection_frees_the_endpoint(
     assert exchanged(family, b"next") == b"next"
 
 
+def test_a_reset_is_passed_on_as_one(
+    backend: NftablesBackend, family: Family, servers: dict[int, socket.socket]
+) -> None:
+    made = _at(family, 8081)
+    backend.sync(everything(node(family), {made.name: made}))
+    client = socket.create_connection((LOOPBACK[family], PORT), timeout=10)
+    carried, _ = servers[8081].accept()
+    with carried:
+        carried.settimeout(10)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        with pytest.raises(ConnectionResetError):
+            carried.recv(1)
+
+
 @pytest.fixture
 def servers(family: Family) -> Iterator[dict[int, socket.socket]]:
     """Endpoints by port that answer nothing by themselves."""
@@ -218,6 +234,53 @@ def test_connections_end_with_their_service_and_not_with_their_endpoint(
         backend.sync(part(node(family), {}, made.name))
         assert client.recv(1) == carried.recv(1) == b""
         carried.close()
+
+
+def test_a_connection_ends_when_the_last_endpoint_goes(
+    backend: NftablesBackend, family: Family, servers: dict[int, socket.socket]
+) -> None:
+    made = _at(family, 8081)
+    backend.sync(everything(node(family), {made.name: made}))
+    with socket.create_connection((LOOPBACK[family], PORT), timeout=10) as client:
+        carried, _ = servers[8081].accept()
+        carried.settimeout(10)
+        backend.sync(part(node(family), {made.name: _at(family)}, made.name))
+        assert client.recv(1) == carried.recv(1) == b""
+        carried.close()
+
+
+def test_connections_are_bounded_and_who_comes_too_late_is_refused(
+    family: Family, servers: dict[int, socket.socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = _at(family, 8081)
+    ports = LoopbackNodePorts(family, most=lambda: 2)
+    with contextlib.ExitStack() as stack:
+        stack.callback(ports.close)
+        assert ports.replace({made.name: made}) == []
+        held = [_carried(stack, family, servers[8081]) for _ in range(2)]
+        assert None not in held
+        assert [_carried(stack, family, servers[8081]) for _ in range(3)] == [None] * 3
+        assert [record.message for record in caplog.records] == [
+            "Too many connections to node ports on loopback; refusing more"
+        ], "once, not for each"
+        assert held[0] is not None
+        for side in held[0]:
+            side.close()
+        while _carried(stack, family, servers[8081]) is None:
+            pass
+
+
+def _carried(
+    stack: contextlib.ExitStack, family: Family, server: socket.socket
+) -> tuple[socket.socket, socket.socket] | None:
+    """Both ends of a new connection; None when it is reset."""
+    client = stack.enter_context(socket.create_connection((LOOPBACK[family], PORT), timeout=10))
+    ready, _, _ = select.select([server, client], [], [], 10)
+    if server in ready:
+        return client, stack.enter_context(server.accept()[0])
+    with pytest.raises(ConnectionResetError):
+        client.recv(1)
+    return None
 
 
 def test_a_sync_counts_the_listeners_and_those_that_could_not_be_made(

@@ -7,6 +7,7 @@ by a chi-squared test with a bound that a correct table exceeds once in 10^9 run
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import struct
 import time
@@ -22,9 +23,12 @@ from tests.patience import PATIENCE
 
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.backends.nftables.family_traits import FamilyTraits
 from pointsman.backends.nftables.patrol import SLICES
+from pointsman.errors import KernelError
 from pointsman.kernel.command import SystemCommands
 from pointsman.kernel.iptables import Iptables
+from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.endpoint import Endpoint, Identity
@@ -115,7 +119,7 @@ class World:
         self, clients: Sequence[tuple[str, int]], found: dict[tuple[str, int], int], wanted: int
     ) -> None:
         """Until that many are found: the kernel may deliver some of the last ones a moment after they were sent."""
-        until = time.monotonic() + 2 * PATIENCE
+        until = time.monotonic() + 10 * PATIENCE
         found.update(self._received(clients))
         while len(found) < wanted and time.monotonic() < until:
             time.sleep(0.01)
@@ -369,6 +373,56 @@ def test_a_kernel_without_hashes_balances_at_random_and_says_so(world: World) ->
         poor.close()
     found = [Counter(world.send(clients(world.family, 200)).values()) for _ in range(2)]
     assert all(counts.keys() == {1, 2} for counts in found)
+
+
+def test_hashes_that_were_missing_are_looked_for_again_by_a_full_sync_and_reported_while_asked_for(
+    world: World,
+) -> None:
+    """A module that was not there yet, say: it must not take a restart of the proxy."""
+    node = context(world.family)
+    answers = iter([True, True, False])
+    two = servers(world.family, {1: 1, 2: 1})
+    hashed = plan(udp(world.family, Scheduler.SOURCE_HASH), *two, node_context=node)
+    plain = plan(udp(world.family), *two, node_context=node)
+    name = hashed.name
+    with (
+        world.namespace.entered(),
+        contextlib.closing(
+            NftablesBackend(world.family, lacks_hash=lambda _socket, _traits: next(answers))
+        ) as backend,
+    ):
+        assert backend.sync(everything(node, {name: hashed})).degraded
+        assert not backend.sync(part(node, {name: plain}, name)).degraded
+        assert backend.sync(part(node, {name: hashed}, name)).degraded
+        assert backend.sync(everything(node, {name: hashed})).degraded
+        assert not backend.sync(everything(node, {name: hashed})).degraded
+        assert not backend.sync(everything(node, {name: hashed})).degraded, (
+            "what is there is not asked for again"
+        )
+    first, again = (world.send(clients(world.family, 200)) for _ in range(2))
+    assert [*first.values()] == [*again.values()]
+
+
+def test_a_kernel_that_cannot_say_whether_it_has_hashes_fails_the_sync_and_loses_nothing(
+    world: World,
+) -> None:
+    def out_of_memory(_socket: NftablesSocket, _traits: FamilyTraits) -> bool:
+        raise KernelError("no memory", errno.ENOMEM)
+
+    node = context(world.family)
+    two = servers(world.family, {1: 1, 2: 1})
+    hashed = plan(udp(world.family, Scheduler.SOURCE_HASH), *two, node_context=node)
+    others = [
+        plan(udp(world.family, name=name, port=port), *two, node_context=node)
+        for name, port in (("a", 81), ("b", 82))
+    ]
+    plans = {made.name: made for made in (hashed, *others)}
+    with (
+        world.namespace.entered(),
+        contextlib.closing(NftablesBackend(world.family, lacks_hash=out_of_memory)) as backend,
+        pytest.raises(KernelError, match="no memory"),
+    ):
+        backend.sync(everything(node, plans))
 
 
 @pytest.mark.parametrize("family", list(Family), ids=lambda family: family.value)

@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 
 import pytest
 from tests.local_routes import await_local_route
+from tests.patience import PATIENCE
 
 from pointsman.lab.netns import Namespace
 
@@ -40,7 +41,7 @@ needs_root = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and netfilter"),
 ]
 
-_PATIENCE = 10.0
+_ANSWER_SECONDS = 10.0
 """Seconds for an answer on a busy machine. A lost packet shows by being sent again, not by the time it takes."""
 _LINKS = f"""link set lo up
 link add eth0 type veth peer name eth1
@@ -54,9 +55,9 @@ route add ::/0 dev eth0
 """
 
 
-def eventually(question: Callable[[], T], wanted: Callable[[T], bool] = bool, seconds: float = 15.0) -> T:
+def eventually(question: Callable[[], T], wanted: Callable[[T], bool] = bool, seconds: float = 30.0) -> T:
     """Ask until the answer is as wanted; fails showing the last answer."""
-    until = time.monotonic() + seconds
+    until = time.monotonic() + seconds * PATIENCE
     while True:
         answer = question()
         if wanted(answer):
@@ -95,7 +96,7 @@ class NodeSpace:
     def get(self, path: str, port: int = METRICS_PORT, host: str = "127.0.0.1") -> Answer:
         try:
             with self.namespace.entered():
-                connection = http.client.HTTPConnection(host, port, timeout=5)
+                connection = http.client.HTTPConnection(host, port, timeout=20)
                 connection.connect()
         except OSError:
             return Answer(0, "", {})
@@ -118,10 +119,10 @@ class NodeSpace:
         return total
 
     def connects(self, address: str, port: int = 80, seconds: float = 0.5) -> bool:
-        """Whether somebody answers behind a service address within that time."""
+        """Whether somebody answers behind a service address within that time, for questions that are asked again."""
         return not self.trouble(address, port, seconds)
 
-    def trouble(self, address: str, port: int, seconds: float) -> str:
+    def trouble(self, address: str, port: int = 80, seconds: float = _ANSWER_SECONDS) -> str:
         """What went wrong with a connection; empty when it was answered and no packet was lost."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with self.namespace.entered():
@@ -202,7 +203,7 @@ class Traffic:
     def _run(self) -> None:
         while not self._ended.is_set():
             for address, port in self._targets:
-                trouble = self._node.trouble(address, port, _PATIENCE)
+                trouble = self._node.trouble(address, port)
                 if trouble:
                     self.failures.append(f"{address}:{port} at {time.time():.3f}: {trouble}")
                 self.made += 1
@@ -311,7 +312,7 @@ class NodeProcess:
         finally:
             self._process = None
 
-    def wait_synced(self, seconds: float = 20.0) -> None:
+    def wait_synced(self, seconds: float = 40.0) -> None:
         """Until both families have been programmed once."""
 
         def both() -> bool:

@@ -128,7 +128,7 @@ def test_a_taken_port_in_a_new_configuration_is_fatal_where_that_is_asked_for(
         assert process.wait_exit() == 1
         assert "11249" in process.log_text
         assert "Traceback" not in process.log_text
-        assert node.connects("10.96.0.10")
+        assert not node.trouble("10.96.0.10")
 
 
 def test_a_read_only_proc_sys_degrades_until_nothing_is_asked_of_it_and_is_not_fatal(

@@ -14,6 +14,7 @@ from tests.process.assembled import Assembly, assembled, until
 from pointsman.errors import KernelError, NotSupported
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, Meta, Node, NodeSpec, Service, ServiceCIDR, ServiceCIDRSpec
+from pointsman.model.source_events import Delete
 
 ADDRESSED = factory.node(addresses=[{"type": "InternalIP", "address": "172.30.0.10"}])
 
@@ -33,8 +34,6 @@ async def test_service_ranges_that_cannot_be_listed_are_done_without() -> None:
     async with assembled(service_range_wait=0.2) as world:
         world.source.put(factory.service(), factory.endpoint_slice("10.244.1.1"), ADDRESSED)
         world.source.listed(Service, EndpointSlice, Node)
-        await asyncio.sleep(0.1)
-        assert world.syncs == 0
         await until(lambda: world.syncs > 0)
         assert len(world.backends[Family.IPV4].programmed) == 1
         world.source.put(ServiceCIDR(Meta(name="kubernetes"), ServiceCIDRSpec(cidrs=["10.96.0.0/16"])))
@@ -43,15 +42,16 @@ async def test_service_ranges_that_cannot_be_listed_are_done_without() -> None:
 
 
 async def test_a_missing_node_is_waited_for_and_then_done_without() -> None:
-    async with assembled(node_wait=0.3) as world:
+    async with assembled() as world:
         world.source.put(factory.service())
         world.source.listed()
         await asyncio.sleep(0.1)
         assert world.syncs == 0
         assert not world.proxy.gate.is_open
-        await asyncio.sleep(0.3)
-        await world.settled()
-        assert world.syncs >= 1
+    async with assembled(node_wait=0.1) as world:
+        world.source.put(factory.service())
+        world.source.listed()
+        await until(lambda: world.syncs > 0)
 
 
 async def test_a_node_that_nobody_could_list_is_not_called_missing(caplog: pytest.LogCaptureFixture) -> None:
@@ -126,6 +126,25 @@ async def test_service_changes_are_counted_once_per_family_as_kube_proxy_does() 
         world.source.listed()
         await world.settled()
         assert b"kubeproxy_sync_proxy_rules_service_changes_total 2.0" in world.metrics.exposition()
+
+
+async def test_endpoint_changes_are_counted_for_slices_of_a_served_family_and_of_a_service() -> None:
+    """As kube-proxy does: it passes over slices of names, of a family it does not serve, and without a Service."""
+    async with assembled(families=[Family.IPV4]) as world:
+        slices = {
+            "served": factory.endpoint_slice("10.244.1.1", name="served"),
+            "names": factory.endpoint_slice("example.com", name="names", family="FQDN"),
+            "other-family": factory.endpoint_slice("fd00::1", name="other-family", family="IPv6"),
+            "stray": factory.endpoint_slice("10.244.1.2", name="stray", metadata={"labels": {}}),
+        }
+        world.source.put(factory.service(), ADDRESSED, *slices.values())
+        world.source.listed()
+        await world.settled()
+        assert b"kubeproxy_sync_proxy_rules_endpoint_changes_total 1.0" in world.metrics.exposition()
+        for one in slices.values():
+            world.source.queue.put_nowait(Delete(EndpointSlice, one.metadata.key))
+        await world.settled()
+        assert b"kubeproxy_sync_proxy_rules_endpoint_changes_total 2.0" in world.metrics.exposition()
 
 
 async def test_addresses_that_cannot_be_read_for_a_moment_do_not_end_the_proxy() -> None:

@@ -315,6 +315,8 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     """Its part of the configuration says what Services get that ask for none."""
     adjusts_shares: bool = False
     """It can change the shares of endpoints every few seconds without much work."""
+    fills_hash_tables: bool = False
+    """Its source hashes need tables that are filled here; the kernel has none of its own."""
     ranges_everywhere: bool = True
     """It can hold source ranges against clients of node ports and external IPs, too."""
     resets_need_loose_tracking: bool = True

@@ -51,6 +51,10 @@ def balancing_words(plan: ServicePlan) -> str:
 
 
 def _shares(endpoints: tuple[Endpoint, ...], balance: Balance) -> list[str]:
-    slots = slots_of(endpoints, balance)
-    counts = Counter(str(endpoint) for endpoint in slots)
-    return [f"{endpoint} {counts[str(endpoint)] / len(slots):.1%}" for endpoint in endpoints]
+    """Of a hash as the weights have it, from which its table differs by a little: to fill one only for this takes long."""
+    if balance.scheduler.hashes:
+        counts = {str(endpoint): balance.weight(endpoint) for endpoint in endpoints}
+    else:
+        counts = Counter(str(endpoint) for endpoint in slots_of(endpoints, balance))
+    whole = sum(counts.values())
+    return [f"{endpoint} {counts[str(endpoint)] / whole:.1%}" for endpoint in endpoints]

@@ -16,6 +16,7 @@ from pointsman.errors import Busy, KernelError, NotSupported, Rejected
 from pointsman.kernel import xtables_lock
 from pointsman.kernel.command import CommandResult, Commands
 from pointsman.kernel.iptables_programs import HOST_DEFAULT, Features, probe_features, programs
+from pointsman.kernel.xtables_lock import LockNotOpened
 from pointsman.model.addresses import Family
 
 FILTER = "filter"
@@ -27,6 +28,7 @@ _RESTORE_SECONDS = 600.0
 _STATUS_BAD_USAGE = 2
 _STATUS_OLD_KERNEL = 3
 _LOCK_TEXT = "xtables lock"
+_NO_LOCK_FILE_TEXT = "can't open lock file"
 _MOMENTARY = re.compile("Cannot allocate memory|Resource temporarily unavailable|Interrupted system call")
 """Complaints that say nothing about the line they name: the same may be accepted a second later."""
 _LINE = re.compile(r"line:? (\d+)")
@@ -70,10 +72,10 @@ class Iptables:
         return self._features
 
     def obstacle(self) -> str:
-        """Why no rules can be read or written here; empty when they can. Raises Busy when that is unknown."""
+        """Why no rules can be read or written here; empty when they can. Raises Busy or LockNotOpened when that is unknown."""
         try:
             return "" if self.chain_exists(NAT, "POSTROUTING") else "the kernel lacks table nat"
-        except Busy:
+        except (Busy, LockNotOpened):
             raise
         except KernelError as error:
             return str(error)
@@ -149,6 +151,8 @@ class Iptables:
             return KernelError(f"{command} was killed by signal {-result.status}")
         if _LOCK_TEXT in complaint:
             return Busy(f"{command}: {xtables_lock.busy_text(self._lock_file)}; trying again later")
+        if _NO_LOCK_FILE_TEXT in complaint:
+            return LockNotOpened(f"{command}: {complaint}")
         if result.status == _STATUS_OLD_KERNEL:
             return NotSupported(f"{command}: {complaint}; the kernel lacks this table or the rights to it")
         if "is incompatible, use 'nft' tool" in complaint:

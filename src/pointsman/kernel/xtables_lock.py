@@ -20,6 +20,14 @@ LOCK_FILE = Path("/run/xtables.lock")
 OLD_LOCK_SOCKET = "@xtables"
 
 
+class LockNotOpened(KernelError):
+    """The lock file can be neither opened nor made, so none of the tools that lock it can work."""
+
+    def __init__(self, what: str, errno: int = 0) -> None:
+        remedy = "in a container, mount the host's /run/xtables.lock there, writable (hostPath of type FileOrCreate)"
+        super().__init__(f"{what}; {remedy}", errno)
+
+
 @contextlib.contextmanager
 def held(
     lock_file: Path = LOCK_FILE,
@@ -45,7 +53,7 @@ def _locked_file(
     try:
         handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise KernelError(
+        raise LockNotOpened(
             f"cannot open the iptables lock {path}: {error.strerror}", error.errno or 0
         ) from error
     try:

@@ -18,10 +18,12 @@ from pointsman.model.scheduling import (
     Balancing,
     Scheduler,
     balance_of,
+    by_weight_alone,
     scheduler_for,
     without_drained,
 )
 from pointsman.model.service import SOURCE_RANGES_ANNOTATION, Protocol, ServicePort
+from pointsman.model.slots import most_hash_slots, most_hashed
 from pointsman.model.topology import Selection, select_endpoints
 
 _NOTHING_LOST: Mapping[Claim, Winner] = {}
@@ -78,6 +80,8 @@ def _balanced(
     ):
         return chosen, None
     scheduler = scheduler_for(scheduling, chosen.reachable, defaults, problems)
+    if scheduler.hashes and defaults.fills_hash_tables:
+        scheduler = _affordable(scheduler, port, chosen.reachable, problems)
     if scheduler is Scheduler.SOURCE_PORT_HASH and port.affinity_seconds:
         message = "sessionAffinity ClientIP: the client's port is left out of the hash, or it would not stay"
         problems.append(Problem("PortNotHashed", message))
@@ -89,7 +93,28 @@ def _balanced(
             kept = {*cluster, *local}
             reachable = tuple(endpoint for endpoint in chosen.reachable if endpoint in kept)
             chosen = msgspec.structs.replace(chosen, cluster=cluster, local=local, reachable=reachable)
-    return chosen, balance_of(scheduler, scheduling, chosen.reachable, defaults)
+    most_slots = most_hash_slots(len(chosen.reachable), port.of_ports, _frontend_count(port))
+    return chosen, balance_of(scheduler, scheduling, chosen.reachable, defaults, most_slots)
+
+
+def _affordable(
+    scheduler: Scheduler, port: ServicePort, endpoints: tuple[Endpoint, ...], problems: list[Problem]
+) -> Scheduler:
+    """The hash that is wanted, unless filling its tables would keep every node from its other Services for seconds."""
+    most = most_hashed(port.of_ports, _frontend_count(port))
+    if len(endpoints) <= most:
+        return scheduler
+    used = by_weight_alone(port.scheduling, endpoints)
+    message = (
+        f"with this many ports and addresses a Service is hashed over at most {most} endpoints; {used.value} is used "
+        f"instead of {scheduler.value}. Split it, or let sessionAffinity ClientIP keep clients at their endpoints"
+    )
+    problems.append(Problem("TooManyToHash", message, served=True))
+    return used
+
+
+def _frontend_count(port: ServicePort) -> int:
+    return 1 + len(port.external_ips) + len(port.load_balancer_ips) + bool(port.node_port)
 
 
 def _ranges_elsewhere(port: ServicePort, context: NodeContext, problems: list[Problem]) -> tuple[Cidr, ...]:

@@ -98,6 +98,8 @@ class Balancing(msgspec.Struct, frozen=True, gc=False):
     possible: frozenset[Scheduler] = frozenset(Scheduler) - {Scheduler.IPVS_ONLY}
     adjusts: bool = True
     """Shares can be changed every few seconds: slow start, least-connections."""
+    fills_hash_tables: bool = True
+    """Tables of source hashes are filled here, and cost time, and not by the kernel."""
     reset_gone: bool = False
 
 
@@ -115,6 +117,9 @@ class Balance(msgspec.Struct, frozen=True, gc=False):
     """Weights change by themselves, so that a table of constant size spares work."""
     seed: int = 0
     hash_slots: int = 0
+    """As asked for."""
+    most_slots: int = HASH_SLOTS_RANGE[1]
+    """What it may have of them beside the other ports and frontends of its Service."""
 
     def weight(self, endpoint: Endpoint) -> int:
         return self.weights.get(endpoint.identity, 1)
@@ -241,15 +246,20 @@ def scheduler_for(
         message = f"annotation {SLOW_START_ANNOTATION}: not available in this proxy mode; new endpoints get their full share at once"
         problems.append(Problem("SlowStartNotPossible", message))
     if wanted is None:
-        weighed = bool(scheduling.weights) or any(e.weight != UNSAID_WEIGHT for e in endpoints)
         default = defaults.scheduler if defaults.scheduler in defaults.possible else Scheduler.RANDOM
-        return Scheduler.WEIGHTED if weighed and default is Scheduler.RANDOM else default
+        return by_weight_alone(scheduling, endpoints) if default is Scheduler.RANDOM else default
     if wanted in defaults.possible:
         return wanted
-    used = Scheduler.WEIGHTED if scheduling.weights else Scheduler.RANDOM
+    used = by_weight_alone(scheduling, endpoints)
     message = f"annotation {SCHEDULER_ANNOTATION}: {scheduling.word} is not available in this proxy mode; {used.value} is used"
     problems.append(Problem("SchedulerNotPossible", message))
     return used
+
+
+def by_weight_alone(scheduling: Scheduling, endpoints: Iterable[Endpoint]) -> Scheduler:
+    """What every mode has: at random, by weight where somebody gives weights."""
+    weighed = bool(scheduling.weights) or any(e.weight != UNSAID_WEIGHT for e in endpoints)
+    return Scheduler.WEIGHTED if weighed else Scheduler.RANDOM
 
 
 def slow_start_of(scheduling: Scheduling, defaults: Balancing) -> int:
@@ -266,7 +276,11 @@ def without_drained(endpoints: tuple[Endpoint, ...], scheduling: Scheduling) -> 
 
 
 def balance_of(
-    scheduler: Scheduler, scheduling: Scheduling, endpoints: tuple[Endpoint, ...], defaults: Balancing
+    scheduler: Scheduler,
+    scheduling: Scheduling,
+    endpoints: tuple[Endpoint, ...],
+    defaults: Balancing,
+    most_slots: int,
 ) -> Balance | None:
     """How connections to these endpoints are spread; None for evenly at random."""
     adjusted = defaults.adjusts and not scheduler.hashes and any(e.share != FULL_SHARE for e in endpoints)
@@ -275,7 +289,7 @@ def balance_of(
         weights, adjusted = {}, False
     if scheduler.hashes:
         slots = scheduling.hash_slots or defaults.hash_slots
-        return Balance(scheduler, weights, seed=defaults.seed, hash_slots=slots)
+        return Balance(scheduler, weights, seed=defaults.seed, hash_slots=slots, most_slots=most_slots)
     if not weights and scheduler in (Scheduler.RANDOM, Scheduler.WEIGHTED):
         return None
     return Balance(scheduler, weights, adjusted or scheduler is Scheduler.LEAST_CONNECTIONS)

@@ -84,6 +84,8 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
     ipvs_scheduler: str = ""
     """Asked for in ipvs mode only."""
     scheduling: Scheduling = UNSAID
+    of_ports: int = 1
+    """How many ports its Service lists: they share what hashing may cost."""
     external_ips_ignored: bool = False
     """externalIPs are given but switched off; upstream's iptables mode still makes the external chain."""
 
@@ -167,6 +169,7 @@ def service_ports_from_service(
             created=service.metadata.creation_timestamp or "",
             ipvs_scheduler=service.metadata.annotation(IPVS_SCHEDULER_ANNOTATION) or "",
             scheduling=scheduling,
+            of_ports=len(spec.ports or ()),
             external_ips_ignored=not allow_external_ips and _has_address_of(spec.external_ips, family),
         )
     return ports, list(dict.fromkeys(problems))

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.scheduling import Balance
+from pointsman.model.scheduling import HASH_SLOTS_RANGE, Balance
 
 EXACT_SLOTS = 256
 """Weights are met exactly as long as so many slots suffice."""
@@ -24,7 +24,10 @@ _LEAST_SLOTS, _MOST_SLOTS = 64, 1024
 _HASH_SLOTS_PER_ENDPOINT = 16
 _HASH_GROWTH = 4
 _MOST_SCORES = 1 << 23
-"""Endpoints times slots, which is what a table costs to fill: about a second, every time an endpoint comes or goes."""
+"""Endpoints times slots, which is what tables cost to fill, of all ports of a Service: about a second, every time an endpoint
+comes or goes."""
+_MOST_ELEMENTS = 1 << 18
+"""Slots at all frontends of all ports of a Service: about a second to load, and 27 MiB of the kernel's memory."""
 _SLOTS_AT_ONCE = 512
 """Scores of all endpoints are in memory for so many slots only."""
 _SLACK = 0.125
@@ -38,7 +41,7 @@ def slots_of(endpoints: tuple[Endpoint, ...], balance: Balance | None) -> tuple[
     if balance.scheduler.hashes:
         weights = tuple(balance.weight(endpoint) for endpoint in endpoints)
         names = tuple(e.address + e.port.to_bytes(2, "big") for e in endpoints)
-        size = hash_slots(balance.hash_slots, len(endpoints))
+        size = hash_slots(balance.hash_slots, len(endpoints), balance.most_slots)
         return tuple([endpoints[index] for index in hash_owners(names, weights, size, balance.seed)])
     counts = slot_counts([balance.weight(endpoint) for endpoint in endpoints], constant=balance.adjusted)
     return tuple([e for e, count in zip(endpoints, counts, strict=True) for _ in range(count)])
@@ -75,18 +78,33 @@ def apportioned(weights: Sequence[int], size: int) -> list[int]:
     return [count + 1 for count in counts]
 
 
-def hash_slots(wanted: int, endpoints: int) -> int:
+def most_hashed(ports: int, frontends: int) -> int:
+    """Over how many endpoints a Service with so many ports, and frontends at each, can be hashed.
+
+    Then `most_hash_slots` is at least two slots for each of them, and there is always a table size that fits.
+    """
+    most = min(math.isqrt(_MOST_SCORES // (2 * ports)), _MOST_ELEMENTS // (2 * ports * frontends))
+    return max(1, most)
+
+
+def most_hash_slots(endpoints: int, ports: int, frontends: int) -> int:
+    """The largest table that such a Service may have at each port."""
+    by_time = _MOST_SCORES // (ports * max(1, endpoints))
+    return min(HASH_SLOTS_RANGE[1], by_time, _MOST_ELEMENTS // (ports * frontends))
+
+
+def hash_slots(wanted: int, endpoints: int, most: int = HASH_SLOTS_RANGE[1]) -> int:
     """The size of a hash table; it grows in large steps only, because another size moves most clients.
 
-    Anybody may ask for a large table with any number of endpoints, so its size is bounded: at one slot for each endpoint
-    or at what can be filled in about a second, whichever is more.
+    Anybody may ask for a large table with any number of endpoints: it gets no more than `most` slots, halved as often as it
+    takes, and at least one for each endpoint.
     """
     if endpoints == 1:
         return 1
     size = wanted
-    while size < endpoints * _HASH_SLOTS_PER_ENDPOINT and size * _HASH_GROWTH * endpoints <= _MOST_SCORES:
+    while size < endpoints * _HASH_SLOTS_PER_ENDPOINT and size * _HASH_GROWTH <= most:
         size *= _HASH_GROWTH
-    while size * endpoints > _MOST_SCORES and size // 2 >= endpoints:
+    while size > most and size // 2 >= endpoints:
         size //= 2
     while size < endpoints:
         size *= 2

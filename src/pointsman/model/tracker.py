@@ -169,6 +169,10 @@ class Tracker:
         )  # the changes they tell of may never be written; as in kube-proxy
         return self._endpoints_changed(service_key)
 
+    def has_slice(self, key: str) -> bool:
+        """Whether the slice is of this family and belongs to a Service."""
+        return key in self._slice_service
+
     def take(self) -> Changes:
         """Hand out what changed and start afresh; the caller keeps it until the kernel accepted it."""
         self._taken = True

@@ -63,7 +63,11 @@ def _balancing(asked: Balancing, mode: Mode) -> Balancing:
     """What is configured, as far as the mode leaves it to that, and what the mode can do."""
     scheduler = Scheduler.RANDOM if mode.names_default_scheduler else asked.scheduler
     return msgspec.structs.replace(
-        asked, scheduler=scheduler, possible=mode.schedulers, adjusts=mode.adjusts_shares
+        asked,
+        scheduler=scheduler,
+        possible=mode.schedulers,
+        adjusts=mode.adjusts_shares,
+        fills_hash_tables=mode.fills_hash_tables,
     )
 
 

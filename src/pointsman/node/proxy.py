@@ -193,9 +193,9 @@ class Proxy:
                 self.labels.upserted(service)
                 self._track(lambda tracker: tracker.service_upserted(service))
             case Upsert(object=EndpointSlice() as endpoint_slice):
-                self.metrics.endpoint_changes.inc()
                 self.remarks.slice_changed(endpoint_slice.metadata.key)
                 self._track(lambda tracker: tracker.slice_upserted(endpoint_slice))
+                self._count_endpoint_change(endpoint_slice.metadata.key)
             case Upsert(object=Node() as node):
                 self._node_changed(node.metadata.name, node)
             case Upsert(object=ServiceCIDR() as service_cidr):
@@ -211,13 +211,18 @@ class Proxy:
             self.labels.deleted(key)
             self._track(lambda tracker: tracker.service_deleted(key))
         elif kind is EndpointSlice:
-            self.metrics.endpoint_changes.inc()
+            self._count_endpoint_change(key)
             self.remarks.slice_changed(key)
             self._track(lambda tracker: tracker.slice_deleted(key))
         elif kind is Node:
             self._node_changed(key, None)
         else:
             self._request_all(self.node.service_range_seen(key, None))
+
+    def _count_endpoint_change(self, slice_key: str) -> None:
+        """Of a slice that is tracked; kube-proxy counts none of another family, of names, or without a Service."""
+        if any(family.tracker.has_slice(slice_key) for family in self.families.values()):
+            self.metrics.endpoint_changes.inc()
 
     def _track(self, change: Callable[[Tracker], bool]) -> None:
         for family in self.families.values():

@@ -108,6 +108,16 @@ def test_only_the_init_container_sees_the_hosts_settings(rendered: Rendered) -> 
 
 
 @every_way
+def test_every_container_that_runs_iptables_has_the_lock_of_the_host(rendered: Rendered) -> None:
+    """iptables-legacy locks it even to look whether a table is there, as the check of the mode does before anything else."""
+    made = rendered()
+    for container in (made.init, made.proxy):
+        assert {"name": "xtables-lock", "mountPath": "/run/xtables.lock"} in container["volumeMounts"]
+    (volume,) = (one for one in made.pod["volumes"] if one["name"] == "xtables-lock")
+    assert volume["hostPath"] == {"path": "/run/xtables.lock", "type": "FileOrCreate"}
+
+
+@every_way
 def test_memory_is_limited(rendered: Rendered) -> None:
     for container in (rendered().init, rendered().proxy):
         assert container["resources"]["limits"]["memory"] == "512Mi"

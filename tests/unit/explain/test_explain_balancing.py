@@ -60,6 +60,20 @@ def test_a_hash_says_what_it_does_to_session_affinity() -> None:
     )
 
 
+def test_shares_of_a_hash_are_those_of_the_weights_in_every_mode() -> None:
+    """No table is filled to tell them: ipvs mode has none, and hashes any number of endpoints."""
+    for mode in ("nftables", "ipvs"):
+        found = explained(mode, {"scheduler": "source-hash", "weights": "zone/a=3"})
+        assert "shares 10.244.1.1:8080 75.0%, 10.244.1.2:8080 25.0%" in only_port(found).balancing
+
+
+def test_too_many_endpoints_for_a_hash_are_a_cause_with_advice() -> None:
+    pods = [f"10.244.{number // 250}.{number % 250}" for number in range(3000)]
+    annotations = {"pointsman.dev/scheduler": "source-hash"}
+    view = view_of(factory.service(metadata={"annotations": annotations}), factory.endpoint_slice(*pods))
+    assert "TooManyToHash" in codes(asked(view, "web"))
+
+
 def test_a_scheduler_the_mode_lacks_and_a_word_nobody_knows_are_causes() -> None:
     assert "SchedulerNotPossible" in codes(explained("iptables", {"scheduler": "source-hash"}))
     found = explained(annotations={"scheduler": "fastest"})

@@ -19,6 +19,7 @@ from pointsman.kernel.iptables_programs import (
     programs,
     variants_in_use,
 )
+from pointsman.kernel.xtables_lock import LockNotOpened
 from pointsman.model.addresses import Family
 
 Answer = Callable[[Sequence[str], bytes], CommandResult]
@@ -145,6 +146,16 @@ def test_a_taken_lock_is_busy_for_every_operation(tmp_path: Path) -> None:
         lambda: runner.restore(b""),
     ):
         with pytest.raises(Busy, match="is held by"):
+            operation()
+
+
+def test_a_lock_file_that_cannot_be_opened_is_named_with_what_to_do() -> None:
+    text = "Fatal: can't open lock file /run/xtables.lock: Read-only file system"
+    runner = Iptables(Family.IPV4, Scripted(_says(4, text)))
+    for operation in (runner.obstacle, lambda: runner.restore(b"*nat\nCOMMIT\n")):
+        with pytest.raises(
+            LockNotOpened, match=r"lock file /run/xtables.lock: Read-only file system; in a container, mount"
+        ):
             operation()
 
 

@@ -21,6 +21,7 @@ from pointsman.model.scheduling import (
 )
 from pointsman.model.service import Protocol, ServicePort, service_ports_from_service
 from pointsman.model.slices import endpoints_from_slice
+from pointsman.model.slots import slots_of
 from pointsman.model.topology import endpoint_reason
 
 
@@ -236,3 +237,63 @@ def test_slow_start_comes_from_the_service_then_the_configuration_and_never_with
     hashed, problems = asked({"slow-start": "30s", "scheduler": "source-hash"})
     assert slow_start_of(hashed.scheduling, Balancing()) == 0
     assert [problem.reason for problem in problems] == ["SlowStartIgnored"]
+
+
+def many(count: int) -> tuple[Endpoint, ...]:
+    return tuple(
+        endpoint(f"10.{244 + number // 65536}.{number // 256 % 256}.{number % 256}")
+        for number in range(count)
+    )
+
+
+def test_a_service_with_too_many_endpoints_is_not_hashed_and_says_what_to_do() -> None:
+    port, _ = asked({"scheduler": "source-hash"})
+    made = plan(port, *many(3000))
+    assert made.balance is None
+    (problem,) = made.problems
+    assert (problem.reason, problem.served) == ("TooManyToHash", True)
+    assert "at most 2048 endpoints" in problem.message
+    assert "random is used" in problem.message
+    assert plan(port, *many(3001)).problems == made.problems, "told once, not with every endpoint that comes"
+    assert plan(port, *many(2048)).scheduler == "source-hash"
+
+
+def test_too_many_endpoints_keep_their_weights() -> None:
+    port, _ = asked({"scheduler": "source-hash", "weights": "pod/big=3"})
+    made = plan(port, *many(3000), endpoint("10.1.1.1", pod="big"))
+    assert made.scheduler == "weighted"
+
+
+def test_a_configured_hash_has_the_same_limit() -> None:
+    node = context(balancing=Balancing(Scheduler.SOURCE_PORT_HASH))
+    made = plan(service_port(), *many(3000), node_context=node)
+    assert [problem.reason for problem in made.problems] == ["TooManyToHash"]
+
+
+def test_a_mode_whose_kernel_fills_the_table_has_no_limit() -> None:
+    port, _ = asked({"scheduler": "source-hash"})
+    made = plan(port, *many(3000), node_context=context(balancing=Balancing(fills_hash_tables=False)))
+    assert (made.scheduler, made.problems) == ("source-hash", ())
+
+
+def test_the_ports_of_a_service_share_what_hashing_may_cost() -> None:
+    """A hundred ports, each with a port of its own at the pods, so that no two tables are the same."""
+    entries = [{"name": f"p{number}", "port": number} for number in range(1, 101)]
+    annotations = {"pointsman.dev/scheduler": "source-hash", "pointsman.dev/hash-slots": "65536"}
+    ports, _ = service_ports_from_service(
+        service(metadata={"annotations": annotations}, ports=entries), Family.IPV4
+    )
+    made = [plan(port, *many(100)) for port in ports.values()]
+    slots = sum(len(slots_of(one.cluster_endpoints, one.balance)) for one in made)
+    assert {one.scheduler for one in made} == {"source-hash"}
+    assert slots * 100 <= 1 << 23
+    assert plan(next(iter(ports.values())), *many(300)).scheduler == "", "many ports times many endpoints"
+
+
+def test_frontends_share_what_the_kernel_may_hold_for_a_service() -> None:
+    addresses = [f"192.0.2.{number}" for number in range(1, 100)]
+    port = service_port(
+        external_ips=addresses, scheduling=Scheduling(Scheduler.SOURCE_HASH, hash_slots=65536)
+    )
+    made = plan(port, A, B)
+    assert len(slots_of(made.cluster_endpoints, made.balance)) * 100 <= 1 << 18

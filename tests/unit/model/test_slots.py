@@ -14,7 +14,16 @@ from tests.factory import endpoint
 
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.scheduling import Balance, Scheduler
-from pointsman.model.slots import EXACT_SLOTS, apportioned, hash_owners, hash_slots, slot_counts, slots_of
+from pointsman.model.slots import (
+    EXACT_SLOTS,
+    apportioned,
+    hash_owners,
+    hash_slots,
+    most_hash_slots,
+    most_hashed,
+    slot_counts,
+    slots_of,
+)
 
 weights = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
 
@@ -110,12 +119,23 @@ def test_the_table_grows_in_large_steps_only() -> None:
     assert [hash_slots(512, count) for count in (1, 2, 32, 33, 128, 129)] == [1, 512, 512, 2048, 2048, 8192]
 
 
-@pytest.mark.parametrize("wanted", [64, 512, 65536])
-@pytest.mark.parametrize("count", [2, 300, 1000, 3000, 10000])
-def test_nobody_can_ask_for_a_table_that_takes_long_to_fill(wanted: int, count: int) -> None:
-    size = hash_slots(wanted, count)
-    assert size >= count
-    assert size * count <= max(1 << 23, 2 * count * count)
+@pytest.mark.parametrize("wanted", [64, 100, 512, 65536])
+@pytest.mark.parametrize(("ports", "frontends"), [(1, 1), (1, 3), (2, 40), (100, 1), (1000, 3), (65535, 3)])
+def test_nobody_can_ask_for_tables_that_take_long_to_fill_or_to_load(
+    wanted: int, ports: int, frontends: int
+) -> None:
+    limit = most_hashed(ports, frontends)
+    for count in {count for count in (1, 2, 3, 50, 300, 1000, 2048, limit) if count <= limit}:
+        size = hash_slots(wanted, count, most_hash_slots(count, ports, frontends))
+        assert size >= count
+        assert size * count * ports <= 1 << 23
+        assert size * ports * frontends <= 1 << 18
+
+
+def test_the_bounds_leave_usual_services_what_they_ask_for() -> None:
+    assert most_hashed(1, 3) == 2048
+    assert hash_slots(65536, 100, most_hash_slots(100, 1, 3)) == 65536
+    assert hash_slots(512, 32, most_hash_slots(32, 10, 4)) == 512
 
 
 def test_filling_a_large_table_holds_few_scores_at_a_time() -> None:

@@ -66,7 +66,9 @@ class NftablesBackend:
         self._watch = Watch()
         self._ask_for_hash = lacks_hash
         self._without_hash: bool | None = None
-        """None until a Service asks for one."""
+        """None until a Service asks for one; a lack is looked for again by every full sync."""
+        self._unhashed: set[ServicePortName] = set()
+        """Those that ask for a hash and do not get it."""
         self._totals = ConnectionTotals()
         self._loopback = LoopbackNodePorts(family) if localhost_node_ports else None
 
@@ -116,6 +118,10 @@ class NftablesBackend:
             self.traffic()
         generation = self._open().generation()
         table = self._reader().table()
+        if self._without_hash:
+            self._without_hash = None
+        self._unhashed.clear()
+        self._look_for_hashes(request.plans)
         rejected: dict[ServicePortName, str] = {}
         with _collector_paused():
             fragments = self._compile_all(request, rejected)
@@ -165,6 +171,7 @@ class NftablesBackend:
 
     def _incremental_sync(self, contents: Contents, request: SyncRequest) -> SyncReport:
         rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
+        self._look_for_hashes(request.changed)
         updates = self._compile_changed(request, contents, rejected)
         for _ in range(_BLAME_ROUNDS):
             change = Change(contents, updates)
@@ -221,7 +228,7 @@ class NftablesBackend:
             notes=(*notes, *unopened),
             listeners=self._loopback.listeners if self._loopback is not None else None,
             listeners_failed=len(unopened),
-            degraded=(_NO_HASH,) if self._without_hash else (),
+            degraded=(_NO_HASH,) if self._unhashed else (),
         )
 
     # --- compiling ------------------------------------------------------------------------------------------
@@ -247,13 +254,20 @@ class NftablesBackend:
             rejected,
         )
 
+    def _look_for_hashes(self, plans: Mapping[ServicePortName, ServicePlan | None]) -> None:
+        """Note which of them ask for a hash that this kernel lacks; raises KernelError when it cannot say now."""
+        for name, plan in plans.items():
+            self._unhashed.discard(name)
+            if plan is None or plan.balance is None or not plan.balance.scheduler.hashes:
+                continue
+            if self._without_hash is None:
+                self._without_hash = self._ask_for_hash(self._open(), self._traits)
+            if self._without_hash:
+                self._unhashed.add(name)
+
     def _possible(self, plan: ServicePlan) -> ServicePlan:
         """The plan, balanced at random where it asks for a hash that this kernel lacks."""
-        if plan.balance is None or not plan.balance.scheduler.hashes:
-            return plan
-        if self._without_hash is None:
-            self._without_hash = self._ask_for_hash(self._open(), self._traits)
-        return msgspec.structs.replace(plan, balance=None) if self._without_hash else plan
+        return msgspec.structs.replace(plan, balance=None) if plan.name in self._unhashed else plan
 
     def _contents_of(self, request: SyncRequest, fragments: Mapping[ServicePortName, Fragment]) -> Contents:
         contents = Contents(request.context, counters=self._counters)

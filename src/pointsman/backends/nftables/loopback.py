@@ -4,6 +4,9 @@ Packets to loopback addresses cannot be redirected off the node by rules without
 connections are accepted here and carried to an endpoint. Only what asks for it pays: without such ports there is
 neither a socket nor a thread. A connection lives on when its endpoint goes and ends with its node port, as in
 kube-proxy: nothing but this process holds it, and nobody would ever end it.
+
+Anybody on the node may connect, and every connection takes two descriptors of the process that also watches the API server
+and answers probes. So there is a bound, and who comes too late is refused by a reset.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ import asyncio
 import contextlib
 import os
 import random
+import resource
 import socket
+import struct
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -23,13 +28,24 @@ from pointsman.model.addresses import Family, address_text
 from pointsman.model.plan import FrontendKind, ServicePlan
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.model.slots import slots_of
+from pointsman.obs.log import get_log
 
 _LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 _CONNECT_SECONDS = 10.0
 _CHUNK = 64 * 1024
 _BACKLOG = 128
+_MOST_CONNECTIONS = 1024
+_LOG_SECONDS = 60.0
+_NO_LINGERING = struct.pack("ii", 1, 0)
 
 Target = tuple[str, int]
+
+_log = get_log(__name__)
+
+
+def most_connections() -> int:
+    """What the listeners of one family may carry: with both families at most half of all descriptors."""
+    return min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -84,8 +100,9 @@ class Balancer:
 class LoopbackNodePorts:
     """Listeners at the loopback address of one family, and the thread that serves them."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: Family, most: Callable[[], int] = most_connections) -> None:
         self._address = _LOOPBACK[family]
+        self._room = _Room(self._address, most)
         self._domain = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
         self._ports: dict[ServicePortName, int] = {}
         self._listeners: dict[int, _Listener] = {}
@@ -166,7 +183,7 @@ class LoopbackNodePorts:
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((self._address, served.port))
-            listener = _Listener(served)
+            listener = _Listener(served, self._room)
             await listener.serve(sock)
         except OSError:
             sock.close()
@@ -174,11 +191,42 @@ class LoopbackNodePorts:
         return listener
 
 
+class _Room:
+    """For the connections of all listeners together."""
+
+    def __init__(self, address: str, most: Callable[[], int]) -> None:
+        self._address, self._most = address, most
+        self._taken = self._refused = 0
+        self._logged = float("-inf")
+
+    def enter(self) -> bool:
+        """False when there is no room for one more."""
+        most = self._most()
+        if self._taken < most:
+            self._taken += 1
+            return True
+        self._refused += 1
+        now = time.monotonic()
+        if now - self._logged >= _LOG_SECONDS:
+            _log.warning(
+                "Too many connections to node ports on loopback; refusing more",
+                address=self._address,
+                most=most,
+                times=self._refused,
+            )
+            self._refused, self._logged = 0, now
+        return False
+
+    def leave(self) -> None:
+        self._taken -= 1
+
+
 class _Listener:
     """One node port: its socket, and the connections that were accepted there."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, room: _Room) -> None:
         self.balancer = Balancer(served)
+        self._room = room
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -195,15 +243,19 @@ class _Listener:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._server is None:
-            writer.transport.abort()
+        if self._server is None or not self._room.enter():
+            _reset(writer)
             return
         connection = asyncio.ensure_future(self._carry(reader, writer))
         self._connections.add(connection)
-        connection.add_done_callback(self._connections.discard)
+        connection.add_done_callback(self._left)
         # Cancelled only when the port goes; the stream callback of Python 3.11 would log that as an error.
         with contextlib.suppress(asyncio.CancelledError):
             await connection
+
+    def _left(self, connection: asyncio.Task[None]) -> None:
+        self._connections.discard(connection)
+        self._room.leave()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address, port = self.balancer.choose(time.monotonic())
@@ -235,4 +287,11 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
         writer.write_eof()
     except ConnectionError:
-        writer.transport.abort()
+        _reset(writer)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection so that its client hears of a failure, not of an end."""
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
+    writer.transport.abort()

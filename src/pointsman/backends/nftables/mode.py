@@ -53,6 +53,7 @@ MODE = Mode(
     drift_seconds=1.0,
     schedulers=frozenset(Scheduler) - {Scheduler.IPVS_ONLY},
     adjusts_shares=True,
+    fills_hash_tables=True,
     counting=Counting(
         element_counts,
         limits="endpoints that have a chain of their own (session affinity) are not counted one by one: their shares are "

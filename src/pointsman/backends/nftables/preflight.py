@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+import typing
+from collections.abc import Mapping, Sequence
 
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import encode, schema
 from pointsman.backends.nftables.batch import Batch, Operation, Steps
+from pointsman.backends.nftables.blame import is_momentary
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
 from pointsman.backends.nftables.key_fields import Field
 from pointsman.backends.nftables.schema import Chain, Hook, HookPoint
 from pointsman.errors import KernelError
 from pointsman.kernel.netlink import Message
-from pointsman.kernel.nfnl import NEED_NFTABLES, NftablesSocket, nftables_message
+from pointsman.kernel.nfnl import NEED_NFTABLES, Fault, NftablesSocket, nftables_message
 from pointsman.kernel.release import kernel_version
 from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol
@@ -49,8 +51,17 @@ def preflight(family: Family) -> list[str]:
     return problems
 
 
-def lacks_hash(socket: NftablesSocket, traits: FamilyTraits) -> bool:
-    """Whether the kernel has no hashes of packet fields (CONFIG_NFT_HASH), which only some Services ask for."""
+class Checks(typing.Protocol):
+    """A kernel that can be asked what it would say to some messages."""
+
+    def check(self, messages: Sequence[Message]) -> list[Fault]: ...
+
+
+def lacks_hash(kernel: Checks, traits: FamilyTraits) -> bool:
+    """Whether the kernel has no hashes of packet fields (CONFIG_NFT_HASH), which only some Services ask for.
+
+    Raises KernelError when it refuses for a reason that says nothing about that.
+    """
     draw = c.Draw(2, (Field.SOURCE,), 1)
     fields = (*schema.FRONTEND, Field.SLOT)
     chain = Chain(
@@ -61,7 +72,11 @@ def lacks_hash(socket: NftablesSocket, traits: FamilyTraits) -> bool:
     steps = Steps(traits)
     endpoints = next(spec for spec in schema.static_sets() if spec.name == schema.ENDPOINTS)
     table = [steps.add_table("preflight"), steps.add_set(endpoints), steps.add_chain(chain)]
-    return bool(socket.check(_messages(traits, [*table, *steps.add_rules(chain)])))
+    faults = kernel.check(_messages(traits, [*table, *steps.add_rules(chain)]))
+    for fault in faults:
+        if is_momentary(fault.errno):
+            raise KernelError(f"the kernel cannot say whether it has source hashes: {fault}", fault.errno)
+    return bool(faults)
 
 
 def version_problems(release: str, environment: Mapping[str, str]) -> list[str]:
