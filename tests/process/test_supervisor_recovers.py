@@ -291,6 +291,13 @@ class SettingHost(UntouchedHost):
         self.sysctls.ensure(SETTING, 1)
 
 
+class NoHost(UntouchedHost):
+    """It must not come to this."""
+
+    def prepare(self, choice: Choice, degraded: DegradedChecks) -> None:
+        raise AssertionError("the host was touched")
+
+
 @pytest.mark.parametrize(("started", "left"), [(False, "0"), (True, "1")])
 async def test_settings_are_put_back_when_the_start_fails_though_they_could_not_be_recorded(
     arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, *, started: bool, left: str
@@ -311,3 +318,18 @@ async def test_settings_are_put_back_when_the_start_fails_though_they_could_not_
         await fail()
     assert setting.read_text() == left
     assert caplog.text.count("Cannot record changed sysctls") == 1
+
+
+async def test_the_files_that_a_kubeconfig_names_are_read_before_the_host_is_touched(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(
+        "{current-context: c, contexts: [{name: c, context: {cluster: c}}],"
+        " clusters: [{name: c, cluster: {server: 'https://x', certificate-authority: /nope/ca.crt}}]}"
+    )
+    from_api = [flag for flag in arguments if not flag.startswith("--manifests=")]
+    options = _read([*from_api, f"--kubeconfig={kubeconfig}"])
+    with pytest.raises(ConfigError, match=r"certificate-authority /nope/ca\.crt: No such file") as caught:
+        await assembled(options, ReloadRecord(), NoHost(options.state_dir)).__aenter__()
+    assert str(kubeconfig) in str(caught.value)

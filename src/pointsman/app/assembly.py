@@ -27,6 +27,7 @@ from pointsman.explain.packets import ClientKind
 from pointsman.explain.report import Explanation
 from pointsman.explain.target import Target
 from pointsman.kernel.command import SystemCommands
+from pointsman.kube.auth import Credentials
 from pointsman.kube.client_metrics import ClientMetrics
 from pointsman.kube.event_recorder import EventRecorder
 from pointsman.kube.formats import accept_header
@@ -221,7 +222,11 @@ async def _outside(
     connection = config.client_connection
     access = load_access(connection.kubeconfig, options.master)
     listener = ClientMetrics(metrics, urlsplit(access.server).netloc)
-    transport = Transport(access, qps=connection.qps, burst=connection.burst, listener=listener)
+    credentials = Credentials(access, listener=listener)
+    credentials.check()
+    transport = Transport(
+        access, qps=connection.qps, burst=connection.burst, credentials=credentials, listener=listener
+    )
     sender = EventRecorder(transport, node_name=node_name)
     recorder = ApiRecorder(sender, node_name)
     source = ApiSource(
