@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
 
 from pointsman.app.assembly import assembled, first_ended
@@ -212,6 +213,7 @@ def serve(argv: Sequence[str], options: RunOptions) -> int:
 
     configure(log_settings(options.config.logging))
     try:
+        _check_manifests(options.manifests)
         with sole_instance(options.state_dir, wait=options.wait_for_instance):
             return asyncio.run(run())
     except PointsmanError as error:
@@ -219,3 +221,13 @@ def serve(argv: Sequence[str], options: RunOptions) -> int:
         return 1
     finally:
         flush()
+
+
+def _check_manifests(path: Path | None) -> None:
+    """A path that is not there is a mistake when the process starts; one that vanishes later is waited for."""
+    try:
+        if path is not None:
+            path.stat()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError([f"--manifests: cannot read {path}: {reason}"]) from error
