@@ -127,6 +127,28 @@ def test_a_node_on_its_way_out_fails_healthz_but_not_livez(
     eventually(lambda: health() == (200, 200))
 
 
+def test_a_configuration_that_does_not_fit_the_node_is_turned_down_and_the_old_one_goes_on(
+    node: NodeSpace, serving: NodeProcess, api: ApiThread
+) -> None:
+    connection = {"kubeconfig": str(api.kubeconfig), "qps": 100, "burst": 100}
+    with Traffic(node, ("10.96.0.10", 80)) as traffic:
+        serving.configure(clientConnection=connection, detectLocalMode="NodeCIDR")
+        eventually(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 1)
+        assert "the Node n1 has no spec.podCIDRs" in serving.log_text
+        _updated(api, node_object(podCIDRs=["10.244.1.0/24"]))
+        serving.configure(clientConnection=connection, detectLocalMode="NodeCIDR", bindAddress=NODE_IP6)
+        eventually(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 2)
+        assert node.metric("pointsman_config_reloads_total", result="restarted") == 1
+        assert (
+            "the cluster is IPv6-primary, but the Node's podCIDRs holds only IPv4 ranges" in serving.log_text
+        )
+        serving.wait_synced()
+        assert '"bindAddress":"0.0.0.0"' in node.get("/configz").body
+        traffic.more(20)
+    assert traffic.failures == []
+    assert serving.alive
+
+
 def test_a_new_node_address_takes_effect_without_an_exit(
     node: NodeSpace, serving: NodeProcess, api: ApiThread
 ) -> None:

@@ -73,6 +73,11 @@ def test_a_start_that_fails_leaves_the_host_as_it_was(node: NodeSpace, process: 
     assert process.wait_exit() == 1
     assert "/nonexistent/kubeconfig" in process.log_text
     assert node.run("cat", SETTING) == before
+    process.configure(conntrack=ONE_SETTING)
+    process.start("--manifests=/nonexistent/manifests", from_api=True)
+    assert process.wait_exit() == 1
+    assert "--manifests: cannot read /nonexistent/manifests: No such file or directory" in process.log_text
+    assert node.run("cat", SETTING) == before
     with node.namespace.entered():
         squatter = socket.socket()
     with squatter:

@@ -11,7 +11,7 @@ import pytest
 from tests import factory
 from tests.process.assembled import Assembly, assembled, until
 
-from pointsman.errors import KernelError, NotSupported
+from pointsman.errors import ConfigError, KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, Meta, Node, NodeSpec, Service, ServiceCIDR, ServiceCIDRSpec
 from pointsman.model.source_events import Delete
@@ -80,7 +80,7 @@ async def test_a_pod_range_that_detection_needs_is_waited_for() -> None:
         world.source.listed()
         await asyncio.sleep(0.3)
         assert world.syncs == 0
-        world.source.put(msgspec.structs.replace(ADDRESSED, spec=NodeSpec(pod_cidrs=["10.244.1.0/24"])))
+        world.source.put(_with_pod_range("10.244.1.0/24"))
         await world.settled()
         assert world.syncs >= 1
 
@@ -89,20 +89,96 @@ async def test_a_node_that_never_gets_its_pod_range_ends_the_proxy_with_the_reas
     world = Assembly(node_wait=0.1, pod_range_wait=0.1, detect_local_mode="NodeCIDR")
     world.source.put(ADDRESSED)
     world.source.listed()
-    with pytest.raises(NotSupported, match=r"spec\.podCIDRs"):
+    with pytest.raises(ConfigError, match=r"spec\.podCIDRs"):
         await asyncio.wait_for(world.proxy.run(), 20)
     assert world.syncs == 0
     await world.proxy.close()
+
+
+async def test_a_node_that_nobody_could_list_is_waited_for_without_end() -> None:
+    async with assembled(node_wait=0.1, pod_range_wait=0.1, detect_local_mode="NodeCIDR") as world:
+        await asyncio.sleep(0.5)
+        world.source.put(_with_pod_range("10.244.1.0/24"))
+        world.source.listed()
+        await world.settled()
+        assert world.syncs >= 1
+
+
+async def test_a_node_that_never_comes_is_not_blamed_for_its_pod_range() -> None:
+    world = Assembly(node_wait=0.1, pod_range_wait=0.1, detect_local_mode="NodeCIDR")
+    world.source.listed()
+    with pytest.raises(ConfigError, match=r"there is no Node n1.*--hostname-override"):
+        await asyncio.wait_for(world.proxy.run(), 20)
+    await world.proxy.close()
+
+
+async def test_a_pod_range_that_detection_no_longer_needs_is_no_longer_waited_for() -> None:
+    async with assembled(node_wait=0.01, pod_range_wait=0.3, detect_local_mode="NodeCIDR") as world:
+        world.source.put(factory.service(), ADDRESSED)
+        world.source.listed()
+        await asyncio.sleep(0.1)
+        world.proxy.apply_config(msgspec.structs.replace(world.proxy.config, detect_local_mode="ClusterCIDR"))
+        await world.settled()
+        assert world.syncs >= 1
+        await asyncio.sleep(0.4)
 
 
 async def test_a_node_whose_first_family_the_machine_lacks_is_not_served() -> None:
     world = Assembly(families=[Family.IPV4])
     world.source.put(factory.node(addresses=[{"type": "InternalIP", "address": "2001:db8::1"}]))
     world.source.listed()
-    with pytest.raises(NotSupported, match="first address is IPv6"):
+    with pytest.raises(ConfigError, match="first address is IPv6"):
         await asyncio.wait_for(world.proxy.run(), 20)
     assert world.syncs == 0
     await world.proxy.close()
+
+
+async def test_ranges_that_cannot_tell_local_pods_end_the_proxy_with_the_reason() -> None:
+    world = Assembly(families=[Family.IPV4], cluster_cidr="fd00:1::/64")
+    world.source.put(factory.service(), ADDRESSED)
+    world.source.listed()
+    with pytest.raises(ConfigError, match="clusterCIDR holds only IPv6 ranges"):
+        await asyncio.wait_for(world.proxy.run(), 20)
+    assert world.syncs == 0
+    await world.proxy.close()
+
+
+async def test_a_configuration_that_cannot_work_on_this_node_is_refused_and_the_old_one_stays() -> None:
+    async with assembled(cluster_cidr="10.244.0.0/16") as world:
+        world.source.put(factory.service(), ADDRESSED)
+        world.source.listed()
+        await world.settled()
+        before = world.proxy.config
+        by_node = msgspec.structs.replace(before, detect_local_mode="NodeCIDR")
+        with pytest.raises(ConfigError, match=r"n1 has no spec\.podCIDRs"):
+            world.proxy.apply_config(by_node)
+        assert world.proxy.config is before
+        world.source.put(_with_pod_range("10.244.1.0/24"))
+        await world.settled()
+        world.proxy.apply_config(by_node)
+        assert world.proxy.config is by_node
+
+
+async def test_what_the_node_made_wrong_is_warned_of_once_and_keeps_nobody_from_changing_the_rest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with assembled(detect_local_mode="NodeCIDR") as world:
+        world.source.put(factory.service(), _with_pod_range("10.244.1.0/24"))
+        world.source.listed()
+        await world.settled()
+        assert "incomplete or incorrect" not in caplog.text
+        world.source.put(_with_pod_range("fd00:1::/64"))
+        await world.settled()
+        world.proxy.apply_config(msgspec.structs.replace(world.proxy.config, oom_score_adj=0))
+        assert world.proxy.config.oom_score_adj == 0
+        assert caplog.text.count("incomplete or incorrect") == 1
+        world.source.put(_with_pod_range("10.244.1.0/24"), _with_pod_range("fd00:1::/64"))
+        await world.settled()
+        assert caplog.text.count("incomplete or incorrect") == 2
+
+
+def _with_pod_range(text: str) -> Node:
+    return msgspec.structs.replace(ADDRESSED, spec=NodeSpec(pod_cidrs=[text]))
 
 
 async def test_a_health_check_port_that_is_taken_is_told_as_kube_proxy_tells_it() -> None:

@@ -1,11 +1,11 @@
-"""A bug that ends a proxy does not end the process: another proxy takes its place."""
+"""A bug that ends a proxy does not end the process, and neither does a new configuration that cannot run here."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from pointsman.backends.contract import Mode
 from pointsman.config.command_line import RunOptions, parse_run
 from pointsman.config.mode_table import MODES
 from pointsman.config.reload import Live
+from pointsman.errors import ConfigError, KernelError, NotSupported
 from pointsman.node.aftercare import Tidied
 from pointsman.node.degraded import DegradedChecks
 
@@ -36,10 +37,14 @@ class UntouchedHost(Host):
 
 
 class Faulty:
-    """A proxy that ends through a bug as soon as it runs."""
+    """A proxy that ends with an error as soon as it runs."""
+
+    def __init__(self, error: Exception, *, started: bool = False) -> None:
+        self.started = started
+        self._error = error
 
     async def run(self) -> None:
-        raise ZeroDivisionError("a bug")
+        raise self._error
 
     def apply(self, live: Live) -> None:
         raise AssertionError("it does not stand long enough")
@@ -48,13 +53,39 @@ class Faulty:
         raise AssertionError("it does not stand long enough")
 
 
-class Assembler:
-    """Assembles real proxies that leave the machine alone; the first few are faulty."""
+class Waiting:
+    """A proxy whose objects never arrive."""
 
-    def __init__(self, *, faulty: int = 0) -> None:
+    started = False
+    runs = False
+
+    async def run(self) -> None:
+        self.runs = True
+        await asyncio.Event().wait()
+
+    def apply(self, live: Live) -> None:
+        """Nothing follows from it."""
+
+    def leave(self) -> None:
+        """There is nobody to turn away."""
+
+
+class Refusing(Waiting):
+    """A proxy that serves and takes over nothing."""
+
+    started = True
+
+    def apply(self, live: Live) -> None:
+        raise ConfigError(["no pod range"])
+
+
+class Assembler:
+    """Assembles real proxies that leave the machine alone; by their numbers, from 0, others stand in for some."""
+
+    def __init__(self, others: Mapping[int, Assembled] | None = None) -> None:
         self.made: list[Running] = []
         self.standing = 0
-        self._faulty = faulty
+        self._others = others or {}
 
     @contextlib.asynccontextmanager
     async def __call__(self, options: RunOptions, reloads: ReloadRecord) -> AsyncIterator[Assembled]:
@@ -62,13 +93,16 @@ class Assembler:
             self.made.append(running)
             self.standing += 1
             try:
-                yield Faulty() if len(self.made) <= self._faulty else running
+                yield self._others.get(len(self.made) - 1, running)
             finally:
                 self.standing -= 1
 
     @property
     def serving(self) -> bool:
-        return self.standing == 1 and self.made[-1].proxy.gate.is_open
+        return self.standing == 1 and self.made[-1].started
+
+
+A_BUG = Faulty(ZeroDivisionError("a bug"))
 
 
 @pytest.fixture
@@ -86,6 +120,38 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ]
 
 
+class ConfigFile:
+    """A configuration file that says little, and what a test adds."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.write()
+
+    @property
+    def flag(self) -> str:
+        return f"--config={self._path}"
+
+    @property
+    def text(self) -> str:
+        return self._path.read_text()
+
+    def write(self, more: str = "") -> None:
+        self._path.write_text(
+            f"apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: toy\n{more}\n"
+        )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ConfigFile:
+    return ConfigFile(tmp_path / "config.yaml")
+
+
+@pytest.fixture
+def flags(config: ConfigFile, arguments: list[str]) -> list[str]:
+    """For a proxy with a configuration file."""
+    return [config.flag, *arguments]
+
+
 def _free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -101,7 +167,7 @@ def _supervisor(arguments: list[str], assembler: Assembler, *, first_pause: floa
 
 
 async def test_a_bug_in_a_running_proxy_leads_to_a_new_one(arguments: list[str]) -> None:
-    assembler = Assembler(faulty=2)
+    assembler = Assembler({0: A_BUG, 1: A_BUG})
     made = _supervisor(arguments, assembler)
     running = asyncio.create_task(made.run())
     await until(lambda: len(assembler.made) == 3 and assembler.serving)
@@ -110,7 +176,7 @@ async def test_a_bug_in_a_running_proxy_leads_to_a_new_one(arguments: list[str])
 
 
 async def test_a_stop_does_not_wait_for_the_next_attempt(arguments: list[str]) -> None:
-    assembler = Assembler(faulty=1)
+    assembler = Assembler({0: A_BUG})
     made = _supervisor(arguments, assembler, first_pause=600.0)
     running = asyncio.create_task(made.run())
     await until(lambda: len(assembler.made) == 1 and assembler.standing == 0)
@@ -120,16 +186,12 @@ async def test_a_stop_does_not_wait_for_the_next_attempt(arguments: list[str]) -
 
 
 async def test_a_bug_met_in_a_reload_does_not_make_the_proxy_deaf_to_the_next_one(
-    arguments: list[str], tmp_path: Path
+    config: ConfigFile, flags: list[str]
 ) -> None:
-    config = tmp_path / "config.yaml"
-    text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: toy\n"
-    config.write_text(text)
-    flags = [f"--config={config}", *arguments]
     failed: list[int] = []
 
     def read_again() -> RunOptions:
-        if "bug" in config.read_text() and not failed:
+        if "bug" in config.text and not failed:
             failed.append(1)
             raise ZeroDivisionError("a bug")
         return _read(flags)
@@ -138,11 +200,136 @@ async def test_a_bug_met_in_a_reload_does_not_make_the_proxy_deaf_to_the_next_on
     made = Supervisor(_read(flags), read_again, assemble=assembler)
     running = asyncio.create_task(made.run())
     await until(lambda: bool(assembler.made) and assembler.serving)
-    config.write_text(f"{text}# bug\n")
+    config.write("# bug")
     await until(lambda: bool(failed))
-    config.write_text(f"{text}nftables: {{masqueradeAll: true}}\n")
+    config.write("nftables: {masqueradeAll: true}")
     await until(lambda: made.reloads.count == 1)
     assert assembler.made[-1].proxy.config.masquerade_all
     made.stop()
     assert await running == 0
     assert len(assembler.made) == 1
+
+
+async def test_a_new_configuration_that_fails_before_it_serves_gives_way_to_the_old_one(
+    config: ConfigFile, flags: list[str]
+) -> None:
+    assembler = Assembler({1: Faulty(NotSupported("not on this machine"))})
+    made = _supervisor(flags, assembler)
+    running = asyncio.create_task(made.run())
+    await until(lambda: bool(assembler.made) and assembler.serving)
+    config.write("enableProfiling: true")
+    await until(lambda: len(assembler.made) == 3 and assembler.serving)
+    assert [one.proxy.config.enable_profiling for one in assembler.made] == [False, True, False]
+    assert made.reloads.report().error == "not on this machine"
+    made.stop()
+    assert await running == 0
+
+
+async def test_the_configuration_that_served_last_comes_back_after_several_that_did_not(
+    config: ConfigFile, flags: list[str]
+) -> None:
+    waiting, failing = Waiting(), Faulty(NotSupported("not on this machine"))
+    assembler = Assembler({1: waiting, 2: failing})
+    made = _supervisor(flags, assembler)
+    running = asyncio.create_task(made.run())
+    await until(lambda: bool(assembler.made) and assembler.serving)
+    config.write("enableProfiling: true")
+    await until(lambda: waiting.runs)
+    config.write("clientConnection: {qps: 7}")
+    await until(lambda: len(assembler.made) == 4 and assembler.serving)
+    assert assembler.made[-1].proxy.config == assembler.made[0].proxy.config
+    made.stop()
+    assert await running == 0
+
+
+TAKEN = KernelError("the port is taken")
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {1: Faulty(TAKEN, started=True)},
+        {1: Faulty(ZeroDivisionError("a bug"), started=True), 2: Faulty(TAKEN)},
+    ],
+)
+async def test_once_the_new_configuration_served_there_is_no_way_back(
+    config: ConfigFile, flags: list[str], others: dict[int, Assembled]
+) -> None:
+    assembler = Assembler(others)
+    made = _supervisor(flags, assembler)
+    running = asyncio.create_task(made.run())
+    await until(lambda: bool(assembler.made) and assembler.serving)
+    config.write("enableProfiling: true")
+    with pytest.raises(KernelError, match="the port is taken"):
+        await asyncio.wait_for(running, 20)
+
+
+async def test_a_live_change_that_cannot_work_here_is_turned_down(
+    config: ConfigFile, flags: list[str]
+) -> None:
+    assembler = Assembler({0: Refusing()})
+    made = _supervisor(flags, assembler)
+    running = asyncio.create_task(made.run())
+    await until(lambda: assembler.standing == 1)
+    config.write("detectLocalMode: NodeCIDR")
+    await until(lambda: made.reloads.report().error == "no pod range")
+    assert made.reloads.count == 0
+    config.write()
+    await until(lambda: made.reloads.report().error == "")
+    assert made.reloads.count == 0, "the first configuration is still the one in force"
+    made.stop()
+    assert await running == 0
+
+
+SETTING = "net/ipv4/ip_forward"
+
+
+class SettingHost(UntouchedHost):
+    """One setting is made, below a directory that stands for the machine."""
+
+    def prepare(self, choice: Choice, degraded: DegradedChecks) -> None:
+        self.sysctls.ensure(SETTING, 1)
+
+
+class NoHost(UntouchedHost):
+    """It must not come to this."""
+
+    def prepare(self, choice: Choice, degraded: DegradedChecks) -> None:
+        raise AssertionError("the host was touched")
+
+
+@pytest.mark.parametrize(("started", "left"), [(False, "0"), (True, "1")])
+async def test_settings_are_put_back_when_the_start_fails_though_they_could_not_be_recorded(
+    arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, *, started: bool, left: str
+) -> None:
+    setting = tmp_path / "proc/sys" / SETTING
+    setting.parent.mkdir(parents=True)
+    setting.write_text("0")
+    (tmp_path / "file").touch()
+    host = SettingHost(tmp_path / "file/state", tmp_path)
+
+    async def fail() -> None:
+        async with assembled(_read(arguments), ReloadRecord(), host) as running:
+            assert setting.read_text() == "1"
+            running.proxy.started = started
+            raise NotSupported("not on this machine")
+
+    with pytest.raises(NotSupported):
+        await fail()
+    assert setting.read_text() == left
+    assert caplog.text.count("Cannot record changed sysctls") == 1
+
+
+async def test_the_files_that_a_kubeconfig_names_are_read_before_the_host_is_touched(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(
+        "{current-context: c, contexts: [{name: c, context: {cluster: c}}],"
+        " clusters: [{name: c, cluster: {server: 'https://x', certificate-authority: /nope/ca.crt}}]}"
+    )
+    from_api = [flag for flag in arguments if not flag.startswith("--manifests=")]
+    options = _read([*from_api, f"--kubeconfig={kubeconfig}"])
+    with pytest.raises(ConfigError, match=r"certificate-authority /nope/ca\.crt: No such file") as caught:
+        await assembled(options, ReloadRecord(), NoHost(options.state_dir)).__aenter__()
+    assert str(kubeconfig) in str(caught.value)

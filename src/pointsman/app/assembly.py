@@ -13,7 +13,7 @@ import msgspec
 
 from pointsman.app import modes
 from pointsman.app.announcements import FindingReport, announce
-from pointsman.app.host_preparation import Host
+from pointsman.app.host_preparation import Attempt, Host
 from pointsman.app.reload_record import ReloadRecord
 from pointsman.app.servers import Servers
 from pointsman.backends.contract import Mode
@@ -27,6 +27,7 @@ from pointsman.explain.packets import ClientKind
 from pointsman.explain.report import Explanation
 from pointsman.explain.target import Target
 from pointsman.kernel.command import SystemCommands
+from pointsman.kube.auth import Credentials
 from pointsman.kube.client_metrics import ClientMetrics
 from pointsman.kube.event_recorder import EventRecorder
 from pointsman.kube.formats import accept_header
@@ -54,7 +55,7 @@ _log = get_log(__name__)
 
 
 class Running(msgspec.Struct):
-    """A started proxy with everything around it."""
+    """A standing proxy with everything around it."""
 
     choice: modes.Choice
     options: RunOptions
@@ -63,6 +64,10 @@ class Running(msgspec.Struct):
     host: Host
     inspector: Inspector
     rebind: asyncio.Event
+
+    @property
+    def started(self) -> bool:
+        return self.proxy.started
 
     async def run(self) -> None:
         """Until cancelled; raises what cannot be gone on with."""
@@ -87,11 +92,11 @@ class Running(msgspec.Struct):
         await SelfProbe(self.proxy, by_family, explain).run()
 
     def apply(self, live: Live) -> None:
-        """Take over a configuration that needs no new proxy."""
-        self.choice = self.choice._replace(setup=modes.setup_of(live.options, self.choice.mode.name))
-        config = self.choice.setup.config
-        configure(log_settings(config.logging))
-        self.proxy.apply_config(config)
+        """Take over a configuration that needs no new proxy; raises ConfigError, with nothing changed, when it cannot work here."""
+        setup = modes.setup_of(live.options, self.choice.mode.name)
+        self.proxy.apply_config(setup.config)
+        self.choice = self.choice._replace(setup=setup)
+        configure(log_settings(setup.config.logging))
         if live.touches("conntrack", "oomScoreAdj"):
             self.host.prepare(self.choice, self.proxy.degraded)
         self.rebind.set()
@@ -125,7 +130,7 @@ async def first_ended(*work: Coroutine[Any, Any, Any]) -> None:
 async def assembled(
     options: RunOptions, reloads: ReloadRecord, host: Host | None = None
 ) -> AsyncIterator[Running]:
-    """Everything these options ask for, started; in the end only the kernel's rules stay."""
+    """Everything these options ask for, standing; in the end only the kernel's rules stay."""
     configure(log_settings(options.config.logging))
     for warning in options.warnings:
         _log.warning(warning)
@@ -138,8 +143,7 @@ async def assembled(
     degraded = DegradedChecks(metrics)
     async with contextlib.AsyncExitStack() as closing:
         source, recorder = await closing.enter_async_context(_outside(options, config, node_name, metrics))
-        failed_start = closing.enter_context(contextlib.ExitStack())
-        failed_start.callback(host.sysctls.undo, keep=host.sysctls.changes)
+        attempt = closing.enter_context(Attempt(host.sysctls))
         host.prepare(choice, degraded)
         backends = modes.make_backends(choice, host.sysctls)
         background = Background()
@@ -167,6 +171,7 @@ async def assembled(
             degraded,
             listeners=(flows, tidy_up, *resets),
         )
+        attempt.succeeded = lambda: proxy.started
         expose_watches(source, metrics, ages=options.manifests is None)
         inspector = Inspector(
             proxy,
@@ -186,7 +191,6 @@ async def assembled(
         closing.push_async_callback(proxy.close)
         announce(options, mode, recorder)
         await servers.start(config)
-        failed_start.pop_all()
         yield Running(choice, options, proxy, servers, host, inspector, rebind=asyncio.Event())
 
 
@@ -218,7 +222,11 @@ async def _outside(
     connection = config.client_connection
     access = load_access(connection.kubeconfig, options.master)
     listener = ClientMetrics(metrics, urlsplit(access.server).netloc)
-    transport = Transport(access, qps=connection.qps, burst=connection.burst, listener=listener)
+    credentials = Credentials(access, listener=listener)
+    credentials.check()
+    transport = Transport(
+        access, qps=connection.qps, burst=connection.burst, credentials=credentials, listener=listener
+    )
     sender = EventRecorder(transport, node_name=node_name)
     recorder = ApiRecorder(sender, node_name)
     source = ApiSource(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from pointsman.app import modes
 from pointsman.backends.contract import Fate, Mode
@@ -23,11 +25,8 @@ class Host:
 
     def __init__(self, state_dir: Path, root: Path = Path("/")) -> None:
         self._state_dir = state_dir
-        self._root = root
-
-    @property
-    def sysctls(self) -> Sysctls:
-        return modes.sysctl_journal(self._state_dir, self._root)
+        self.sysctls = modes.sysctl_journal(state_dir, root)
+        """One for all, because its memory covers for a journal that cannot be written."""
 
     def prepare(self, choice: modes.Choice, degraded: DegradedChecks) -> None:
         """Sysctls, the OOM score and what the mode needs; what cannot be had is reported and never fatal."""
@@ -52,6 +51,22 @@ class Host:
         if Fate.FAILED in fates:
             return Tidied.UNFINISHED
         return Tidied.CHANGED if Fate.REMOVED in fates else Tidied.NOTHING
+
+
+class Attempt:
+    """A start that puts kernel settings back if it fails before the proxy serves; a stop is no failure."""
+
+    def __init__(self, sysctls: Sysctls) -> None:
+        self.succeeded: Callable[[], bool] = lambda: False
+        self._sysctls = sysctls
+        self._before = sysctls.changes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure is not None and not self.succeeded():
+            self._sysctls.undo(keep=self._before)
 
 
 def initialise(options: RunOptions) -> int:

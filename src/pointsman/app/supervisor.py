@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
 
 from pointsman.app.assembly import assembled, first_ended
@@ -33,13 +34,17 @@ _log = get_log(__name__)
 
 
 class Assembled(Protocol):
-    """A started proxy with everything around it."""
+    """A standing proxy with everything around it."""
+
+    @property
+    def started(self) -> bool:
+        """Everything it waits for has come, and this node can be served."""
 
     async def run(self) -> None:
         """Until cancelled; raises what cannot be gone on with."""
 
     def apply(self, live: Live) -> None:
-        """Take over a configuration that needs no new proxy."""
+        """Take over a configuration that needs no new proxy; raises ConfigError, with nothing changed, when it cannot work here."""
 
     def leave(self) -> None:
         """Turn load balancers away; everything else goes on."""
@@ -69,7 +74,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._restart = asyncio.Event()
         self._fallback: RunOptions | None = None
-        """What ran before a restart, until the new proxy stands."""
+        """What served before a restart, for as long as no proxy has served since."""
         self._leaving = False
         """Told to end, and load balancers are given time to stop choosing this node."""
         self._unread_change = False
@@ -127,7 +132,6 @@ class Supervisor:
 
     async def _run_assembled(self) -> None:
         async with self._assemble(self._options, self.reloads) as running:
-            self._fallback = None
             self._running = running
             if self._leaving:
                 running.leave()
@@ -137,6 +141,8 @@ class Supervisor:
                 await first_ended(running.run(), self._stop.wait(), self._restart.wait())
             finally:
                 self._running = None
+                if running.started and not self._restart.is_set():
+                    self._fallback = None
 
     def _fall_back(self, error: PointsmanError) -> None:
         """Return to the configuration that worked; the first one of a process has none before it."""
@@ -163,19 +169,24 @@ class Supervisor:
             self._unread_change = True
             return
         self._unread_change = False
-        decision = decide(self._options, self._found())
+        running, decision = self._running, decide(self._options, self._found())
+        if isinstance(decision, Live):
+            decision = self._applied(decision, running)
         self.reloads.decided(decision)
         match decision:
             case Rejected(reason=reason):
                 _log.error("The new configuration is not used, the old one stays", err=reason)
             case Nothing(options=options):
                 self._options = options
+            case Live(options=options, changes=changes):
+                self._options = options
+                _log.info("New configuration applied", changes=[str(change) for change in changes])
             case Restart(options=options, changes=changes):
                 _log.info("Restarting the proxy inside this process", changes=[str(one) for one in changes])
-                self._fallback, self._options = self._options, options
+                if running.started or self._fallback is None:
+                    self._fallback = self._options
+                self._options = options
                 self._restart.set()
-            case Live():
-                self._apply(decision, self._running)
 
     def _found(self) -> RunOptions | ConfigError:
         try:
@@ -183,13 +194,15 @@ class Supervisor:
         except ConfigError as error:
             return error
 
-    def _apply(self, live: Live, running: Assembled) -> None:
+    def _applied(self, live: Live, running: Assembled) -> Live | Rejected:
+        try:
+            running.apply(live)
+        except ConfigError as error:
+            return Rejected(str(error))
         for warning in live.options.warnings:
             if warning not in self._options.warnings:
                 _log.warning(warning)
-        self._options = live.options
-        running.apply(live)
-        _log.info("New configuration applied", changes=[str(change) for change in live.changes])
+        return live
 
 
 def serve(argv: Sequence[str], options: RunOptions) -> int:
@@ -200,6 +213,7 @@ def serve(argv: Sequence[str], options: RunOptions) -> int:
 
     configure(log_settings(options.config.logging))
     try:
+        _check_manifests(options.manifests)
         with sole_instance(options.state_dir, wait=options.wait_for_instance):
             return asyncio.run(run())
     except PointsmanError as error:
@@ -207,3 +221,13 @@ def serve(argv: Sequence[str], options: RunOptions) -> int:
         return 1
     finally:
         flush()
+
+
+def _check_manifests(path: Path | None) -> None:
+    """A path that is not there is a mistake when the process starts; one that vanishes later is waited for."""
+    try:
+        if path is not None:
+            path.stat()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError([f"--manifests: cannot read {path}: {reason}"]) from error

@@ -63,6 +63,7 @@ class Sysctls:
         self._lock = threading.Lock()
         self._namespace = _network_namespace()
         self._own: dict[str, Change] = {}
+        self._journal_fails = False
 
     @property
     def changes(self) -> dict[str, Change]:
@@ -146,17 +147,20 @@ class Sysctls:
             return
         everywhere = {**_load(self._journal), self._namespace: section}
         kept = {namespace: changes for namespace, changes in everywhere.items() if changes}
+        failed_before, self._journal_fails = self._journal_fails, False
         try:
             if not kept:
                 self._journal.unlink(missing_ok=True)
                 return
             _write_whole(self._journal, msgspec.json.format(msgspec.json.encode(kept), indent=1))
         except OSError as error:
-            _log.warning(
-                "Cannot record changed sysctls, so clean-up will not undo them",
-                journal=str(self._journal),
-                err=error,
-            )
+            self._journal_fails = True
+            if not failed_before:
+                _log.warning(
+                    "Cannot record changed sysctls, so clean-up will not undo them",
+                    journal=str(self._journal),
+                    err=error,
+                )
 
 
 def _write_whole(path: Path, content: bytes) -> None:

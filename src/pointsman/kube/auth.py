@@ -84,6 +84,15 @@ class Credentials:
         tls = self._tls(granted) if self._access.server.startswith("https:") else None
         return Presented(tuple(headers), tls)
 
+    def check(self) -> None:
+        """Reads once what is in files. Raises ConfigError naming field and file; later troubles are left to each request."""
+        try:
+            self._current_token()
+            if self._access.server.startswith("https:"):
+                self._tls(None)
+        except KubeError as error:
+            raise ConfigError([str(error)]) from error
+
     def forget(self) -> bool:
         """After a 401: drop what can be obtained again; says whether another try makes sense."""
         renewable = self._granted is not None
@@ -201,8 +210,7 @@ def _context(access: Access, certificate: Material, key: Material) -> ssl.SSLCon
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     elif access.ca is not None:
-        name = _name(access.ca, "certificate-authority-data")
-        context.load_verify_locations(cadata=_pem_text(material_bytes(access.ca), name))
+        _trust(context, access.ca)
     else:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     # Python 3.13 made strict X.509 the default; cluster CAs made by older tools lack the extensions it asks for.
@@ -216,23 +224,27 @@ def _context(access: Access, certificate: Material, key: Material) -> ssl.SSLCon
                 # An encrypted key must fail; without a callback OpenSSL would ask on the terminal.
                 context.load_cert_chain(cert_path, key_path, password=lambda: b"")
             except ssl.SSLError as error:
-                names = f"{_name(certificate, 'client-certificate-data')} and {_name(key, 'client-key-data')}"
+                names = f"{_name(certificate, 'client-certificate')} and {_name(key, 'client-key')}"
                 raise ValueError(f"{names}: {error.reason or 'not a usable pair'}") from error
     return context
 
 
-def _pem_text(data: bytes, name: str) -> str:
-    text = data.decode("ascii", errors="replace")
+def _trust(context: ssl.SSLContext, ca: bytes | Path) -> None:
+    field = "certificate-authority"
+    text = _content(ca, field).decode("ascii", errors="replace")
     if "-----BEGIN CERTIFICATE-----" not in text:
-        raise ValueError(f"{name} holds no PEM certificate")
-    return text
+        raise ValueError(f"{_name(ca, field)} holds no PEM certificate")
+    try:
+        context.load_verify_locations(cadata=text)
+    except ssl.SSLError as error:
+        raise ValueError(f"{_name(ca, field)}: {error.reason or 'not usable'}") from error
 
 
 @contextmanager
-def _as_file(material: bytes | Path, name: str) -> Iterator[str]:
+def _as_file(material: bytes | Path, field: str) -> Iterator[str]:
     """A path OpenSSL can open without waiting: the material lives in anonymous memory, never on disk."""
-    content = material_bytes(material)
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    content = _content(material, field)
+    descriptor = os.memfd_create(field, os.MFD_CLOEXEC)
     try:
         os.write(descriptor, content)
         yield f"/proc/self/fd/{descriptor}"
@@ -240,5 +252,13 @@ def _as_file(material: bytes | Path, name: str) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _name(material: Material, inline: str) -> str:
-    return str(material) if isinstance(material, Path) else inline
+def _content(material: bytes | Path, field: str) -> bytes:
+    """The PEM itself. Raises ValueError naming field and file."""
+    try:
+        return material_bytes(material)
+    except OSError as error:
+        raise ValueError(f"{field} {error.strerror}") from error
+
+
+def _name(material: Material, field: str) -> str:
+    return f"{field} {material}" if isinstance(material, Path) else f"{field}-data"

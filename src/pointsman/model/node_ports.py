@@ -20,7 +20,7 @@ def node_port_addresses(
     A list without any entry for this family means every address, as in kube-proxy, and so does an empty one (the
     defaults of a mode have been filled in before).
     """
-    ranges = [cidr for entry in configured or ("all",) for cidr in _ranges(entry, family, node_ips)]
+    ranges = node_port_ranges(configured or ("all",), family, node_ips)
     loopback = LOOPBACK[family]
     asked = any(loopback.contains(cidr.network) for cidr in ranges)
     if not ranges or any(cidr.is_everything for cidr in ranges):
@@ -32,6 +32,11 @@ def node_port_addresses(
         loopback=asked or any(cidr.contains(loopback.network) for cidr in ranges),
         loopback_asked=asked,
     )
+
+
+def node_port_ranges(configured: Sequence[str], family: Family, node_ips: Sequence[bytes]) -> list[Cidr]:
+    """What the entries stand for in one family."""
+    return [cidr for entry in configured for cidr in _ranges(entry, family, node_ips)]
 
 
 def _ranges(entry: str, family: Family, node_ips: Sequence[bytes]) -> Sequence[Cidr]:

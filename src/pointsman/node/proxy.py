@@ -13,10 +13,9 @@ from functools import partial
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Backend
-from pointsman.config.doubts import configuration_doubts
 from pointsman.config.gates import effective_gates
 from pointsman.config.types import KubeProxyConfiguration
-from pointsman.errors import KernelError, NotSupported, PointsmanError
+from pointsman.errors import ConfigError, KernelError, PointsmanError
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.labels import ServiceLabels
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
@@ -66,6 +65,8 @@ class Proxy:
         self.metrics = metrics
         self.node = NodeState(settings, {family: machine.local_addresses(family) for family in backends})
         self.gate = StartGate(settings.node_name, needs_node=not settings.from_manifests)
+        self.started = False
+        """Everything waited for has come, and this node can be served: from now on there are syncs."""
         self.health = ProxyHealth(_nanoseconds(settings.config), waiting_for=lambda: self.gate.waiting_for)
         self.remarks = Remarks()
         self.labels = ServiceLabels()
@@ -73,7 +74,8 @@ class Proxy:
         self.reporter = Reporter(backends, metrics, self.health, recorder, degraded)
         self._machine = machine
         self._impossible: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pod_range_seen = asyncio.Event()
+        self._node_news = asyncio.Event()
+        self._doubts: frozenset[str] = frozenset()
         trackers = {family: self._tracker(family) for family in backends}
         troubles = {trouble: metrics.http_troubles.labels(trouble=trouble.value) for trouble in Trouble}
         self.connections = Connections(Troubles(lambda trouble: troubles[trouble].inc()))
@@ -153,11 +155,21 @@ class Proxy:
         self._handle(Upsert(item))
 
     def apply_config(self, config: KubeProxyConfiguration) -> None:
-        """Take over what can change while running: periods, node ports, masquerading, detection."""
+        """Take over what can change while running: periods, node ports, masquerading, detection.
+
+        Raises ConfigError, with nothing changed, for what cannot work on this node. What is as wrong with the configuration
+        in force keeps nobody from changing another field.
+        """
+        if self.started:
+            known = self.node.judged(self.config).faults
+            new = [fault for fault in self.node.judged(config).faults if fault not in known]
+            if new:
+                raise ConfigError(new)
         self.node.configured(config)
         self.health.set_sync_period(_nanoseconds(config))
         for family in self.families.values():
             family.loop.pacer.pace = _pace(config)
+        self._node_known_better()
         self._request_all()
 
     def _tracker(self, family: Family) -> Tracker:
@@ -187,6 +199,7 @@ class Proxy:
         match event:
             case Synced(kind=kind):
                 self._start_if(self.gate.listed(kind))
+                self._node_news.set()
             case Upsert(object=Service() as service):
                 self.metrics.service_changes.inc(len(self.families))
                 self.remarks.service_upserted(service)
@@ -226,7 +239,7 @@ class Proxy:
 
     def _track(self, change: Callable[[Tracker], bool]) -> None:
         for family in self.families.values():
-            if change(family.tracker) and self.gate.is_open:
+            if change(family.tracker) and self.started:
                 family.loop.request()
                 self._share_keepers[family.family].changed()
 
@@ -241,74 +254,95 @@ class Proxy:
         before = self.node.facts
         self._request_all(self.node.node_seen(node))
         facts = self.node.facts
-        if not self.node.lacks_pod_range:
-            self._pod_range_seen.set()
         if facts != before:
             addresses = ", ".join(address_text(address) for address in facts.ips)
             _log.info("Node as seen by the proxy", node=name, addresses=addresses, zone=facts.zone)
+        self._node_known_better()
+
+    def _node_known_better(self) -> None:
+        """After a change of the Node, or of what is asked of it."""
         complete = self.node.has_addresses and not self.node.lacks_pod_range
         self._start_if(self.gate.node_seen(complete=complete))
+        self._node_news.set()
+        if self.started:
+            self._warn_of_doubts()
 
     def _start_if(self, opened: bool) -> None:
         """Once, when nothing more is waited for."""
         if not opened:
             return
-        primary = self.node.facts.primary_family
-        if primary not in self.families and not self.node.settings.from_manifests:
-            self._give_up(
-                f"this node's first address is {primary.value}, which this machine cannot serve: enable it in the kernel, "
-                f"or put the other family first in the Node's addresses or in bindAddress"
-            )
+        faults = self.node.judged(self.config).faults
+        if faults:
+            self._impossible.set_exception(ConfigError(faults))
             return
-        for doubt in configuration_doubts(self.node.config, primary, self.node.facts.pod_cidrs):
-            _log.warning("The configuration may be incomplete or incorrect", reason=doubt)
+        self.started = True
+        self._warn_of_doubts()
         if self.node.node_object is None and self.node.settings.from_manifests:
             self.health.node_changed(Node(Meta(name=self.node.name)))
         self._request_all()
 
+    def _warn_of_doubts(self) -> None:
+        """Of each once, for as long as it stands. A Node that changes may bring faults, too, and the proxy goes on."""
+        found = self.node.judged(self.config)
+        doubts = (*found.doubts, *found.faults)
+        for doubt in doubts:
+            if doubt not in self._doubts:
+                _log.warning("The configuration may be incomplete or incorrect", reason=doubt)
+        self._doubts = frozenset(doubts)
+
     async def _stop_waiting_for_node(self) -> None:
-        seconds = self.node.settings.node_wait
-        await asyncio.sleep(seconds)
-        if not self.node.has_addresses and not self.node.settings.from_manifests:
-            self._say_why_there_is_no_address(seconds)
-        if self.node.lacks_pod_range and not self.node.settings.from_manifests:
-            await self._wait_for_pod_range()
+        """The periods begin with the first list, as in kube-proxy: before it, nobody knows what the Node lacks."""
+        settings = self.node.settings
+        if settings.from_manifests:
+            return
+        if not await self._comes_true(lambda: self.gate.has_listed(Node), settings.node_wait):
+            status = self.source.statuses.get(Node.__name__)
+            _log.error(
+                "The Node could not be listed yet; nothing is programmed before that",
+                err=(status.last_error if status is not None else "") or None,
+                node=self.node.name,
+                waited=f"{settings.node_wait:.0f}s",
+            )
+            await self._comes_true(lambda: self.gate.has_listed(Node), None)
+        if not await self._comes_true(lambda: self.node.has_addresses, settings.node_wait):
+            self._say_why_there_is_no_address(settings.node_wait)
+        if self.node.lacks_pod_range:
+            await self._wait_for_pod_range(settings.pod_range_wait)
         self._start_if(self.gate.stop_waiting_for_node())
 
+    async def _comes_true(self, condition: Callable[[], bool], seconds: float | None) -> bool:
+        """Whether it does in time, None for any time; looked at with every news of the Node."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not condition():
+                    self._node_news.clear()
+                    await self._node_news.wait()
+        except TimeoutError:
+            return False
+        return True
+
     def _say_why_there_is_no_address(self, waited: float) -> None:
-        """A Node that nobody could list is not a Node that does not exist; the source knows what is wrong."""
         if self.node.node_object is not None:
-            message, err = "The Node has no addresses yet; going on without them until it has", ""
-        elif self.gate.has_listed(Node):
+            message = "The Node has no addresses yet; going on without them until it has"
+        else:
             message = (
                 "No such Node; going on without its addresses. If the node has another name, "
                 "say so with --hostname-override"
             )
-            err = ""
-        else:
-            message = "The Node could not be listed yet; nothing is programmed before that"
-            status = self.source.statuses.get(Node.__name__)
-            err = status.last_error if status is not None else ""
-        _log.error(message, err=err or None, node=self.node.name, waited=f"{waited:.0f}s")
+        _log.error(message, node=self.node.name, waited=f"{waited:.0f}s")
 
-    async def _wait_for_pod_range(self) -> None:
-        seconds = self.node.settings.pod_range_wait
-        _log.warning(
-            "Waiting for the Node's pod range, which detectLocalMode NodeCIDR needs", node=self.node.name
+    async def _wait_for_pod_range(self, seconds: float) -> None:
+        name = self.node.name
+        _log.warning("Waiting for the Node's pod range, which detectLocalMode NodeCIDR needs", node=name)
+        if await self._comes_true(lambda: not self.node.lacks_pod_range, seconds):
+            return
+        if self.node.node_object is not None:
+            raise ConfigError(self.node.judged(self.config).faults)
+        problem = (
+            f"there is no Node {name} after {seconds:.0f} s, and detectLocalMode NodeCIDR needs its spec.podCIDRs: "
+            "if the node has another name, say so with --hostname-override"
         )
-        try:
-            async with asyncio.timeout(seconds):
-                await self._pod_range_seen.wait()
-        except TimeoutError:
-            raise NotSupported(
-                f"the Node {self.node.name} has no spec.podCIDRs after {seconds:.0f} s and detectLocalMode is NodeCIDR: "
-                "let the controller manager allocate ranges (--allocate-node-cidrs), or use another detectLocalMode"
-            ) from None
-
-    def _give_up(self, reason: str) -> None:
-        """End `run` with an error: what the configuration asks for cannot be had here."""
-        if not self._impossible.done():
-            self._impossible.set_exception(NotSupported(reason))
+        raise ConfigError([problem])
 
     async def _stop_waiting_for_service_ranges(self) -> None:
         await asyncio.sleep(self.node.settings.service_range_wait)
@@ -328,7 +362,7 @@ class Proxy:
                 await asyncio.sleep(_ADDRESS_RETRY)
 
     def _request_all(self, rules_differ: bool = True) -> None:
-        if rules_differ and self.gate.is_open:
+        if rules_differ and self.started:
             for family in self.families.values():
                 family.loop.request()
                 self._share_keepers[family.family].changed()

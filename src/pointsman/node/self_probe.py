@@ -95,7 +95,7 @@ class SelfProbe:
             trouble = await self._connection_trouble(family)
         except OSError as error:
             trouble = f"no listener of our own could be opened: {error.strerror or error}"
-        if self._proxy.families[family].pending or not self._proxy.gate.is_open:
+        if self._proxy.families[family].pending or not self._proxy.started:
             return  # the rules are not due yet; a late sync is reported elsewhere
         result = "failure" if trouble else "success"
         self._proxy.metrics.datapath_probes.labels(ip_family=family.value, result=result).inc()

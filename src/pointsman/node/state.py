@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from pointsman.config.doubts import Judgement, judged
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Family, is_link_local, is_loopback
 from pointsman.model.node import NodeFacts, host_ips, node_facts
@@ -19,7 +20,7 @@ SERVICE_RANGE_WAIT = 5.0
 this node from serving; kube-proxy does not wait at all."""
 
 NODE_WAIT = 30.0
-"""How long the first sync waits for the Node object and its addresses, as kube-proxy does."""
+"""How long the first sync waits for the Node object and its addresses, once Nodes could be listed, as kube-proxy does."""
 
 POD_RANGE_WAIT = 300.0
 """How much longer it waits for the node's pod range where local pods are told by it; then the process ends, as kube-proxy does."""
@@ -70,6 +71,13 @@ class NodeState:
 
     def situation(self, family: Family) -> Situation:
         return Situation(self._contexts[family], self.addresses[family])
+
+    def judged(self, config: KubeProxyConfiguration) -> Judgement:
+        """How a configuration fits this node. Manifests may hold less than a cluster has, so nothing is a fault there."""
+        found = judged(config, self.facts, self.addresses)
+        if self.settings.from_manifests:
+            return Judgement(doubts=(*found.doubts, *found.faults))
+        return found
 
     def configured(self, config: KubeProxyConfiguration) -> bool:
         self.config = config

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.errors import KubeError
+from pointsman.errors import ConfigError, KubeError
 from pointsman.kube.access import Access, ExecPlugin
 from pointsman.kube.auth import Credentials
 from pointsman.kube.execplugin import ExecCredential, credential_from_output, run_plugin
@@ -201,9 +201,10 @@ def test_inline_certificate_needs_no_file(tmp_path: Path) -> None:
     ("ca", "certificate", "message"),
     [
         (b"no pem", None, "certificate-authority-data holds no PEM certificate"),
-        (Path("/absent/ca.crt"), None, "/absent/ca.crt"),
+        (Path("/absent/ca.crt"), None, "certificate-authority /absent/ca.crt: No such file"),
         (None, b"no pem", "client-certificate-data and client-key-data"),
-        (None, Path("/absent/c.crt"), "/absent/c.crt"),
+        (None, Path("/absent/c.crt"), "client-certificate /absent/c.crt: No such file"),
+        (None, Path("/dev/null"), "client-certificate /dev/null: not a regular file"),
     ],
 )
 def test_unusable_tls_material_is_named(ca: bytes | Path, certificate: bytes | Path, message: str) -> None:
@@ -212,6 +213,23 @@ def test_unusable_tls_material_is_named(ca: bytes | Path, certificate: bytes | P
         asyncio.run(Credentials(access).present())
     assert message in str(caught.value)
     assert "context 'c'" in str(caught.value)
+    with pytest.raises(ConfigError) as refused:
+        Credentials(access).check()
+    assert refused.value.problems == (str(caught.value),)
+
+
+def test_what_files_hold_is_checked_without_asking_a_plugin_or_a_server(tmp_path: Path) -> None:
+    async def plugin(_plugin: ExecPlugin, _access: Access) -> ExecCredential:
+        raise AssertionError("not yet")
+
+    certificate, key = make_certificate(tmp_path, "one")
+    Credentials(
+        Access("https://x", "test", ca=certificate, client_certificate=certificate, client_key=key)
+    ).check()
+    Credentials(Access("https://x", "test", exec_plugin=ExecPlugin("x", V1)), run=plugin).check()
+    Credentials(Access("http://x", "test", ca=tmp_path / "absent")).check()
+    with pytest.raises(ConfigError, match=r"token file .*absent"):
+        Credentials(Access("http://x", "test", token_file=tmp_path / "absent")).check()
 
 
 def test_encrypted_key_fails_instead_of_asking_on_the_terminal(tmp_path: Path) -> None:

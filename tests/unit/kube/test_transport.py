@@ -21,7 +21,7 @@ from pointsman.kube.access import Access
 from pointsman.kube.auth import Credentials
 from pointsman.kube.execplugin import ExecCredential
 from pointsman.kube.kubeconfig import load_access
-from pointsman.kube.transport import Idle, Response, Transport, translated
+from pointsman.kube.transport import Idle, RequestFailed, Response, Transport, translated
 from pointsman.testing.apiserver import FakeApiServer
 from pointsman.testing.kube_objects import service
 
@@ -200,13 +200,13 @@ async def test_stream_hands_over_chunks_and_notices_silence() -> None:
 def test_a_connection_that_the_kernel_gave_up_is_not_taken_for_silence() -> None:
     """Both are a TimeoutError; only one of them says something about the server."""
     for error, kind in (
-        (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), KubeError),
+        (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), RequestFailed),
         (TimeoutError(), Idle),
     ):
         with pytest.raises(KubeError) as caught, translated("GET /x", Idle("GET /x: no data for 180 s")):
             raise error
         assert type(caught.value) is kind
-        assert ("Connection timed out" in str(caught.value)) is (kind is KubeError)
+        assert ("Connection timed out" in str(caught.value)) is (kind is RequestFailed)
 
 
 async def test_no_credential_is_logged_at_any_level(caplog: pytest.LogCaptureFixture) -> None:
