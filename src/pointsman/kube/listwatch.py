@@ -39,6 +39,7 @@ _FORMAT_REFUSED = (406, 415)
 _RESUMABLE = (401, 403, 408, 429)
 """Refusals that say nothing about the place to resume from."""
 _RESUMED_IN_VAIN_AT_MOST = 3
+_SILENT_WATCHES = 2
 
 
 class _ErrorEvent(KubeError):
@@ -224,9 +225,21 @@ class ListWatch(Generic[T]):
                         yield event
         except Idle as error:
             _log.info("A watch fell silent; opening a new one", v=2, kind=self._name, err=error)
-        if not heard and self._timing.clock() - began < _TOO_SHORT_SECONDS:
-            raise KubeError("the server closed the watch at once")
+        else:
+            if not heard and self._timing.clock() - began < _TOO_SHORT_SECONDS:
+                raise KubeError("the server closed the watch at once")
         self._retries.ended()
+        self._doubt_silence()
+
+    def _doubt_silence(self) -> None:
+        """Raises KubeError, and makes a list due, when one watch after the other brought not even a bookmark.
+
+        Something on the way may hold back changes, too: resuming would not bring them.
+        """
+        silent = self._status.age(self._timing.clock()) or 0.0
+        if silent >= _SILENT_WATCHES * self._timing.idle:
+            self._version = ""
+            raise KubeError(f"the watches are silent: nothing was heard for {silent:g} s")
 
     async def _frames(
         self, params: dict[str, str], idle: float, on_open: Callable[[], None] = lambda: None
@@ -327,15 +340,19 @@ class ListWatch(Generic[T]):
     def _opened(self) -> None:
         self._resumed_in_vain = 0
         self._retries.opened()
-        self._heard()
+        self._tell_recovery()
+        self._status.answered()
 
     def _heard(self) -> None:
+        self._tell_recovery()
+        self._status.heard(self._timing.clock())
+
+    def _tell_recovery(self) -> None:
         """The server answers; after trouble, that is worth a line."""
         if self._status.failures:
             _log.info("The API server answers again", kind=self._name, failures=self._status.failures)
         elif self._status.absent:
             _log.info("The API server now has this kind", kind=self._name)
-        self._status.heard(self._timing.clock())
 
     def _after_failure(self, error: KubeError) -> float:
         """Notes a failure and what it says about the place to resume from; returns the seconds to wait."""

@@ -47,10 +47,14 @@ class WatchStatus:
     def findings(self) -> tuple[Finding, ...]:
         return (*self.rejected.values(), *self.remarks)
 
-    def heard(self, now: float) -> None:
+    def answered(self) -> None:
+        """The server takes part, even if it has said nothing yet."""
         self.connected = True
         self.absent = False
         self.failures = 0
+
+    def heard(self, now: float) -> None:
+        self.answered()
         self.last_event = now
 
     def failed(self, error: str) -> None:

@@ -29,7 +29,7 @@ def expose_watches(source: EventSource, metrics: Metrics, *, ages: bool) -> None
     if ages:
         metrics.add_scraped_gauge(
             "pointsman_watch_age_seconds",
-            "Seconds since a watch last delivered anything (events and bookmarks)",
+            "Seconds since the API server last said anything (events, bookmarks, pages of lists)",
             _LABELS,
             reading(lambda status: None if status.absent else status.age(time.monotonic())),
         )

@@ -102,16 +102,35 @@ async def test_error_event_other_than_gone_is_followed_by_a_pause_and_a_relist()
             assert "etcd is unwell" in follower.status.last_error
 
 
-async def test_silent_connection_is_replaced_by_a_new_watch() -> None:
+async def test_silent_connection_is_replaced_by_a_new_watch_and_silent_watches_by_a_list(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A server sends a bookmark every minute: what holds those back may hold back changes as well."""
     async with FakeApiServer() as server, following(server, idle=0.2) as follower:
         await follower.until_synced()
         reading = asyncio.ensure_future(follower.next_text())
+        status, time = follower.status, follower.time
 
-        def watches() -> int:
-            return sum(seen.is_watch and "sendInitialEvents" not in seen.query for seen in server.requests)
+        async def another_watch() -> None:
+            def watches() -> int:
+                return sum(
+                    seen.is_watch and "sendInitialEvents" not in seen.query for seen in server.requests
+                )
 
-        follower.time.now += 100
-        await eventually(lambda: watches() >= 2)
+            opened = watches()
+            await eventually(lambda: watches() > opened and server.watch_count() == 1)
+
+        await another_watch()
+        time.now += 0.3
+        await another_watch()
+        assert (status.lists, status.failures_total, status.age(time.now)) == (1, 0, pytest.approx(0.3))
+        time.now += 0.2
+        await another_watch()
+        assert (status.lists, status.failures_total) == (2, 1)
+        assert status.last_error == "the watches are silent: nothing was heard for 0.5 s"
+        assert "Cannot follow the API server" in caplog.text
+        assert status.connected
+        server.send_bookmark("Service")
         server.add(service("a"))
         assert await reading == "+default/a@101"
 
