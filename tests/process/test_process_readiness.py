@@ -39,6 +39,8 @@ def test_a_node_is_ready_when_its_own_packets_are_translated(node: NodeSpace, pr
         "sources-listed",
         "IPv4-synced",
         "IPv6-synced",
+        "IPv4-keeping-up",
+        "IPv6-keeping-up",
         "IPv4-rules-intact",
         "IPv6-rules-intact",
         "IPv4-datapath",

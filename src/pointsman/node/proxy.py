@@ -83,9 +83,9 @@ class Proxy:
         )
         self.readiness = Readiness(
             backends,
+            self.health,
             waiting_for=lambda: self.gate.waiting_for,
             closed_ports=lambda: {**degraded.of(PORTS), **self._health_ports.closed},
-            leaving=lambda: self.health.leaving,
         )
         heard_by = (self.reporter, self.readiness, self._health_ports, *listeners)
         self.families = {

@@ -127,6 +127,11 @@ class ProxyHealth:
         """The own Node as last seen; None when it is deleted or not known yet."""
         self._node = node
 
+    @property
+    def eligible(self) -> bool:
+        """Whether load balancers may choose this node, as far as its Node object tells."""
+        return node_eligible(self._node)
+
     def leave(self) -> None:
         """Turn load balancers away from now on; the rules go on being kept up to date."""
         self.leaving = True
@@ -159,8 +164,7 @@ class ProxyHealth:
 
     def healthz(self) -> Answer:
         """For load balancers: unhealthy also when node or process are leaving, or nobody said what to serve."""
-        eligible = node_eligible(self._node)
-        health = self.health()
+        health, eligible = self.health(), self.eligible
         return self._answer(health, health.invites_traffic and eligible and not health.waiting_for, eligible)
 
     def livez(self) -> Answer:
