@@ -165,6 +165,7 @@ async def assembled(
             metrics,
             recorder,
             degraded,
+            refused=choice.refused,
             listeners=(flows, tidy_up, *resets),
         )
         expose_watches(source, metrics, ages=options.manifests is None)

@@ -36,14 +36,15 @@ class Readiness(SyncListener):
         families: Iterable[Family],
         health: ProxyHealth,
         *,
+        unserved: Callable[[], Mapping[Family, str]],
         waiting_for: Callable[[], str],
         closed_ports: Callable[[], Mapping[str, str]],
     ) -> None:
-        """`waiting_for` says what the first sync still needs, `closed_ports` why which port could not be opened."""
+        """The callbacks say why: which families are not served, what the first sync still needs, which port is closed."""
         self._families = {family: _FamilyState() for family in families}
         self._datapath: dict[Family, str] = {}
         self._health = health
-        self._waiting_for, self._closed_ports = waiting_for, closed_ports
+        self._unserved, self._waiting_for, self._closed_ports = unserved, waiting_for, closed_ports
 
     def synced(self, outcome: SyncOutcome) -> None:
         self._families[outcome.family].sync = ""
@@ -68,6 +69,8 @@ class Readiness(SyncListener):
         """All of them, in the order in which they come true at a start."""
         waiting = self._waiting_for()
         yield Check("sources-listed", f"waiting for {waiting}" if waiting else "")
+        for family, why in self._unserved().items():
+            yield Check(f"{family.value}-served", why)
         for family, state in self._families.items():
             yield Check(f"{family.value}-synced", state.sync)
         health = self._health.health()

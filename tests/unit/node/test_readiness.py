@@ -33,6 +33,7 @@ class Surroundings:
         self.readiness = Readiness(
             (Family.IPV4,),
             self.health,
+            unserved=dict,
             waiting_for=lambda: self.waiting_for,
             closed_ports=lambda: self.closed,
         )
