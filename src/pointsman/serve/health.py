@@ -165,14 +165,15 @@ class ProxyHealth:
     def healthz(self) -> Answer:
         """For load balancers: unhealthy also when node or process are leaving, or nobody said what to serve."""
         health, eligible = self.health(), self.eligible
-        return self._answer(health, health.invites_traffic and eligible and not health.waiting_for, eligible)
+        healthy = health.healthy and not health.waiting_for
+        return self._answer(health, healthy and eligible and not health.leaving, healthy, eligible)
 
     def livez(self) -> Answer:
         """For restarts: the state of the proxy alone."""
         health = self.health()
-        return self._answer(health, health.healthy, None)
+        return self._answer(health, health.healthy, health.healthy, None)
 
-    def _answer(self, health: Health, good: bool, eligible: bool | None) -> Answer:
+    def _answer(self, health: Health, good: bool, healthy: bool, eligible: bool | None) -> Answer:
         # Old clients read lastUpdated as "the loop ran lately": a good answer says now, as kube-proxy's does.
         document: dict[str, object] = {
             "lastUpdated": rfc3339_nano(self._wall() if good else health.last_updated),
@@ -180,7 +181,7 @@ class ProxyHealth:
         }
         if eligible is not None:
             document["nodeEligible"] = eligible
-        document["healthy"] = health.healthy
+        document["healthy"] = healthy
         if health.status:
             document["status"] = {
                 family.value: {

@@ -25,7 +25,7 @@ class Probed:
     @property
     def failures(self) -> float:
         counter = self.running.metrics.datapath_probes.labels(ip_family="IPv4", result="failure")
-        return counter._value.get()
+        return float(counter._value.get())
 
     @property
     def verdict(self) -> str:
