@@ -63,7 +63,7 @@ def test_six_hundred_strangers_who_ask_without_a_pause_silence_no_probe(
     process.wait_synced()
     eventually(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
     with pestering(node, 600, HEALTH_PORT):
-        for _ in range(20):
+        for _ in range(10):
             assert statuses(node) == {200}
         assert node.metric("pointsman_http_troubles_total", trouble="refused") == 0
     assert "Traceback" not in process.log_text

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
@@ -85,6 +86,7 @@ class Connections:
         self._one_by_one = asyncio.Lock()
         self._leaving: set[Guest] = set()
         """Dropped, but not closed yet."""
+        self._waiting_for_room: deque[Callable[[], None]] = deque()
         self._looked = float("-inf")
         self._descriptors_left = 0
 
@@ -139,6 +141,12 @@ class Connections:
         """The connection is closed."""
         self._leaving.discard(guest)
         self._forget(guest)
+        while self._waiting_for_room and not self.crowded:
+            self._waiting_for_room.popleft()()
+
+    def when_less_crowded(self, go_on: Callable[[], None]) -> None:
+        """Have this called later; in turn, or those who come to one port would keep others from the next."""
+        self._waiting_for_room.append(go_on)
 
     def make_room(self) -> None:
         """Close some connections of strangers: descriptors are lacking."""
@@ -160,12 +168,14 @@ class Connections:
         guest.drop()
 
     def _next_to_go(self, share: _Share) -> Guest | None:
+        """Who has just come and is not answered yet goes last: else those who come back at once would turn each other out."""
         greediest = max((*share.idle, *share.busy), key=self._streaks.__getitem__, default=None)
         if greediest is None:
             return None
-        if share.idle and self._streaks[greediest] < _GREEDY:
-            return next(iter(share.idle))
-        return greediest if self._streaks[greediest] else None
+        longest_idle = next(iter(share.idle), None)
+        lingers = longest_idle is not None and self._clock() - share.idle[longest_idle] >= _PAUSE_SECONDS
+        streak = self._streaks[greediest]
+        return greediest if streak >= _GREEDY or (streak and not lingers) else longest_idle
 
     @property
     def crowded(self) -> bool:

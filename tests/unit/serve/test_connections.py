@@ -34,10 +34,12 @@ def dropped(visitors: list[Visitor]) -> list[int]:
 
 
 def test_the_connection_that_is_idle_for_longest_goes_first() -> None:
-    connections = Connections(strangers=3)
+    now = [0.0]
+    connections = Connections(strangers=3, clock=lambda: now[0])
     visitors = admitted(connections, 3)
     connections.began(visitors[0])
     connections.ended(visitors[0])
+    now[0] += 2.0
     admitted(connections, 1)
     assert dropped(visitors) == [1]
     admitted(connections, 1)
@@ -90,6 +92,18 @@ def test_whoever_asks_without_a_pause_makes_room_before_the_idle() -> None:
     assert dropped(visitors) == [0, 1]
     assert not patient.dropped
     assert idle.dropped
+
+
+def test_whoever_has_just_come_is_answered_before_it_must_make_room() -> None:
+    connections = Connections(strangers=3)
+    visitors = admitted(connections, 3)
+    for visitor in visitors[1:]:
+        answer(connections, visitor, 1)
+        connections.began(visitor)
+    admitted(connections, 2)
+    assert dropped(visitors) == [1, 2]
+    admitted(connections, 1)
+    assert dropped(visitors) == [0, 1, 2], "nobody is left who was answered"
 
 
 def test_strangers_never_take_the_place_of_clients_on_this_node() -> None:
