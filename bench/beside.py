@@ -127,6 +127,7 @@ async def measure(
             metrics,
             SilentRecorder(),
             DegradedChecks(metrics),
+            refused={},
             listeners=(heard,),
         )
         running = asyncio.create_task(proxy.run())

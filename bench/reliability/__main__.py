@@ -84,6 +84,7 @@ def _rules(options: Options) -> Iterator[Row]:
 
 def _strangers(options: Options) -> Iterator[Row]:
     yield strangers.connections_held(60.0 * options.scale)
+    yield strangers.asked_without_pause(60.0 * options.scale)
 
 
 def _descriptors(options: Options) -> Iterator[Row]:

@@ -1,8 +1,10 @@
-"""Strangers hold connections to the served ports, until descriptors run out where there are few."""
+"""Strangers hold connections to the served ports, idle or asking without end, until descriptors run out where there are few."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from bench.reliability.world import Done, Row, World, under_traffic, world
 from tests.process.node_space import HEALTH_PORT, eventually
@@ -13,33 +15,46 @@ from tests.process.strangers import (
     PORTS,
     held,
     many_descriptors,
+    pestering,
     statuses,
 )
 
 IDLE = 1000
 """Connections that are held to each port."""
+HASTY = 200
+"""Connections to each port whose client asks without a pause; together more than strangers may have."""
 FEW = 200
 """Descriptors of a process that has few."""
 
 
 def connections_held(seconds: float) -> Row:
+    return _probed(f"{IDLE} idle connections at each port", held, IDLE, seconds)
+
+
+def asked_without_pause(seconds: float) -> Row:
+    return _probed(f"{HASTY} strangers at each port who ask without a pause", pestering, HASTY, seconds)
+
+
+def _probed(
+    fault: str, strangers: Callable[..., AbstractContextManager[None]], count: int, seconds: float
+) -> Row:
     """Meanwhile a scraper, the kubelet and a load balancer ask every port once a second."""
 
     def work(made: World) -> Done:
         asked = unanswered = 0
-        with many_descriptors(), held(made.node, IDLE, *PORTS):
+        with many_descriptors(), strangers(made.node, count, *PORTS):
             until = time.monotonic() + seconds
             while time.monotonic() < until:
                 asked += 1
                 unanswered += statuses(made.node) != {200}
                 time.sleep(1)
         return Done(
-            IDLE * len(PORTS), f"{asked - unanswered} of {asked} rounds of probes answered", lost=unanswered
+            count * len(PORTS), f"{asked - unanswered} of {asked} rounds of probes answered", lost=unanswered
         )
 
     with world("nftables", BALANCER, **OPEN_TO_ALL) as made:
         eventually(lambda: made.node.get("/", HEALTH_CHECK_PORT).status == 200)
-        return under_traffic(f"{IDLE} idle connections at each port, {seconds:.0f} s", made, work)
+        return under_traffic(f"{fault}, {seconds:.0f} s", made, work)
 
 
 def descriptors_exhausted(count: int) -> Row:

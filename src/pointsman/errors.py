@@ -15,7 +15,12 @@ PointsmanError
 
 from __future__ import annotations
 
+import errno as codes
 from collections.abc import Sequence
+
+_MOMENTARY = frozenset(
+    (codes.ENOMEM, codes.ENOBUFS, codes.EAGAIN, codes.EINTR, codes.EMFILE, codes.ENFILE, codes.ETIMEDOUT)
+)
 
 
 class PointsmanError(Exception):
@@ -60,6 +65,11 @@ class KernelError(PointsmanError):
     def __init__(self, message: str, errno: int = 0) -> None:
         super().__init__(message)
         self.errno = errno
+
+    @property
+    def momentary(self) -> bool:
+        """Whether it says nothing about what was asked: the same may go well a second later."""
+        return self.errno in _MOMENTARY
 
 
 class NotSupported(KernelError):

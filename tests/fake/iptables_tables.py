@@ -37,7 +37,7 @@ class IptablesTables:
         }
         self.version = version
         self.variant = "nf_tables"
-        self.can_save = True
+        self.can_save = self.can_list = True
         self.save_seconds = 0.0
         """How long a save takes."""
         self.calls: list[tuple[str, ...]] = []
@@ -96,6 +96,8 @@ class IptablesTables:
         at = words.index("-t")
         table, (operation, chain), rule = self.tables[words[at + 1]], words[at + 2 : at + 4], words[at + 4 :]
         if operation == "-S":
+            if not self.can_list:
+                return CommandResult(4, b"", b"Another app is currently holding the xtables lock.\n")
             if chain not in table:
                 return CommandResult(1, b"", b"iptables: No chain/target/match by that name.\n")
             return CommandResult(0, "".join(f"-A {chain} {one}\n" for one in table[chain]).encode())

@@ -96,6 +96,7 @@ class Assembly:
         service_range_wait: float = 30.0,
         pod_range_wait: float = 30.0,
         families: Iterable[Family] = Family,
+        refused: Mapping[Family, str] | None = None,
         node_name: str = "n1",
         **fields: Any,
     ) -> None:
@@ -121,6 +122,7 @@ class Assembly:
             self.metrics,
             self.recorder,
             self.degraded,
+            refused=refused or {},
         )
 
     @property

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import selectors
 import socket
+import threading
 from collections.abc import Iterator
 
 from tests.process.node_space import HEALTH_PORT, METRICS_PORT, NODE_IP, SECOND_IP, NodeSpace, web_service
@@ -48,6 +50,50 @@ def held(node: NodeSpace, count: int, *ports: int) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 sock.send(b"GET /healthz HTTP/1.1\r\nHost: x")
         yield
+
+
+@contextlib.contextmanager
+def pestering(node: NodeSpace, count: int, *ports: int) -> Iterator[None]:
+    """So many strangers at each port who ask again before they have read the answer, and come back when turned out."""
+    warm, ended = threading.Event(), threading.Event()
+    asked = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    def pester() -> None:
+        answers = 0
+        with contextlib.ExitStack() as stack, selectors.DefaultSelector() as talking:
+
+            def come(port: int) -> None:
+                with contextlib.suppress(OSError):
+                    sock = stack.enter_context(stranger(port))
+                    talking.register(sock, selectors.EVENT_READ, port)
+                    sock.sendall(asked * 100)
+
+            stack.enter_context(node.namespace.entered())
+            for port in ports * count:
+                come(port)
+            while not ended.is_set():
+                for key, _ in talking.select(0.1):
+                    sock: socket.socket = key.fileobj  # type: ignore[assignment]
+                    received = b""
+                    with contextlib.suppress(OSError):
+                        received = sock.recv(1 << 16)
+                        sock.sendall(asked * received.count(b"HTTP/1.1"))
+                    if not received:
+                        talking.unregister(sock)
+                        sock.close()
+                        come(key.data)
+                    answers += received.count(b"HTTP/1.1")
+                    if answers > count:
+                        warm.set()
+
+    thread = threading.Thread(target=pester, name="pestering")
+    thread.start()
+    try:
+        assert warm.wait(60)
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def statuses(node: NodeSpace, path: str = "/healthz") -> set[int]:

@@ -25,6 +25,7 @@ from tests.process.strangers import (
     PORTS,
     held,
     many_descriptors,
+    pestering,
     statuses,
     stranger,
 )
@@ -50,6 +51,21 @@ def test_a_thousand_idle_connections_at_each_port_silence_no_probe(
         for _ in range(5):
             assert statuses(node) == {200}
         assert process.descriptors() < 1500
+    assert "Traceback" not in process.log_text
+
+
+def test_six_hundred_strangers_who_ask_without_a_pause_silence_no_probe(
+    node: NodeSpace, process: NodeProcess
+) -> None:
+    process.configure(**OPEN_TO_ALL)
+    process.objects(BALANCER, *web_slices(), node_object())
+    process.start()
+    process.wait_synced()
+    eventually(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
+    with pestering(node, 600, HEALTH_PORT):
+        for _ in range(10):
+            assert statuses(node) == {200}
+        assert node.metric("pointsman_http_troubles_total", trouble="refused") == 0
     assert "Traceback" not in process.log_text
 
 

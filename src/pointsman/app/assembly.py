@@ -169,6 +169,7 @@ async def assembled(
             metrics,
             recorder,
             degraded,
+            refused=choice.refused,
             listeners=(flows, tidy_up, *resets),
         )
         attempt.succeeded = lambda: proxy.started

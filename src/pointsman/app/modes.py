@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Backend, Cleaning, Fate, Mode, Removed, Setup
@@ -17,6 +18,10 @@ from pointsman.model.addresses import Family
 from pointsman.node.own_addresses import kernel_families
 from pointsman.obs.log import get_log
 
+_ATTEMPTS: Final = 3
+_PAUSE_SECONDS: Final = 0.5
+_NO_SUCH_FAMILY: Final = "it is switched off in this network namespace, or missing in the kernel"
+
 _log = get_log(__name__)
 
 
@@ -28,22 +33,32 @@ class Choice(NamedTuple):
     setup: Setup
     families: tuple[Family, ...]
     """Those it can serve here."""
+    refused: Mapping[Family, str]
+    """The others, and why."""
 
 
-def choose(options: RunOptions) -> Choice:
+def choose(
+    options: RunOptions,
+    *,
+    find_mode: Callable[[str], Mode] = mode_named,
+    families: Sequence[Family] | None = None,
+    pause: Callable[[float], None] = time.sleep,
+) -> Choice:
     """The mode to run; raises NotSupported, saying what stands in the way, when none can."""
     configured = options.config.mode
+    spoken = kernel_families() if families is None else families
     refusals: list[str] = []
     for name in (configured,) if configured else BY_PREFERENCE:
-        mode = mode_named(name)
+        mode = find_mode(name)
         setup = setup_of(options, name)
-        missing = {family: _missing(mode, setup, family) for family in kernel_families()}
+        missing = {family: _missing(mode, setup, family, pause) for family in spoken}
         able = tuple(family for family, problem in missing.items() if not problem)
         if able:
-            for family, problem in missing.items():
-                if problem:
-                    _log.warning("This family cannot be served", ipFamily=family.value, err=problem)
-            return Choice(mode, _why(options, name, refusals), setup, able)
+            refused = {family: problem for family, problem in missing.items() if problem}
+            for family, problem in refused.items():
+                _log.warning("This family cannot be served", ipFamily=family.value, err=problem)
+            unspoken = {family: _NO_SUCH_FAMILY for family in Family if family not in spoken}
+            return Choice(mode, _why(options, name, refusals), setup, able, refused | unspoken)
         refusals.append(f"mode {name} cannot be used here: {'; '.join(dict.fromkeys(missing.values()))}")
     raise NotSupported(". ".join(refusals))
 
@@ -52,13 +67,19 @@ def setup_of(options: RunOptions, mode: str) -> Setup:
     return Setup(with_mode(options.config, mode), options.service_metrics)
 
 
-def _missing(mode: Mode, setup: Setup, family: Family) -> str:
-    try:
-        return "; ".join(mode.preflight(setup, family))
-    except Busy:
-        return ""  # somebody else uses it just now, so it is there
-    except KernelError as error:
-        return str(error)
+def _missing(mode: Mode, setup: Setup, family: Family, pause: Callable[[float], None]) -> str:
+    """What stands in the way. A kernel that cannot say for now is believed to have it all: syncs are tried again, and tell."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return "; ".join(mode.preflight(setup, family))
+        except Busy:
+            return ""  # somebody else uses it just now, so it is there
+        except KernelError as error:
+            if not error.momentary:
+                return str(error)
+            _log.warning("The kernel cannot say what it has; asking again", ipFamily=family.value, err=error)
+        pause(_PAUSE_SECONDS)
+    return ""
 
 
 def _why(options: RunOptions, mode: str, refusals: Iterable[str]) -> str:

@@ -175,7 +175,7 @@ class Backend(Protocol):
         """Bring the kernel to the desired state; raises KernelError and changes nothing on failure."""
 
     def drift(self) -> Drift | None:
-        """A cheap look whether somebody else changed what we own; None means no."""
+        """A cheap look whether somebody else changed what we own; None means no. Raises KernelError when it cannot be told."""
 
     def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
         """Prepare a comparison of the kernel with the desired state; quick, reads nothing yet.

@@ -7,6 +7,7 @@ refused and shows it; a taken lock says who holds it; neither is mistaken for "d
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -72,12 +73,14 @@ class Iptables:
         return self._features
 
     def obstacle(self) -> str:
-        """Why no rules can be read or written here; empty when they can. Raises Busy or LockNotOpened when that is unknown."""
+        """Why no rules can be read or written here; empty when they can. Raises KernelError when that is unknown for now."""
         try:
             return "" if self.chain_exists(NAT, "POSTROUTING") else "the kernel lacks table nat"
         except (Busy, LockNotOpened):
             raise
         except KernelError as error:
+            if error.momentary:
+                raise
             return str(error)
 
     def chain_exists(self, table: str, chain: str) -> bool:
@@ -159,7 +162,8 @@ class Iptables:
             return Rejected(
                 f"{command}: {complaint}; rules written with nft stand in a table that iptables owns: move them"
             )
-        return KernelError(f"{command} failed with status {result.status}: {complaint}")
+        code = errno.EAGAIN if _MOMENTARY.search(complaint) else 0
+        return KernelError(f"{command} failed with status {result.status}: {complaint}", code)
 
 
 def _names_missing_chain(text: str) -> bool:

@@ -72,6 +72,10 @@ class FamilyProxy:
         """Service ports that changed and are not in the kernel yet."""
         return self.tracker.pending + len(self.loop.unsynced)
 
+    def awaits(self, key: str) -> bool:
+        """Whether some port of this Service changed and is not in the kernel yet."""
+        return any(name.key == key for name in self.tracker.pending_names | self.loop.unsynced)
+
     async def run_blocking(self, call: Callable[[], T]) -> T:
         """Run on this family's worker thread, where the backend and the plans live."""
 

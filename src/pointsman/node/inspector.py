@@ -80,6 +80,7 @@ class Inspector:
         self._host = host
         self._started_at = proxy.started_at if started_at is None else started_at
         self._states: tuple[str, dict[str, int]] = ("", {})
+        self._counting = asyncio.Lock()
 
     async def status(self) -> StatusReport:
         """Counters, the recent past, and how many Services answer as of the last sync."""
@@ -117,16 +118,17 @@ class Inspector:
         ).judged()
 
     async def _service_states(self) -> dict[str, int]:
-        """Counted again only after a sync; the last count when a worker is too busy to say what it holds.
+        """Counted again only after a sync, and once for all who ask; the last count when a worker is too busy to say what it holds.
 
         A worker that is stuck in the kernel is when people ask for the status.
         """
-        version = self._version()
-        if self._states[0] != version:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._patience):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._patience) as deadline, self._counting:
+                version = self._version()
+                if self._states[0] != version:
                     view = await self._overview()
-                self._states = (version, await asyncio.to_thread(state_counts, view))
+                    deadline.reschedule(None)
+                    self._states = (version, await asyncio.to_thread(state_counts, view))
         return self._states[1]
 
     def _family_status(self, family: FamilyProxy) -> FamilyStatus:

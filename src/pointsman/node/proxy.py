@@ -31,6 +31,7 @@ from pointsman.node.reporter import Reporter
 from pointsman.node.share_keeper import ShareKeeper
 from pointsman.node.state import NodeState, Settings, StartGate
 from pointsman.node.surroundings import EventSource, Machine, Recorder
+from pointsman.node.unserved_families import UnservedFamilies
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
 from pointsman.serve.connections import Connections
@@ -57,9 +58,10 @@ class Proxy:
         recorder: Recorder,
         degraded: DegradedChecks,
         *,
+        refused: Mapping[Family, str],
         listeners: Sequence[SyncListener] = (),
     ) -> None:
-        """`listeners` hear of every sync, after metrics, health and health check ports."""
+        """`refused` are families without a backend, and why; `listeners` hear of every sync, after our own parts."""
         self.started_at = time.time()
         self.source = source
         self.metrics = metrics
@@ -83,13 +85,15 @@ class Proxy:
         self._health_ports = HealthCheckPorts(
             trackers, settings.node_name, self.health, recorder, self.connections
         )
+        unserved = UnservedFamilies(refused, self.node, degraded)
         self.readiness = Readiness(
             backends,
+            self.health,
+            unserved=lambda: unserved.current,
             waiting_for=lambda: self.gate.waiting_for,
             closed_ports=lambda: {**degraded.of(PORTS), **self._health_ports.closed},
-            leaving=lambda: self.health.leaving,
         )
-        heard_by = (self.reporter, self.readiness, self._health_ports, *listeners)
+        heard_by = (self.reporter, self.readiness, self._health_ports, unserved, *listeners)
         self.families = {
             family: FamilyProxy(
                 trackers[family],

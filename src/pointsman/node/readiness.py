@@ -1,7 +1,8 @@
 """Whether this node serves its packets, check by check: what /readyz answers.
 
-Stricter than /healthz, which keeps to kube-proxy's rules and gives a late proxy two sync periods: here a family that failed
-its last sync is not ready, nor is one whose rules were not yet found intact after it.
+Stricter than /healthz, which keeps to kube-proxy's rules and gives a late proxy two sync periods. Whatever makes that fail
+makes a check fail here; besides, a family that failed its last sync is not ready, nor is one whose rules were not yet found
+intact after it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import msgspec
 
 from pointsman.backends.contract import Drift
 from pointsman.model.addresses import Family
+from pointsman.serve.health import Health, ProxyHealth
 from pointsman.serve.readiness import Check
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.reconcile import SyncFailed, SyncOutcome
@@ -32,15 +34,17 @@ class Readiness(SyncListener):
     def __init__(
         self,
         families: Iterable[Family],
+        health: ProxyHealth,
         *,
+        unserved: Callable[[], Mapping[Family, str]],
         waiting_for: Callable[[], str],
         closed_ports: Callable[[], Mapping[str, str]],
-        leaving: Callable[[], bool],
     ) -> None:
-        """`waiting_for` says what the first sync still needs, `closed_ports` why which port could not be opened."""
+        """The callbacks say why: which families are not served, what the first sync still needs, which port is closed."""
         self._families = {family: _FamilyState() for family in families}
         self._datapath: dict[Family, str] = {}
-        self._waiting_for, self._closed_ports, self._leaving = waiting_for, closed_ports, leaving
+        self._health = health
+        self._unserved, self._waiting_for, self._closed_ports = unserved, waiting_for, closed_ports
 
     def synced(self, outcome: SyncOutcome) -> None:
         self._families[outcome.family].sync = ""
@@ -65,12 +69,23 @@ class Readiness(SyncListener):
         """All of them, in the order in which they come true at a start."""
         waiting = self._waiting_for()
         yield Check("sources-listed", f"waiting for {waiting}" if waiting else "")
+        for family, why in self._unserved().items():
+            yield Check(f"{family.value}-served", why)
         for family, state in self._families.items():
             yield Check(f"{family.value}-synced", state.sync)
+        health = self._health.health()
+        for family in self._families:
+            late = health.status.get(family)
+            yield Check(f"{family.value}-keeping-up", late.reason if late is not None else "")
         for family, state in self._families.items():
             yield Check(f"{family.value}-rules-intact", state.drift)
         for family, trouble in self._datapath.items():
             yield Check(f"{family.value}-datapath", trouble)
         closed = self._closed_ports()
         yield Check("ports-open", "; ".join(f"{name}: {why}" for name, why in closed.items()))
-        yield Check("staying", "the process was told to end" if self._leaving() else "")
+        yield Check("staying", self._why_leaving(health))
+
+    def _why_leaving(self, health: Health) -> str:
+        if health.leaving:
+            return "the process was told to end"
+        return "" if self._health.eligible else "the Node is unknown, gone or on its way out"

@@ -26,8 +26,9 @@ from pointsman.obs.log import get_log
 PERIOD: Final = 5.0
 PATIENCE: Final = 2.0
 _QUESTION_BYTES: Final = 16
+CAUSE_PATIENCE: Final = 10.0
 _CAUSE_LASTS: Final = 60.0
-"""Seconds. Looking for a cause reads the rules of everybody on this host."""
+"""Seconds. Looking for a cause reads the rules of everybody on this host, and may wait for a worker that never comes back."""
 
 Explain = Callable[[Target], Awaitable[Explanation]]
 
@@ -61,13 +62,14 @@ class SelfProbe:
         *,
         period: float = PERIOD,
         patience: float = PATIENCE,
+        cause_patience: float = CAUSE_PATIENCE,
     ) -> None:
         """`explain` says what may be the cause when a connection fails."""
         self._proxy, self._explain = proxy, explain
         self._addresses = {
             family: address for family, address in addresses.items() if family in proxy.families
         }
-        self._period, self._patience = period, patience
+        self._period, self._patience, self._cause_patience = period, patience, cause_patience
         self._echoes: dict[Family, _Echo] = {}
         self._guesses: dict[Family, _Guess] = {}
         for family in self._addresses:
@@ -90,22 +92,30 @@ class SelfProbe:
                 echo.server.close()
 
     async def _probe(self, family: Family) -> None:
+        """What came of it is told first: a cause that cannot be found must hide nothing."""
+        premature = False
         try:
             await self._listen(family)
+            premature = self._rules_awaited(family)
             trouble = await self._connection_trouble(family)
         except OSError as error:
             trouble = f"no listener of our own could be opened: {error.strerror or error}"
-        if self._proxy.families[family].pending or not self._proxy.started:
-            return  # the rules are not due yet; a late sync is reported elsewhere
+        if trouble and (premature or self._rules_awaited(family)):
+            return  # a late sync is reported elsewhere
         result = "failure" if trouble else "success"
         self._proxy.metrics.datapath_probes.labels(ip_family=family.value, result=result).inc()
+        self._proxy.readiness.probed(family, trouble)
         if trouble:
             trouble += f"; {await self._likely_cause(family, trouble)}"
+            self._proxy.readiness.probed(family, trouble)
         else:
             self._guesses.pop(family, None)
-        self._proxy.readiness.probed(family, trouble)
         check = f"{family.value} datapath"
         self._proxy.degraded.report(check, [Degraded(check, trouble)] if trouble else ())
+
+    def _rules_awaited(self, family: Family) -> bool:
+        """Whether the rules of the probe's own Service are on their way; other Services may change all the time."""
+        return self._proxy.families[family].awaits(probe_service.KEY)
 
     async def _listen(self, family: Family) -> None:
         """Have a listener at an address of the node; a new one when that address is gone."""
@@ -161,7 +171,10 @@ class SelfProbe:
         now, known = asyncio.get_running_loop().time(), self._guesses.get(family)
         if known is None or known.trouble != trouble or now > known.until:
             try:
-                words = await self._cause_found(family)
+                async with asyncio.timeout(self._cause_patience):
+                    words = await self._cause_found(family)
+            except TimeoutError:
+                words = f"its cause was not found within {self._cause_patience:g} s"
             except Exception as error:  # noqa: BLE001 a guess that goes wrong must not end the proxy
                 _log.exception("The cause of a failed probe could not be looked for", err=error)
                 words = "its cause could not be looked for; see the log"

@@ -123,6 +123,11 @@ class ProxyHealth:
         """The own Node as last seen; None when it is deleted or not known yet."""
         self._node = node
 
+    @property
+    def eligible(self) -> bool:
+        """Whether load balancers may choose this node, as far as its Node object tells."""
+        return node_eligible(self._node)
+
     def leave(self) -> None:
         """Turn load balancers away from now on; the rules go on being kept up to date."""
         self.leaving = True
@@ -155,16 +160,16 @@ class ProxyHealth:
 
     def healthz(self) -> Response:
         """For load balancers: unhealthy also when node or process are leaving, or nobody said what to serve."""
-        eligible = node_eligible(self._node)
-        health = self.health()
-        return self._answer(health, health.invites_traffic and eligible and not health.waiting_for, eligible)
+        health, eligible = self.health(), self.eligible
+        healthy = health.healthy and not health.waiting_for
+        return self._answer(health, healthy and eligible and not health.leaving, healthy, eligible)
 
     def livez(self) -> Response:
         """For restarts: the state of the proxy alone."""
         health = self.health()
-        return self._answer(health, health.healthy, None)
+        return self._answer(health, health.healthy, health.healthy, None)
 
-    def _answer(self, health: Health, good: bool, eligible: bool | None) -> Response:
+    def _answer(self, health: Health, good: bool, healthy: bool, eligible: bool | None) -> Response:
         # Old clients read lastUpdated as "the loop ran lately": a good answer says now, as kube-proxy's does.
         document: dict[str, object] = {
             "lastUpdated": rfc3339_nano(self._wall() if good else health.last_updated),
@@ -172,7 +177,7 @@ class ProxyHealth:
         }
         if eligible is not None:
             document["nodeEligible"] = eligible
-        document["healthy"] = health.healthy
+        document["healthy"] = healthy
         if health.status:
             document["status"] = {
                 family.value: {

@@ -112,9 +112,12 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._unread = True
+        if self._transport is not None:
+            self._connections.unread(self, self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self._unread = False
+        self._connections.unread(self, 0)
         self._advance()
 
     # From bytes to a request.
@@ -179,6 +182,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     async def _answer(self, request: Request) -> None:
         try:
+            await self._connections.turn(self)
             head, body = self._prepared(await self._handler(request))
         except Exception as error:  # noqa: BLE001 - of whatever kind, the client gets an answer and we the traceback
             self._connections.troubles.report(Trouble.HANDLER_FAILED, error)

@@ -109,6 +109,8 @@ class _Acceptor:
     def _ready(self) -> None:
         for _ in range(_AT_ONCE):
             if self._connections.crowded:
+                self._loop.remove_reader(self.sock)
+                self._connections.when_less_crowded(self._go_on)
                 return
             try:
                 connection, peer = self.sock.accept()
@@ -119,6 +121,11 @@ class _Acceptor:
                 return
             connection.setblocking(False)
             self._accepted(connection, peer)
+
+    def _go_on(self) -> None:
+        if self.sock.fileno() >= 0:
+            self._loop.add_reader(self.sock, self._ready)
+            self._ready()
 
     def _failed(self, error: OSError) -> None:
         """Make room, as the usual reason is a lack of descriptors, and try again a little later."""

@@ -82,6 +82,8 @@ class ServiceHealthPorts:
         self._connections = Connections() if connections is None else connections
         self._addresses: tuple[str, ...] = ()
         self._ports: dict[str, _Port] = {}
+        self._failures: dict[str, str] = {}
+        """Why which port is closed, as last logged: a port may stay taken for as many syncs as it likes."""
         self._one_at_a_time = asyncio.Lock()
 
     @property
@@ -106,6 +108,7 @@ class ServiceHealthPorts:
             if moved or wanted is None or wanted.port != port.service.port:
                 del self._ports[key]
                 await port.server.close()
+        self._failures = {key: message for key, message in self._failures.items() if key in services}
         for key, service in services.items():
             if key in self._ports:
                 self._ports[key].service = service
@@ -129,17 +132,20 @@ class ServiceHealthPorts:
             port.server.serve(sockets)
             opened.pop_all()
         self._ports[key] = port
+        self._failures.pop(key, None)
 
     def _report(self, service: ServiceHealth, address: str, error: OSError) -> None:
         message = (
             f'node {self._node_name} failed to start healthcheck "{service.key}" on port {service.port}: '
             f"listen on {address}: {error.strerror}"
         )
-        _log.error(
-            "Cannot open health check port",
-            err=error,
-            service=service.key,
-            port=service.port,
-            address=address,
-        )
+        if self._failures.get(service.key) != message:
+            self._failures[service.key] = message
+            _log.error(
+                "Cannot open health check port",
+                err=error,
+                service=service.key,
+                port=service.port,
+                address=address,
+            )
         self._on_bind_failure(service, message)

@@ -26,7 +26,7 @@ class Trouble(enum.Enum):
 
 
 _WORDS = {
-    Trouble.EVICTED: "Too many connections to the served ports; closing those that are idle for longest",
+    Trouble.EVICTED: "Too many connections to the served ports, or answers that nobody reads; closing some",
     Trouble.REFUSED: "Too many busy connections to the served ports; refusing more",
     Trouble.MALFORMED: "Malformed requests at the served ports",
     Trouble.ACCEPT_FAILED: "Cannot accept connections",

@@ -127,9 +127,11 @@ def test_memory_is_limited(rendered: Rendered) -> None:
 def test_the_kubelet_asks_the_health_server(rendered: Rendered) -> None:
     made = rendered()
     address = load(made.config).config.healthz_bind_address
-    asked = {name: made.proxy[f"{name}Probe"]["httpGet"] for name in ("liveness", "readiness")}
-    assert [probe["path"] for probe in asked.values()] == ["/livez", "/healthz"]
-    for probe in asked.values():
+    probes = [made.proxy[f"{name}Probe"] for name in ("liveness", "readiness")]
+    assert [probe["timeoutSeconds"] for probe in probes] == [5, 5], "a second is short on a busy node"
+    asked = [probe["httpGet"] for probe in probes]
+    assert [probe["path"] for probe in asked] == ["/livez", "/healthz"]
+    for probe in asked:
         assert (probe["host"], address) == ("127.0.0.1", f"0.0.0.0:{probe['port']}")
 
 

@@ -168,6 +168,14 @@ def test_a_missing_chain_is_not_an_error_but_a_lack_of_rights_is() -> None:
     assert "Permission denied" in denied.obstacle()
 
 
+@pytest.mark.parametrize("complaint", ["Cannot allocate memory", "Resource temporarily unavailable"])
+def test_a_momentary_lack_is_no_obstacle_but_an_error_that_says_so(complaint: str) -> None:
+    lacking = Iptables(Family.IPV4, Scripted(_says(4, f"iptables: {complaint}.\n")))
+    with pytest.raises(KernelError) as caught:
+        lacking.obstacle()
+    assert caught.value.momentary
+
+
 def test_a_rule_that_leads_to_a_missing_chain_does_not_exist() -> None:
     text = "iptables v1.8.9 (nf_tables): Chain 'NOPE' does not exist\nTry `iptables -h'"
     assert not Iptables(Family.IPV4, Scripted(_says(2, text))).check_rule(NAT, "X", ["-j", "NOPE"])

@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from tests import factory
@@ -14,8 +15,10 @@ from tests.process.assembled import Assembly, assembled
 
 from pointsman.config.types import NFTables
 from pointsman.model.addresses import Family
+from pointsman.node.family import FamilyProxy
 from pointsman.node.inspector import Inspector
 from pointsman.report.status import FamilyVerification, ReloadReport
+from pointsman.sync.reconcile import Snapshot
 
 WEB = factory.service()
 AT_ONCE = NFTables(min_sync_period=timedelta(milliseconds=1))
@@ -103,3 +106,31 @@ async def test_the_status_does_not_wait_for_a_worker_that_is_stuck() -> None:
         finally:
             let_go.set()
             await stuck
+
+
+class Counted:
+    """A family that counts its snapshots."""
+
+    def __init__(self, family: FamilyProxy) -> None:
+        self._family = family
+        self.snapshots = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._family, name)
+
+    async def snapshot(self) -> Snapshot:
+        self.snapshots += 1
+        return await self._family.snapshot()
+
+
+async def test_many_who_ask_for_the_status_at_once_make_one_count() -> None:
+    async with served() as assembly:
+        families = assembly.proxy.families
+        families[Family.IPV4] = counted = Counted(families[Family.IPV4])  # type: ignore[assignment]
+        inspector = Inspector(assembly.proxy, ReloadReport)
+        for expected in (1, 2):
+            reports = await asyncio.gather(*(inspector.status() for _ in range(50)))
+            assert [sum(report.service_states.values()) for report in reports] == [expected] * 50
+            assert counted.snapshots == expected
+            assembly.source.put(factory.service("api", clusterIP="10.96.0.11"))
+            await assembly.settled()

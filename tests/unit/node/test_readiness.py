@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+from tests import factory
+
 from pointsman.backends.contract import Damage, Drift, SyncReport
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext, Situation
 from pointsman.node.readiness import Readiness
+from pointsman.serve.health import ProxyHealth
 from pointsman.serve.readiness import Check, readyz_answer
 from pointsman.sync.reconcile import SyncFailed, SyncOutcome
+
+SECOND = 1_000_000_000
 
 
 class Surroundings:
     """What the others would say."""
 
     waiting_for = ""
-    leaving = False
+    now = 0.0
 
     def __init__(self) -> None:
         self.closed: dict[str, str] = {}
+        self.health = ProxyHealth(
+            30 * SECOND, waiting_for=lambda: self.waiting_for, monotonic=lambda: int(self.now * SECOND)
+        )
+        self.health.node_changed(factory.node())
         self.readiness = Readiness(
             (Family.IPV4,),
+            self.health,
+            unserved=dict,
             waiting_for=lambda: self.waiting_for,
             closed_ports=lambda: self.closed,
-            leaving=lambda: self.leaving,
         )
 
     @property
@@ -32,6 +45,7 @@ class Surroundings:
     def settle(self) -> None:
         self.readiness.synced(outcome())
         self.readiness.intact(Family.IPV4)
+        self.health.updated(Family.IPV4)
 
 
 def outcome() -> SyncOutcome:
@@ -86,11 +100,50 @@ def test_closed_ports_and_leaving_count() -> None:
     node = Surroundings()
     node.settle()
     node.closed["shop/web"] = "port 30990 is taken"
-    node.leaving = True
+    node.health.leave()
     assert node.failing == {
         "ports-open": "shop/web: port 30990 is taken",
         "staying": "the process was told to end",
     }
+
+
+def hang(node: Surroundings) -> None:
+    node.health.busy(Family.IPV4)
+    node.now += 60
+
+
+def lag(node: Surroundings) -> None:
+    node.health.queued(Family.IPV4)
+    node.now += 60
+
+
+def wait(node: Surroundings) -> None:
+    node.waiting_for = "the Node n1"
+    node.now += 60
+
+
+@pytest.mark.parametrize(
+    ("happen", "why"),
+    [
+        (hang, {"IPv4-keeping-up": "the worker thread has not come back for 60 s"}),
+        (lag, {"IPv4-keeping-up": "no sync has succeeded for 60 s"}),
+        (wait, {"sources-listed": "waiting for the Node n1"}),
+        (lambda node: node.health.leave(), {"staying": "the process was told to end"}),
+        (
+            lambda node: node.health.node_changed(None),
+            {"staying": "the Node is unknown, gone or on its way out"},
+        ),
+    ],
+    ids=["hang", "lag", "wait", "leave", "node"],
+)
+def test_whatever_makes_healthz_fail_makes_readyz_fail(
+    happen: Callable[[Surroundings], None], why: dict[str, str]
+) -> None:
+    node = Surroundings()
+    node.settle()
+    assert (node.health.healthz().status, node.failing) == (200, {})
+    happen(node)
+    assert (node.health.healthz().status, node.failing) == (503, why)
 
 
 def test_the_answer_names_every_check() -> None:

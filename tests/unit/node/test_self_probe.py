@@ -1,42 +1,128 @@
-"""What the datapath probe does besides connecting: it names a likely cause, and outlives a guess that goes wrong."""
+"""What the datapath probe does besides connecting: it tells what came of it, and then names a likely cause."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+from collections.abc import AsyncIterator, Iterator
 
 from tests import factory
-from tests.process.assembled import assembled, until
+from tests.process.assembled import Assembly, assembled, until
 
 from pointsman.explain.report import Explanation
 from pointsman.explain.target import Target
 from pointsman.model.addresses import Family
-from pointsman.node.self_probe import SelfProbe
+from pointsman.node.self_probe import Explain, SelfProbe
+
+
+class Probed:
+    """A proxy whose packets nobody translates."""
+
+    def __init__(self, running: Assembly, probing: asyncio.Task[None]) -> None:
+        self.running, self._probing = running, probing
+
+    @property
+    def failures(self) -> float:
+        counter = self.running.metrics.datapath_probes.labels(ip_family="IPv4", result="failure")
+        return float(counter._value.get())
+
+    @property
+    def verdict(self) -> str:
+        return {check.name: check.reason for check in self.running.proxy.readiness.checks()}["IPv4-datapath"]
+
+    async def fails(self, times: int) -> None:
+        """Until so many more probes have failed."""
+        goal = self.failures + times
+        await until(lambda: self._probing.done() or self.failures >= goal)
+        assert not self._probing.done(), self._probing.exception()
+
+
+@contextlib.asynccontextmanager
+async def probed(explain: Explain, *, stuck: threading.Event | None = None) -> AsyncIterator[Probed]:
+    """`stuck` holds up the worker thread from before the first probe, until it is set."""
+    async with assembled(families=(Family.IPV4,)) as running, contextlib.AsyncExitStack() as stack:
+        addresses = [{"type": "InternalIP", "address": "192.168.1.10"}]
+        running.source.put(factory.node("n1", addresses=addresses))
+        running.source.listed()
+        await running.settled()
+        if stuck is not None:
+            stack.enter_context(held_up(running, stuck))
+        probe = SelfProbe(
+            running.proxy,
+            {Family.IPV4: factory.packed("192.0.2.77")},
+            explain,
+            period=0.001,
+            patience=0.01,
+            cause_patience=0.05,
+        )
+        probing = asyncio.create_task(probe.run())
+        try:
+            yield Probed(running, probing)
+        finally:
+            probing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await probing
+
+
+@contextlib.contextmanager
+def held_up(running: Assembly, until_set: threading.Event) -> Iterator[None]:
+    family = running.proxy.families[Family.IPV4]
+    holding = asyncio.create_task(family.run_blocking(lambda: until_set.wait(20)))
+    try:
+        yield
+    finally:
+        until_set.set()
+        holding.cancel()
+
+
+async def clueless(_target: Target) -> Explanation:
+    raise RuntimeError("a rule that nobody foresaw")
 
 
 async def test_a_guess_that_fails_ends_nothing_and_is_not_made_again_at_once() -> None:
     guesses = 0
 
-    async def explain(_target: Target) -> Explanation:
+    async def explain(target: Target) -> Explanation:
         nonlocal guesses
         guesses += 1
-        raise RuntimeError("a rule that nobody foresaw")
+        return await clueless(target)
 
-    async with assembled(families=(Family.IPV4,)) as running:
-        addresses = [{"type": "InternalIP", "address": "192.168.1.10"}]
-        running.source.put(factory.node("n1", addresses=addresses))
-        running.source.listed()
-        await running.settled()
-        probe = SelfProbe(running.proxy, {Family.IPV4: factory.packed("192.0.2.77")}, explain, period=0.001)
-        probing = asyncio.create_task(probe.run())
-        failures = running.metrics.datapath_probes.labels(ip_family="IPv4", result="failure")
-        try:
-            await until(lambda: probing.done() or failures._value.get() >= 3)
-            assert not probing.done(), probing.exception()
-        finally:
-            probing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await probing
-        reasons = {check.name: check.reason for check in running.proxy.readiness.checks()}
-        assert reasons["IPv4-datapath"].endswith("its cause could not be looked for; see the log")
+    async with probed(explain) as made:
+        await made.fails(3)
+        assert made.verdict.endswith("its cause could not be looked for; see the log")
         assert guesses == 1
+
+
+async def test_a_failure_is_told_before_its_cause_is_looked_for() -> None:
+    asked = asyncio.Event()
+
+    async def explain(_target: Target) -> Explanation:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with probed(explain) as made:
+        await asked.wait()
+        assert made.verdict not in ("", "not yet")
+        await made.fails(3)
+        assert made.verdict.endswith("its cause was not found within 0.05 s")
+
+
+async def test_changes_of_other_services_that_wait_hide_no_failure() -> None:
+    let_go = threading.Event()
+    async with probed(clueless) as made:
+        await made.fails(1)
+        with held_up(made.running, let_go):
+            made.running.source.put(factory.service("busy", clusterIP="10.96.0.12"))
+            await until(lambda: made.running.proxy.families[Family.IPV4].pending > 0)
+            await made.fails(3)
+
+
+async def test_a_failure_does_not_count_before_the_rules_of_the_probe_are_due() -> None:
+    let_go = threading.Event()
+    async with probed(clueless, stuck=let_go) as made:
+        await asyncio.sleep(0.1)
+        assert (made.failures, made.verdict) == (0, "not yet")
+        let_go.set()
+        await made.fails(1)

@@ -68,23 +68,31 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def talking(handler: Handler = echo, connections: Connections | None = None) -> AsyncIterator[Client]:
-    """A client of this handler; afterwards nothing may be left of the connection, and nothing have gone wrong."""
+async def connected(
+    handler: Handler, connections: Connections, *, resident: bool = True
+) -> AsyncIterator[Client]:
+    """A client of this handler; in the end the connection is closed."""
     loop = asyncio.get_running_loop()
-    complaints: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda _loop, details: complaints.append(details))
-    budget = Connections() if connections is None else connections
     ended = asyncio.Event()
-    tasks = asyncio.all_tasks()
-    connection = HttpConnection(handler, budget, lambda _connection: ended.set())
+    connection = HttpConnection(handler, connections, lambda _connection: ended.set())
     ours, theirs = socket.socketpair()
     with ours:
         ours.setblocking(False)
-        assert budget.admit(connection, resident=True)
+        assert connections.admit(connection, resident=resident)
         await loop.connect_accepted_socket(lambda: connection, theirs)
         async with asyncio.timeout(30):
             yield Client(ours, connection, ended)
             ours.close()
             await ended.wait()
+
+
+@contextlib.asynccontextmanager
+async def talking(handler: Handler = echo, connections: Connections | None = None) -> AsyncIterator[Client]:
+    """The only client; afterwards nothing may be left of its connection, and nothing have gone wrong."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, details: complaints.append(details))
+    tasks = asyncio.all_tasks()
+    async with connected(handler, Connections() if connections is None else connections) as client:
+        yield client
     assert asyncio.all_tasks() == tasks
     assert complaints == []

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.unit.serve.client import asking, statuses, talking
+from tests.process.assembled import until
+from tests.unit.serve.client import Client, asking, connected, echo, statuses, talking
 
 from pointsman.serve.connections import Connections
 from pointsman.serve.http import Listener
-from pointsman.serve.messages import Request, Response, text_response
+from pointsman.serve.messages import Handler, Request, Response, text_response
 from pointsman.serve.protocol import MOST_BODY_BYTES, MOST_HEAD_BYTES
 from pointsman.serve.troubles import Trouble, Troubles
 
@@ -178,6 +181,58 @@ async def test_a_connection_is_not_idle_while_its_answer_is_made() -> None:
         assert statuses(await client.read_until(b"slow")) == [200]
 
 
+@contextlib.asynccontextmanager
+async def hasty_strangers(count: int, handler: Handler, connections: Connections) -> AsyncIterator[None]:
+    """They ask again before they have read the answer, for as long as they are let."""
+
+    async def pester(client: Client) -> None:
+        while received := await client.read():
+            await client.send(asking("/") * received.count(b"HTTP/1.1"))
+
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(connected(handler, connections, resident=False))
+            for _ in range(count)
+        ]
+        for client in clients:
+            await client.send(asking("/") * 20)
+        pestering = [asyncio.create_task(pester(client)) for client in clients]
+        try:
+            yield
+        finally:
+            for client, task in zip(clients, pestering, strict=True):
+                client.connection.drop()
+                task.cancel()
+            await asyncio.gather(*pestering, return_exceptions=True)
+
+
+async def test_strangers_who_ask_without_a_pause_keep_nobody_out() -> None:
+    troubles: list[Trouble] = []
+    connections = Connections(Troubles(troubles.append), strangers=8)
+    generous = Generous(100)
+    async with hasty_strangers(8, generous.answer, connections):
+        await until(lambda: generous.asked >= 40)
+        for _ in range(8):
+            async with connected(echo, connections, resident=False) as newcomer:
+                await newcomer.send(asking("/", "Connection: close"))
+                assert statuses(await newcomer.read_all()) == [200]
+    assert troubles == [Trouble.EVICTED] * len(troubles)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+async def test_nobody_else_waits_for_strangers_who_ask_without_a_pause(resident: bool) -> None:
+    connections = Connections()
+    generous = Generous(100)
+    async with hasty_strangers(100, generous.answer, connections):
+        await until(lambda: generous.asked >= 200)
+        for _ in range(5):
+            async with connected(echo, connections, resident=resident) as other:
+                before = generous.asked
+                await other.send(asking("/", "Connection: close"))
+                assert statuses(await other.read_all()) == [200]
+            assert generous.asked - before < 20
+
+
 class Generous:
     """Gives long answers, and notes to whom."""
 
@@ -227,6 +282,20 @@ async def test_a_client_that_does_not_read_makes_room_for_another() -> None:
     for writer in (rude, polite):
         writer.close()
     await listener.stop()
+
+
+async def test_of_those_who_do_not_read_the_first_goes_when_their_answers_are_too_long_together() -> None:
+    connections = Connections(most_unread=3 << 20)
+    generous = Generous(2 << 20)
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(generous.answer, connections)) for _ in range(2)]
+        for client in clients:
+            generous.was_asked.clear()
+            await client.send(asking("/"))
+            await generous.was_asked.wait()
+        await clients[0].ended.wait()
+        assert len(await clients[1].read_until(b"x" * 1000)) > 0
+        assert not clients[1].ended.is_set()
 
 
 async def test_a_client_that_reads_slowly_gets_all_of_its_answer() -> None:

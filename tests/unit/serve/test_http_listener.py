@@ -166,13 +166,15 @@ async def test_an_overlong_request_line_is_refused() -> None:
 
 
 async def test_a_newcomer_above_the_limit_takes_the_place_of_the_one_idle_for_longest() -> None:
-    listener = Listener("test", HANDLER, connections=Connections(residents=2))
+    now = [0.0]
+    listener = Listener("test", HANDLER, connections=Connections(residents=2, clock=lambda: now[0]))
     await listener.start("127.0.0.1:0")
     host, port = listener.addresses[0]
     reader, writer = await asyncio.open_connection(host, port)
     idle_reader, idle_writer = await asyncio.open_connection(host, port)
     writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+    now[0] += 2.0
     assert await get(host, port) == (200, "hello")
     assert await idle_reader.read() == b""
     writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -221,6 +223,39 @@ async def test_accepting_goes_on_after_a_lack_of_descriptors(caplog: pytest.LogC
         assert (await asyncio.get_running_loop().sock_recv(client, 100)).startswith(b"HTTP/1.0 200")
     assert [record.message for record in caplog.records] == ["Cannot accept connections"]
     await listener.stop()
+
+
+class Lingering:
+    """A connection that takes its time to close."""
+
+    def __init__(self) -> None:
+        self.dropped = False
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+async def test_a_crowd_at_one_port_does_not_keep_others_from_the_next() -> None:
+    connections = Connections(residents=60)
+    guests = [Lingering() for _ in range(60)]
+    assert all(connections.admit(guest, resident=True) for guest in guests)
+    crowded, calm = (Listener("test", HANDLER, connections=connections) for _ in range(2))
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as clients:
+        for listener in (crowded, calm):
+            await listener.start("127.0.0.1:0")
+        for listener in (*[crowded] * 50, calm):
+            client = clients.enter_context(socket.create_connection(listener.addresses[0]))
+        client.setblocking(False)
+        client.send(b"GET /hello HTTP/1.0\r\n\r\n")
+        await until(lambda: connections.crowded)
+        for guest in [guest for guest in guests if guest.dropped]:
+            connections.left(guest)
+        assert (await asyncio.wait_for(loop.sock_recv(client, 100), 5)).startswith(b"HTTP/1.0 200")
+        for guest in guests:
+            connections.left(guest)
+    for listener in (crowded, calm):
+        await listener.stop()
 
 
 async def test_an_error_of_ours_is_answered_500_and_its_traceback_logged_once(

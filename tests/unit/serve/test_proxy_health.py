@@ -97,7 +97,9 @@ def test_objects_that_never_arrive_turn_healthz_and_not_livez(clock: Time) -> No
     clock.step(1)
     assert health.healthz().status == 503
     assert body(health.healthz())["waitingFor"] == "the first list of Service"
+    assert body(health.healthz())["healthy"] is False
     assert health.livez().status == 200
+    assert body(health.livez())["healthy"] is True
     missing[0] = ""
     assert health.healthz().status == 200
 

@@ -95,6 +95,27 @@ async def test_a_taken_port_is_reported_harms_no_other_service_and_is_tried_agai
     await ports.close()
 
 
+async def test_a_port_that_stays_taken_is_logged_once_until_that_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failures: list[str] = []
+    ports = ServiceHealthPorts("node-1", lambda: True, lambda _s, message: failures.append(message))
+    with socket.socket() as holder, socket.socket() as other:
+        for sock in (holder, other):
+            sock.bind(("127.0.0.1", 0))
+            sock.listen()
+        taken, elsewhere = (
+            {"a/b": ServiceHealth("a", "b", sock.getsockname()[1], 1)} for sock in (holder, other)
+        )
+        for services, logged in ((taken, 1), (taken, 1), (elsewhere, 2), ({}, 2), (elsewhere, 3)):
+            await ports.sync(services, ["127.0.0.1"])
+            assert len(caplog.records) == logged
+    assert len(failures) == 4
+    await ports.sync(taken, ["127.0.0.1"])
+    assert list(ports.open_ports) == ["a/b"]
+    await ports.close()
+
+
 async def test_only_the_given_addresses_are_listened_on_and_changes_are_followed() -> None:
     port = free_port()
     ports = ServiceHealthPorts("node", lambda: True)

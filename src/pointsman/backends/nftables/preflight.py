@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import encode, schema
 from pointsman.backends.nftables.batch import Batch, Operation, Steps
-from pointsman.backends.nftables.blame import is_momentary
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
 from pointsman.backends.nftables.key_fields import Field
 from pointsman.backends.nftables.schema import Chain, Hook, HookPoint
@@ -28,40 +27,51 @@ SKIP_VERSION_CHECK = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 _SCRATCH_TABLE = "pointsman-preflight"
 
 
-def preflight(family: Family) -> list[str]:
-    """What is missing, each with the kernel option that brings it; empty when all is well."""
+class Checker(typing.Protocol):
+    """What is needed of an `NftablesSocket`."""
+
+    def check(self, messages: Sequence[Message]) -> list[Fault]:
+        """What the kernel would say."""
+
+    def close(self) -> None: ...
+
+
+def preflight(family: Family, open_socket: Callable[[], Checker] = NftablesSocket) -> list[str]:
+    """What is missing, each with the kernel option that brings it; raises KernelError when the kernel cannot say for now."""
     problems = version_problems(os.uname().release, os.environ)
     try:
-        socket = NftablesSocket()
+        socket = open_socket()
     except KernelError as error:
+        if error.momentary:
+            raise
         return [*problems, f"{error}; enable {NEED_NFTABLES}"]
     try:
         traits = traits_of(family)
-        faults = socket.check(_messages(traits, [Steps(traits).add_table("preflight")]))
-        if faults:
-            if faults[0].errno in (errno.EPERM, errno.EACCES):
+        fault = _fault(socket, traits, [Steps(traits).add_table("preflight")])
+        if fault is not None:
+            if fault.errno in (errno.EPERM, errno.EACCES):
                 return [*problems, "not allowed to change nftables: CAP_NET_ADMIN is needed"]
-            return [*problems, f"nftables is not usable ({faults[0]}): enable {NEED_NFTABLES}"]
+            return [*problems, f"nftables is not usable ({fault}): enable {NEED_NFTABLES}"]
         for option, operations in _probes(traits):
-            faults = socket.check(_messages(traits, operations))
-            if faults:
-                problems.append(f"{option} is missing or too old ({faults[0]})")
+            fault = _fault(socket, traits, operations)
+            if fault is not None:
+                problems.append(f"{option} is missing or too old ({fault})")
     finally:
         socket.close()
     return problems
 
 
-class Checks(typing.Protocol):
-    """A kernel that can be asked what it would say to some messages."""
+def _fault(socket: Checker, traits: FamilyTraits, operations: list[Operation]) -> Fault | None:
+    for fault in socket.check(_messages(traits, operations)):
+        refusal = KernelError(f"ask what nftables can do: {fault}", fault.errno)
+        if refusal.momentary:
+            raise refusal
+        return fault
+    return None
 
-    def check(self, messages: Sequence[Message]) -> list[Fault]: ...
 
-
-def lacks_hash(kernel: Checks, traits: FamilyTraits) -> bool:
-    """Whether the kernel has no hashes of packet fields (CONFIG_NFT_HASH), which only some Services ask for.
-
-    Raises KernelError when it refuses for a reason that says nothing about that.
-    """
+def lacks_hash(socket: Checker, traits: FamilyTraits) -> bool:
+    """Whether the kernel has no hashes of packet fields (CONFIG_NFT_HASH), which only some Services ask for."""
     draw = c.Draw(2, (Field.SOURCE,), 1)
     fields = (*schema.FRONTEND, Field.SLOT)
     chain = Chain(
@@ -72,11 +82,7 @@ def lacks_hash(kernel: Checks, traits: FamilyTraits) -> bool:
     steps = Steps(traits)
     endpoints = next(spec for spec in schema.static_sets() if spec.name == schema.ENDPOINTS)
     table = [steps.add_table("preflight"), steps.add_set(endpoints), steps.add_chain(chain)]
-    faults = kernel.check(_messages(traits, [*table, *steps.add_rules(chain)]))
-    for fault in faults:
-        if is_momentary(fault.errno):
-            raise KernelError(f"the kernel cannot say whether it has source hashes: {fault}", fault.errno)
-    return bool(faults)
+    return _fault(socket, traits, [*table, *steps.add_rules(chain)]) is not None
 
 
 def version_problems(release: str, environment: Mapping[str, str]) -> list[str]:

@@ -311,6 +311,13 @@ def test_a_flush_is_noticed_and_repaired(bench: Bench) -> None:
     assert bench.differences() == []
 
 
+def test_a_look_that_nobody_lets_us_take_finds_nothing_intact(bench: Bench) -> None:
+    bench.sync(web("10.244.1.1"))
+    bench.tables.can_list = False
+    with pytest.raises(Busy, match="lock"):
+        bench.backend.drift()
+
+
 def test_a_changed_rule_is_found_by_verification_with_its_service(bench: Bench) -> None:
     bench.sync(web("10.244.1.1"))
     chain = next(chain for chain in bench.tables.tables["nat"] if chain.startswith("KUBE-SVC"))

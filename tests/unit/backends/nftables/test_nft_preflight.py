@@ -1,4 +1,4 @@
-"""kube-proxy's rule about kernels in nftables mode and the way around it, and what is asked of a kernel later."""
+"""kube-proxy's rule about kernels in nftables mode, and the way around it; what is no fault of the kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from pointsman.backends.nftables.family_traits import traits_of
-from pointsman.backends.nftables.preflight import SKIP_VERSION_CHECK, lacks_hash, version_problems
+from pointsman.backends.nftables.preflight import SKIP_VERSION_CHECK, lacks_hash, preflight, version_problems
 from pointsman.errors import KernelError
 from pointsman.kernel.netlink import Message
 from pointsman.kernel.nfnl import Fault
@@ -30,23 +30,46 @@ def test_later_kernels_and_those_without_a_number_are_tried(release: str) -> Non
     assert version_problems(release, {}) == []
 
 
-class Kernel:
-    """Refuses what it is asked about, for one reason."""
+class Refusing:
+    """A socket to a kernel that refuses, from one transaction on."""
 
-    def __init__(self, *codes: int) -> None:
-        self._codes = codes
+    def __init__(self, code: int, accepts: int = 0) -> None:
+        self._code, self._accepts = code, accepts
+        self.closed = False
 
-    def check(self, messages: Sequence[Message]) -> list[Fault]:
-        assert messages
-        return [Fault(0, code) for code in self._codes]
+    def check(self, _messages: Sequence[Message]) -> list[Fault]:
+        self._accepts -= 1
+        return [Fault(0, self._code)] if self._accepts < 0 else []
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("accepts", [0, 1, 5])
+def test_a_momentary_lack_is_raised_and_nothing_is_called_missing(accepts: int) -> None:
+    socket = Refusing(errno.ENOMEM, accepts)
+    with pytest.raises(KernelError, match="Cannot allocate memory") as caught:
+        preflight(Family.IPV4, lambda: socket)
+    assert caught.value.momentary
+    assert socket.closed
+    with pytest.raises(KernelError, match="Cannot allocate memory"):
+        lacks_hash(Refusing(errno.ENOMEM), traits_of(Family.IPV4))
 
 
 @pytest.mark.parametrize("family", list(Family))
 def test_hashes_are_missing_only_where_the_kernel_refuses_them(family: Family) -> None:
-    assert lacks_hash(Kernel(errno.ENOENT), traits_of(family))
-    assert not lacks_hash(Kernel(), traits_of(family))
+    assert lacks_hash(Refusing(errno.ENOENT), traits_of(family))
+    assert not lacks_hash(Refusing(errno.ENOENT, accepts=1), traits_of(family))
 
 
-def test_a_lack_of_memory_says_nothing_about_hashes() -> None:
-    with pytest.raises(KernelError, match="Cannot allocate memory"):
-        lacks_hash(Kernel(errno.ENOMEM), traits_of(Family.IPV4))
+def test_without_a_descriptor_nothing_is_called_missing() -> None:
+    def no_socket() -> Refusing:
+        raise KernelError("open netlink socket", errno.EMFILE)
+
+    with pytest.raises(KernelError, match="open netlink socket"):
+        preflight(Family.IPV4, no_socket)
+
+
+def test_what_the_kernel_really_refuses_is_missing() -> None:
+    assert "nftables is not usable" in preflight(Family.IPV4, lambda: Refusing(errno.EOPNOTSUPP))[-1]
+    assert len(preflight(Family.IPV4, lambda: Refusing(errno.ENOENT, accepts=1))) >= 10

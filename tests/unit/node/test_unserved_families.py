@@ -1,0 +1,49 @@
+"""A family that this machine cannot serve matters where the Node has an address of it: then everybody is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests import factory
+from tests.process.assembled import assembled
+
+from pointsman.model.addresses import Family
+from pointsman.node.inspector import Inspector
+from pointsman.report.status import ReloadReport
+
+WHY = "ip6_tables is missing"
+V4 = {"type": "InternalIP", "address": "192.168.1.10"}
+V6 = {"type": "InternalIP", "address": "fd00::10"}
+
+
+@pytest.mark.parametrize(("addresses", "told"), [([V4], False), ([V4, V6], True)])
+async def test_it_is_told_where_the_node_has_an_address_of_it(
+    addresses: list[dict[str, Any]], told: bool
+) -> None:
+    async with assembled(families=(Family.IPV4,), refused={Family.IPV6: WHY}) as running:
+        running.source.put(factory.node("n1", addresses=addresses))
+        running.source.listed()
+        await running.settled()
+        failing = {check.name: check.reason for check in running.proxy.readiness.checks()}
+        assert failing.get("IPv6-served", "") == (WHY if told else "")
+        status = await Inspector(running.proxy, ReloadReport).status()
+        assert status.degraded == ({"IPv6 not served": WHY} if told else {})
+        degraded = running.metrics.degraded.labels(check="IPv6 not served")
+        assert degraded._value.get() == float(told)
+
+
+async def test_what_is_told_follows_the_addresses_of_the_node() -> None:
+    async with assembled(families=(Family.IPV4,), refused={Family.IPV6: WHY}) as running:
+        running.source.put(factory.node("n1", addresses=[V4]))
+        running.source.listed()
+        await running.settled()
+        assert running.degraded.current == {}
+        running.source.put(factory.node("n1", addresses=[V4, V6]), factory.service())
+        await running.settled()
+        assert running.degraded.current == {"IPv6 not served": WHY}
+        running.source.put(
+            factory.node("n1", addresses=[V4]), factory.service("other", clusterIP="10.96.0.12")
+        )
+        await running.settled()
+        assert running.degraded.current == {}
