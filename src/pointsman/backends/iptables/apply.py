@@ -12,7 +12,15 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
-from pointsman.backends.contract import Drift, SyncReport, SyncRequest, Traffic, chosen, compiled_each
+from pointsman.backends.contract import (
+    Drift,
+    SyncReport,
+    SyncRequest,
+    Traffic,
+    chosen,
+    compiled_each,
+    ensure_few,
+)
 from pointsman.backends.iptables import drift, static
 from pointsman.backends.iptables.batch import (
     EMPTY,
@@ -125,6 +133,7 @@ class IptablesBackend:
         fragments = compiled_each(
             request.plans, lambda plan: self._memory.compiled(plan, settings, comments), rejected
         )
+        ensure_few(rejected, len(request.plans))
         notes: list[str] = []
 
         def batch() -> Batch:
@@ -132,7 +141,7 @@ class IptablesBackend:
                 fragments.pop(name, None)
             return self._full_batch(settings, fragments, notes)
 
-        text = self._restore(batch, dict(fragments), rejected)
+        text = self._restore(batch, dict(fragments), rejected, len(request.plans))
         self._memory.replace(fragments, request.plans, comments)
         self._rejected = rejected
         if settings.localhost_node_ports:
@@ -203,9 +212,10 @@ class IptablesBackend:
     def _sync_partial(self, request: SyncRequest, settings: Settings) -> SyncReport:
         memory = self._memory
         comments = memory.comments_wanted_after(request.changed)
-        rejected: dict[ServicePortName, str] = {}
+        rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
         present = {name: plan for name, plan in request.changed.items() if plan is not None}
         compiled = compiled_each(present, lambda plan: memory.compiled(plan, settings, comments), rejected)
+        ensure_few(rejected, len(request.plans))
         after = dict(memory.fragments)
 
         def batch() -> Batch:
@@ -219,10 +229,9 @@ class IptablesBackend:
                     after[name] = new
             return partial_batch(settings, after, changes)
 
-        text = self._restore(batch, compiled, rejected)
+        text = self._restore(batch, compiled, rejected, len(request.plans))
         memory.update(request.changed, compiled, rejected, comments)
-        still = {name: why for name, why in self._rejected.items() if name not in request.changed}
-        self._rejected = still | rejected
+        self._rejected = rejected
         return self._report(settings, False, text, ())
 
     # both
@@ -232,6 +241,7 @@ class IptablesBackend:
         make_batch: Callable[[], Batch],
         candidates: Mapping[ServicePortName, Fragment],
         rejected: dict[ServicePortName, str],
+        total: int,
     ) -> bytes:
         """Restore, leaving out service ports that are refused; fills `rejected`, returns the accepted text."""
         while True:
@@ -248,6 +258,7 @@ class IptablesBackend:
                 if not found or len(rejected) + len(found) > _ISOLATION_LIMIT:
                     raise
                 rejected.update(dict.fromkeys(found, str(error)))
+                ensure_few(rejected, total)
                 continue
             return text
 

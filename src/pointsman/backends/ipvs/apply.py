@@ -15,7 +15,15 @@ from typing import Any
 
 import msgspec
 
-from pointsman.backends.contract import Drift, SyncReport, SyncRequest, Traffic, chosen, compiled_each
+from pointsman.backends.contract import (
+    Drift,
+    SyncReport,
+    SyncRequest,
+    Traffic,
+    chosen,
+    compiled_each,
+    ensure_few,
+)
 from pointsman.backends.ipvs.batch import (
     AddEntries,
     AddReals,
@@ -72,19 +80,21 @@ class IpvsBackend:
         *,
         random_fully: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        open_sockets: Callable[[Family], Sockets] = Sockets,
     ) -> None:
         self.family = family
         self._iptables = iptables
         self._settings = settings
         self._random_fully = random_fully
         self._clock = clock
-        self._sockets = Sockets(family)
+        self._sockets = open_sockets(family)
         self._schedulers = Schedulers(settings.scheduler, self._sockets.has_scheduler)
         self._desired = Desired()
         self._known = Known()
         self._draining = Draining(settings.drain_seconds)
         self._drain_check_due = 0.0
         self._watch = Watch()
+        self._rejected: dict[ServicePortName, str] = {}
         self._context: NodeContext | None = None
         """Of the last sync; None while what the kernel holds is in doubt."""
 
@@ -92,14 +102,17 @@ class IpvsBackend:
 
     def sync(self, request: SyncRequest) -> SyncReport:
         """Bring the kernel to the desired state; see `backends.contract.Backend`."""
-        progress = _Progress(full=request.full or request.context != self._context)
+        full = request.full or request.context != self._context
         self._context = None
-        changes = request.plans if progress.full else request.changed
+        changes = request.plans if full else request.changed
+        still = {} if full else {name: why for name, why in self._rejected.items() if name not in changes}
+        progress = _Progress(len(request.plans), still, full=full)
         plans = {name: plan for name, plan in changes.items() if plan is not None}
         compiler = Compiler(request.context, self._schedulers)
         fragments = compiled_each(plans, compiler.fragment, progress.rejected)
+        ensure_few(progress.rejected, progress.total)
         progress.notes += [fragment.note for fragment in fragments.values() if fragment.note]
-        if progress.full:
+        if full:
             self._desired = Desired(fragments)
             self._take_over()
             touched = everything(self._desired, self._known)
@@ -108,6 +121,7 @@ class IpvsBackend:
         rules = self._desired.rules(request.context, random_fully=self._random_fully)
         self._run(touched, rules, progress)
         self._draining.retain(self._known.weights)
+        self._rejected = progress.rejected
         self._context = request.context
         return progress.report(rules)
 
@@ -158,7 +172,7 @@ class IpvsBackend:
         before, now = self.draining, self._clock()
         if before and now >= self._drain_check_due:
             self._drain_check_due = now + _DRAIN_CHECK_SECONDS
-            self._retire(RetireReals(self._draining.reals()), _Progress())
+            self._retire(RetireReals(self._draining.reals()), _Progress(len(self._desired.fragments)))
         return before - self.draining
 
     @property
@@ -229,6 +243,7 @@ class IpvsBackend:
                 self._servers_refused({item.server: error for item, error in refused.items()}, progress)
             case _:
                 raise next(iter(refused.values()))
+        ensure_few(progress.rejected, progress.total)
 
     def _await_addresses(self, addresses: Sequence[bytes], progress: _Progress) -> None:
         """Until they are in force, packets to them leave the node, and their flows stay untranslated."""
@@ -253,9 +268,13 @@ class IpvsBackend:
 class _Progress:
     """What a sync has done so far."""
 
-    def __init__(self, *, full: bool = False) -> None:
+    def __init__(
+        self, total: int, rejected: Mapping[ServicePortName, str] = {}, *, full: bool = False
+    ) -> None:
+        """`total` counts all service ports, `rejected` names those that an earlier sync could not serve."""
         self.full = full
-        self.rejected: dict[ServicePortName, str] = {}
+        self.total = total
+        self.rejected = dict(rejected)
         self.refused: set[VirtualKey] = set()
         """Virtual servers, or some of their real servers."""
         self.surprising: set[VirtualKey] = set()

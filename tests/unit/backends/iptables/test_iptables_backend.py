@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tests.fake.iptables_tables import IptablesTables
 from pointsman.backends.contract import Cleaning, Fate, Removed, SyncReport, SyncRequest
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
-from pointsman.errors import Busy, KernelError, NotSupported
+from pointsman.errors import Busy, KernelError, NotSupported, Rejected
 from pointsman.kernel.command import CommandResult
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
@@ -223,7 +224,7 @@ def test_a_refused_service_port_is_left_out_and_the_others_are_served(bench: Ben
 
 
 def test_a_refused_service_port_stays_reported_until_it_changes(bench: Bench) -> None:
-    bench.sync()
+    bench.sync(web("10.244.1.2"))
     bench.tables.refuses = lambda line: "default/db" in line
     bench.sync(db("10.244.1.9"))
     assert list(bench.sync(web("10.244.1.1")).rejected) == [db().name]
@@ -499,6 +500,40 @@ def test_a_plan_that_cannot_be_compiled_harms_only_itself(bench: Bench, full: bo
     assert report.rejected[broken.name].startswith("cannot be compiled: AddressValueError")
     assert bench.differences() == []
     assert any("default/web" in rule for rules in bench.tables.tables["nat"].values() for rule in rules)
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_plans_that_cannot_be_compiled_fail_the_sync_when_they_are_most_and_take_nothing_away(
+    bench: Bench, restarted: bool
+) -> None:
+    bench.sync(web("10.244.1.1"), db("10.244.1.9"))
+    before = copy.deepcopy(bench.tables.tables)
+    if restarted:
+        bench.backend = bench.new_backend()
+    with pytest.raises(Rejected, match="2 of 2 service ports were refused"):
+        bench.sync(impossible("web", "10.96.0.10"), impossible("db", "10.96.0.20"))
+    assert bench.tables.tables == before
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_refused_service_ports_fail_the_sync_when_they_are_most(bench: Bench, full: bool) -> None:
+    bench.sync(web("10.244.1.1"))
+    before = copy.deepcopy(bench.tables.tables)
+    bench.tables.refuses = lambda line: "DNAT" in line
+    with pytest.raises(Rejected, match="2 of 2 service ports were refused"):
+        bench.sync(web("10.244.1.2"), db("10.244.1.9"), full=full)
+    assert bench.tables.tables == before
+    bench.tables.refuses = lambda line: False
+    assert bench.sync().rejected == {}
+    assert bench.differences() == []
+
+
+def test_refused_service_ports_add_up_over_several_syncs(bench: Bench) -> None:
+    bench.sync(web("10.244.1.1"))
+    bench.tables.refuses = lambda line: "DNAT" in line
+    bench.sync(db("10.244.1.9"))
+    with pytest.raises(Rejected, match="2 of 2 service ports were refused"):
+        bench.sync(web("10.244.1.2"))
 
 
 def test_scratch_chains_of_a_killed_search_go_with_a_full_sync_and_with_clean_up(bench: Bench) -> None:
