@@ -29,7 +29,9 @@ from pointsman.backends.ipvs.batch import (
     AddReals,
     AddServers,
     Bind,
+    DeleteEntries,
     NetlinkStep,
+    RemoveReals,
     RemoveServers,
     RetireReals,
     Unbind,
@@ -197,14 +199,23 @@ class IpvsBackend:
                 case WriteRules():
                     self._write_rules(step, progress)
                 case RetireReals():
+                    self._look_again(rules, progress)
                     self._retire(step, progress)
+                case RemoveReals() | RemoveServers() | Unbind() | DeleteEntries():
+                    self._look_again(rules, progress)
+                    self._send(step, progress)
                 case _:
                     self._send(step, progress)
-        if progress.surprising and not progress.repeated:
-            progress.repeated = True
-            for key in progress.surprising:
+        self._look_again(rules, progress)
+
+    def _look_again(self, rules: RuleSet, progress: _Progress) -> None:
+        """Only then is known what is refused, and that must be known before anything is removed."""
+        keys = progress.surprising - progress.read_again
+        if keys:
+            progress.read_again |= keys
+            for key in keys:
                 self._sockets.read_again(key, self._known)
-            self._run(Touched(progress.surprising), rules, progress)
+            self._run(Touched(keys), rules, progress)
 
     def _write_rules(self, step: WriteRules, progress: _Progress) -> None:
         text = step.rules.restore_text(step.jumps)
@@ -255,7 +266,7 @@ class IpvsBackend:
         for key, error in refused.items():
             if key in progress.refused:
                 continue
-            if error.errno in _SURPRISES and not progress.repeated:
+            if error.errno in _SURPRISES and key not in progress.read_again:
                 progress.surprising.add(key)
             else:
                 progress.refused.add(key)
@@ -279,7 +290,7 @@ class _Progress:
         """Virtual servers, or some of their real servers."""
         self.surprising: set[VirtualKey] = set()
         """Virtual servers that somebody else has changed."""
-        self.repeated = False
+        self.read_again: set[VirtualKey] = set()
         self.written: Counter[str] = Counter()
         self.notes: list[str] = []
         self.batch_bytes = 0

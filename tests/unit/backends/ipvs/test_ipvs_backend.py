@@ -34,6 +34,7 @@ class MemorySockets(Sockets):
         self._family = family
         self.held = Known(header.name for header in sets.headers(family))
         self.refuses: Callable[[NetlinkStep[Any], Any], bool] = lambda step, item: False
+        self.reason = errno.EINVAL
 
     def close(self) -> None:
         """Nothing is open."""
@@ -43,6 +44,9 @@ class MemorySockets(Sockets):
 
     def read(self, wanted: Container[VirtualKey]) -> Known:
         return copy.deepcopy(self.held)
+
+    def read_again(self, key: VirtualKey, known: Known) -> None:
+        """Nobody else is here."""
 
     def sets(self) -> dict[str, SetHeader]:
         return {}
@@ -58,7 +62,7 @@ class MemorySockets(Sockets):
 
     def send(self, step: NetlinkStep[Any]) -> dict[Any, KernelError]:
         refused = {
-            item: KernelError("the kernel says no", errno.EINVAL)
+            item: KernelError("the kernel says no", self.reason)
             for item in step.items
             if self.refuses(step, item)
         }
@@ -82,10 +86,13 @@ class Bench:
         runner = Iptables(Family.IPV4, self.tables)
         self.backend = IpvsBackend(Family.IPV4, runner, open_sockets=lambda family: self.sockets)
 
-    def sync(self, *plans: ServicePlan, full: bool = False) -> SyncReport:
-        changed = {one.name: one for one in plans}
-        self.plans |= changed
-        return self.backend.sync(SyncRequest(context(), self.plans, changed, full))
+    def sync(self, *plans: ServicePlan, gone: ServicePlan | None = None) -> SyncReport:
+        changed: dict[ServicePortName, ServicePlan | None] = {one.name: one for one in plans}
+        self.plans |= {one.name: one for one in plans}
+        if gone is not None:
+            changed[gone.name] = None
+            del self.plans[gone.name]
+        return self.backend.sync(SyncRequest(context(), self.plans, changed))
 
     def refuse_servers(self, *plans: ServicePlan) -> None:
         addresses = [one.port.cluster_ip for one in plans]
@@ -118,23 +125,25 @@ def test_plans_that_cannot_be_compiled_fail_the_sync_when_they_are_most_and_take
     assert vars(bench.sockets.held) == before
 
 
+@pytest.mark.parametrize("reason", [errno.EINVAL, errno.ENOENT])
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize(("refused", "accepted"), [(2, True), (3, False), (5, False)])
 def test_a_sync_that_would_leave_out_most_service_ports_fails_before_anything_is_removed(
-    full: bool, refused: int, accepted: bool
+    reason: int, full: bool, refused: int, accepted: bool
 ) -> None:
     bench = Bench()
+    bench.sockets.reason = reason
     old = numbered(9)
     bench.sync(old)
     bench.refuse_servers(*FIVE[:refused])
-    del bench.plans[old.name]
     if full:
         bench.restart()
     if accepted:
-        assert len(bench.sync(*FIVE, full=full).rejected) == refused
+        assert len(bench.sync(*FIVE, gone=old).rejected) == refused
+        assert "10.96.0.9" not in bench.sockets.served()
         return
     with pytest.raises(Rejected, match=f"{refused} of 5 service ports were refused"):
-        bench.sync(*FIVE, full=full)
+        bench.sync(*FIVE, gone=old)
     assert "10.96.0.9" in bench.sockets.served()
     bench.refuse_servers()
     assert bench.sync().rejected == {}
