@@ -46,7 +46,7 @@ from pointsman.backends.netfilter import names, saved
 from pointsman.backends.netfilter.jumps import Jump
 from pointsman.errors import KernelError
 from pointsman.kernel import nfacct
-from pointsman.kernel.iptables import FILTER, NAT, Iptables, RestoreRejected
+from pointsman.kernel.iptables import FILTER, NAT, Incompatible, Iptables, RestoreRejected
 from pointsman.kernel.sysctl import Degraded, Sysctls
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
@@ -194,10 +194,15 @@ class IptablesBackend:
     def _blind_batch(self, settings: Settings, fragments: Mapping[ServicePortName, Fragment]) -> Batch:
         """Without a look at the tables, each jump is asked for and nothing is deleted."""
         known = self._runner.chain_exists(FILTER, names.KUBELET_FIREWALL)
-        missing = [
-            jump for jump in static.JUMPS if not self._runner.check_rule(jump.table, jump.source, jump.rule)
-        ]
+        missing = [jump for jump in static.JUMPS if not self._is_known_to_exist(jump)]
         return full_batch(settings, fragments, missing_jumps=missing, create_kubelet_firewall=not known)
+
+    def _is_known_to_exist(self, jump: Jump) -> bool:
+        """False among rules that iptables cannot read: the jump then goes in once more, which does no harm."""
+        try:
+            return self._runner.check_rule(jump.table, jump.source, jump.rule)
+        except Incompatible:
+            return False
 
     def _jump_exists(self, held: saved.TableOutline, jump: Jump) -> bool:
         """By the saved text where that is clear; iptables itself decides about unfamiliar spellings."""

@@ -50,6 +50,7 @@ from pointsman.backends.ipvs.sockets import Sockets
 from pointsman.backends.netfilter import names, saved
 from pointsman.backends.netfilter.runners import RuleTool
 from pointsman.errors import KernelError
+from pointsman.kernel.iptables import Incompatible
 from pointsman.kernel.ipvs_objects import IPVS_DEVICE, VirtualKey
 from pointsman.model.addresses import Cidr, Family, address_text
 from pointsman.model.node_context import NodeContext
@@ -116,7 +117,7 @@ class IpvsBackend:
         progress.notes += [fragment.note for fragment in fragments.values() if fragment.note]
         if full:
             self._desired = Desired(fragments)
-            self._take_over()
+            self._take_over(progress)
             touched = everything(self._desired, self._known)
         else:
             touched = self._desired.update({name: fragments.get(name) for name in changes})
@@ -184,13 +185,21 @@ class IpvsBackend:
 
     # --- a sync ---
 
-    def _take_over(self) -> None:
+    def _take_over(self, progress: _Progress) -> None:
         """Make what everything else is put into, and read what is there."""
         self._sockets.make_containers()
         self._known = self._sockets.read(self._desired.servers)
-        outlines = {table: saved.outline(self._iptables.save(table)) for table in (NAT, FILTER)}
+        outlines = {table: self._outline(table, progress) for table in (NAT, FILTER)}
         self._known.missing_jumps = tuple(jump for jump in JUMPS if not jump.is_in(outlines[jump.table]))
         self._known.iptables_mode_serves = any(map(names.is_service_chain, outlines[NAT].chains))
+
+    def _outline(self, table: str, progress: _Progress) -> saved.TableOutline:
+        """What the table holds; where that cannot be read, jumps go in once more, which does no harm."""
+        try:
+            return saved.outline(self._iptables.save(table))
+        except Incompatible as error:
+            progress.notes.append(str(error))
+            return saved.outline(b"")
 
     def _run(self, touched: Touched, rules: RuleSet, progress: _Progress) -> None:
         """Take the steps for what was touched, and again for what turned out to be other than we knew."""

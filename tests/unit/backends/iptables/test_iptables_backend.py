@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,13 @@ class Bench:
         return [
             f"{one.what}: {one.want} / {one.have}" for one in self.backend.comparison(request).differences()
         ]
+
+
+class NoPrograms:
+    """A host without iptables."""
+
+    def run(self, arguments: Sequence[str], *, stdin: bytes = b"", timeout: float = 30.0) -> CommandResult:
+        raise NotSupported(f"{arguments[0]} is not installed")
 
 
 @pytest.fixture
@@ -376,6 +383,16 @@ def test_cleanup_leaves_only_what_others_made(bench: Bench) -> None:
     assert tables["nat"]["MINE"] == ["-j RETURN"]
     assert bench.sysctls.read("net/ipv4/conf/all/route_localnet") == "0"
     assert [one.count for one in done if one.kind == "chains of services"] == [3]
+    assert bench.clean() == []
+
+
+def test_cleanup_skips_what_the_kernel_lacks_and_reports_any_other_obstacle(bench: Bench) -> None:
+    bench.sync(web("10.244.1.1"))
+    bench.tables.can_save = False
+    assert [(one.fate, one.where) for one in bench.clean()] == [
+        (Fate.FAILED, f"iptables table {table}") for table in ("mangle", "filter", "nat")
+    ]
+    bench.runner = Iptables(Family.IPV4, NoPrograms())
     assert bench.clean() == []
 
 
