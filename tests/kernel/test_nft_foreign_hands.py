@@ -435,6 +435,27 @@ def test_another_pointsmans_table_in_place_of_ours_is_recognised(
     assert backend.drift() == Drift("table ip kube-proxy", Damage.REPLACED, rival=Rival.POINTSMAN)
 
 
+@pytest.mark.parametrize(
+    ("inside", "rival"),
+    [
+        ("", None),
+        ("chain services { drop; }", None),
+        ("chain other { type filter hook input priority 0; }", Rival.UNKNOWN),
+    ],
+    ids=["nothing", "a chain nobody meets", "a base chain"],
+)
+def test_an_empty_table_in_place_of_ours_is_damage_and_no_other_proxys(
+    namespace: Namespace, backend: NftablesBackend, inside: str, rival: Rival | None
+) -> None:
+    request = everything(NODE, some_plans())
+    backend.sync(request)
+    namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
+    namespace.run(["nft", "-f", "-"], f"table ip kube-proxy {{\n{inside}\n}}\n")
+    assert backend.drift() == Drift("table ip kube-proxy", Damage.REPLACED, rival=rival)
+    backend.sync(request)
+    assert_all_served(backend, request)
+
+
 def owned_table() -> NftablesSocket:
     """The socket whose table nobody else may change while it is open."""
     owner = NftablesSocket()
