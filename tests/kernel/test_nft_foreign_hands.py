@@ -14,7 +14,9 @@ from pointsman.backends.contract import Cleaning, Damage, Drift, Fate, Rival, Sy
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.cleanup import cleanup
-from pointsman.backends.nftables.encode import table_name
+from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.contents import Contents
+from pointsman.backends.nftables.encode import flush_rules, new_rule, table_name
 from pointsman.backends.nftables.schema import SetSpec
 from pointsman.errors import Busy
 from pointsman.kernel import nf_tables as nf
@@ -199,6 +201,39 @@ def test_damage_of_the_same_size_is_noticed_shown_and_repaired(
     assert found is not None
     assert what in found.what
     assert any(what in difference.what for difference in backend.comparison(request).differences())
+    backend.sync(request)
+    assert_all_served(backend, request)
+    assert listing(namespace) == whole
+
+
+@pytest.mark.parametrize(("size", "other"), [(8, 1), (12, 2)])
+def test_a_rule_that_differs_in_one_number_is_noticed_shown_and_repaired(
+    namespace: Namespace, backend: NftablesBackend, size: int, other: int
+) -> None:
+    endpoints = [endpoint(f"10.244.0.{number + 1}") for number in range(size)]
+    made = plan(service_port("web"), *endpoints, node_context=NODE)
+    request = everything(NODE, {made.name: made})
+    backend.sync(request)
+    whole = listing(namespace)
+    contents = Contents(NODE, counters=False)
+    contents.load({made.name: fragment_from_plan(made, NODE)})
+    (chain,) = (chain for chain in contents.all_chains() if chain.name == f"lb-{size}")
+    drawn = [
+        (rule, rule.expressions.replace(u32be(nf.NFTA_NG_MODULUS, size), u32be(nf.NFTA_NG_MODULUS, other)))
+        for rule in chain.rules
+    ]
+    assert any(rule.expressions != encoded for rule, encoded in drawn)
+    batch = [
+        flush_rules(chain.name),
+        *(new_rule(chain.name, rule._replace(expressions=encoded)) for rule, encoded in drawn),
+    ]
+    socket = NftablesSocket()
+    socket.commit([nftables_message(kind, nf.NFPROTO_IPV4, flags, body) for kind, flags, body in batch])
+    socket.close()
+    found = backend.drift()
+    assert found is not None
+    assert f"chain lb-{size} rule" in found.what
+    assert any(f"chain lb-{size} rule" in one.what for one in backend.comparison(request).differences())
     backend.sync(request)
     assert_all_served(backend, request)
     assert listing(namespace) == whole
@@ -398,6 +433,27 @@ def test_another_pointsmans_table_in_place_of_ours_is_recognised(
     other.sync(everything(NODE, some_plans()))
     other.close()
     assert backend.drift() == Drift("table ip kube-proxy", Damage.REPLACED, rival=Rival.POINTSMAN)
+
+
+@pytest.mark.parametrize(
+    ("inside", "rival"),
+    [
+        ("", None),
+        ("chain services { drop; }", None),
+        ("chain other { type filter hook input priority 0; }", Rival.UNKNOWN),
+    ],
+    ids=["nothing", "a chain nobody meets", "a base chain"],
+)
+def test_an_empty_table_in_place_of_ours_is_damage_and_no_other_proxys(
+    namespace: Namespace, backend: NftablesBackend, inside: str, rival: Rival | None
+) -> None:
+    request = everything(NODE, some_plans())
+    backend.sync(request)
+    namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
+    namespace.run(["nft", "-f", "-"], f"table ip kube-proxy {{\n{inside}\n}}\n")
+    assert backend.drift() == Drift("table ip kube-proxy", Damage.REPLACED, rival=rival)
+    backend.sync(request)
+    assert_all_served(backend, request)
 
 
 def owned_table() -> NftablesSocket:

@@ -96,12 +96,15 @@ def test_a_second_instance_names_the_first_and_may_wait_to_take_over(
     process.start()
     process.wait_synced()
     second = NodeProcess(node, tmp_path / "second")
-    second.state = process.state
     second.config_file, second.manifests = process.config_file, process.manifests
     second.start()
     assert second.wait_exit() == 1
     assert f"another instance (pid {process.pid}) serves this node" in second.log_text
     assert node.get("/healthz", HEALTH_PORT).status == 200
+    second.start("--wait-for-instance")
+    eventually(lambda: "Waiting for the instance" in second.log_text)
+    assert second.stop() == 0
+    second.log.unlink()
     second.start("--wait-for-instance")
     try:
         eventually(lambda: "Waiting for the instance" in second.log_text)

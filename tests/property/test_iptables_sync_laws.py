@@ -125,6 +125,7 @@ def test_a_refused_service_never_harms_the_others(
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         world = World(Path(directory))
+        world.change({"innocent": plan(service_port("innocent"), endpoint("10.244.9.1"))})
         world.tables.refuses = lambda line: f"default/{culprit}:" in line
         for changes in history:
             world.change(changes)

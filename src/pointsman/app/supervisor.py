@@ -214,8 +214,8 @@ def serve(argv: Sequence[str], options: RunOptions) -> int:
     configure(log_settings(options.config.logging))
     try:
         _check_manifests(options.manifests)
-        with sole_instance(options.state_dir, wait=options.wait_for_instance):
-            return asyncio.run(run())
+        with sole_instance(wait=options.wait_for_instance) as alone:
+            return asyncio.run(run()) if alone else 0
     except PointsmanError as error:
         _log.error("Cannot run", err=error)
         return 1

@@ -11,12 +11,14 @@ the same changes and `full=True`.
 from __future__ import annotations
 
 import enum
+import errno
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
 from pointsman.backends.packet_quirks import PacketQuirks
+from pointsman.errors import Rejected
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
@@ -44,6 +46,21 @@ def compiled_each(
         except Exception as error:  # noqa: BLE001 one object must never keep the others from being served
             rejected[name] = f"cannot be compiled: {error!r}"
     return fragments
+
+
+def ensure_few(rejected: Mapping[ServicePortName, str], total: int) -> None:
+    """Raise when more than half of all service ports would be left out; to be asked before the kernel loses anything.
+
+    So many cannot all be wrong: the fault lies with this program or the kernel, and the rules that stand serve better
+    than none.
+    """
+    if 2 * len(rejected) > total:
+        name, reason = next(iter(rejected.items()))
+        raise Rejected(
+            f"{len(rejected)} of {total} service ports were refused, {name} among them ({reason});"
+            " the rules stay as they are",
+            errno.EINVAL,
+        )
 
 
 def chosen(

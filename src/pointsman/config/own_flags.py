@@ -35,7 +35,7 @@ OWN_FLAGS: tuple[Flag, ...] = grouped(
         "state-dir",
         Kind.STRING,
         default=str(RUN_DIRECTORY),
-        help="Directory for what must survive a restart, such as sysctls to restore, and for the lock that keeps a second instance from this node.",
+        help="Directory for what must survive a restart, such as sysctls to restore.",
     ),
     Flag(
         "host-root",

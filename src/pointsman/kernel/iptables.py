@@ -33,6 +33,12 @@ _NO_LOCK_FILE_TEXT = "can't open lock file"
 _MOMENTARY = re.compile("Cannot allocate memory|Resource temporarily unavailable|Interrupted system call")
 """Complaints that say nothing about the line they name: the same may be accepted a second later."""
 _LINE = re.compile(r"line:? (\d+)")
+_INCOMPATIBLE = re.compile("is incompatible, use 'nft' tool|Parsing nftables rule failed")
+_UNREADABLE = re.compile(rb"^# Table `\w+' is incompatible", re.MULTILINE)
+_DENIED = re.compile("Permission denied|Operation not permitted")
+_UNSUPPORTED = re.compile(
+    "Table does not exist|Could not fetch rule set generation id|Failed to initialize nft|Protocol not available"
+)
 _NOISE = re.compile(r"^(Ignoring deprecated --wait-interval.*|Try `.*|# Warning: .*|)$")
 
 
@@ -42,6 +48,10 @@ class RestoreRejected(Rejected):
     def __init__(self, message: str, line: int = 0) -> None:
         super().__init__(message)
         self.line = line
+
+
+class Incompatible(Rejected):
+    """A table of iptables holds rules written with nft, which iptables can add to and cannot list."""
 
 
 class Iptables:
@@ -72,16 +82,19 @@ class Iptables:
             self._features = probe_features(self._commands, self.programs)
         return self._features
 
-    def obstacle(self) -> str:
-        """Why no rules can be read or written here; empty when they can. Raises KernelError when that is unknown for now."""
+    def obstacle(self) -> KernelError | None:
+        """Why no rules can be read or written here; None when they can. Raises KernelError when that is unknown for now."""
         try:
-            return "" if self.chain_exists(NAT, "POSTROUTING") else "the kernel lacks table nat"
+            result = self._edit(NAT, "-S", "POSTROUTING", missing_is_fine=True)
         except (Busy, LockNotOpened):
             raise
         except KernelError as error:
             if error.momentary:
                 raise
-            return str(error)
+            return error
+        if _INCOMPATIBLE.search(result.error_text):
+            return self._error((self.programs.edit,), result)
+        return NotSupported("the kernel lacks table nat") if result.status else None
 
     def chain_exists(self, table: str, chain: str) -> bool:
         """Whether the chain exists; a taken lock or lack of resources raises and never counts as "no"."""
@@ -105,10 +118,13 @@ class Iptables:
         return result.status == 0
 
     def save(self, table: str, seconds: float | None = None) -> bytes:
-        """The table as text, without counters; raises CommandTimeout after that time, if one is given."""
+        """The table as text, without counters; raises CommandTimeout after that time, if one is given.
+
+        In the place of a table that it cannot read, iptables-nft-save prints a comment that says so, and succeeds.
+        """
         arguments = (self.programs.save, "-t", table)
         result = self._commands.run(arguments, timeout=seconds or self._restore_seconds)
-        if result.status != 0:
+        if result.status != 0 or _UNREADABLE.search(result.stdout, 0, 500):
             raise self._error(arguments, result)
         return result.stdout
 
@@ -156,14 +172,17 @@ class Iptables:
             return Busy(f"{command}: {xtables_lock.busy_text(self._lock_file)}; trying again later")
         if _NO_LOCK_FILE_TEXT in complaint:
             return LockNotOpened(f"{command}: {complaint}")
-        if result.status == _STATUS_OLD_KERNEL:
-            return NotSupported(f"{command}: {complaint}; the kernel lacks this table or the rights to it")
-        if "is incompatible, use 'nft' tool" in complaint:
-            return Rejected(
+        if _INCOMPATIBLE.search(complaint):
+            return Incompatible(
                 f"{command}: {complaint}; rules written with nft stand in a table that iptables owns: move them"
             )
-        code = errno.EAGAIN if _MOMENTARY.search(complaint) else 0
-        return KernelError(f"{command} failed with status {result.status}: {complaint}", code)
+        if _MOMENTARY.search(complaint):
+            return KernelError(f"{command} failed with status {result.status}: {complaint}", errno.EAGAIN)
+        if _DENIED.search(complaint):
+            return KernelError(f"{command}: {complaint}", errno.EPERM)
+        if result.status == _STATUS_OLD_KERNEL or _UNSUPPORTED.search(complaint):
+            return NotSupported(f"{command}: {complaint}; the kernel lacks this table")
+        return KernelError(f"{command} failed with status {result.status}: {complaint}")
 
 
 def _names_missing_chain(text: str) -> bool:

@@ -21,6 +21,20 @@ _MOST_CHAINS = 1000
 _LARGEST_SET = 256
 
 
+def chain_names(family: Family, table: str) -> list[str]:
+    """The chains of one table, whoever made it."""
+    socket = NftablesSocket()
+    try:
+        found = map(attributes_of, socket.dump(nf.NFT_MSG_GETCHAIN, NFPROTO[family], b"", "list chains"))
+        return [
+            nla.text_of(chain[nf.NFTA_CHAIN_NAME])
+            for chain in found
+            if nla.text_of(chain.get(nf.NFTA_CHAIN_TABLE, b"")) == table
+        ]
+    finally:
+        socket.close()
+
+
 class ChainReader:
     """Chains of one IP family and of inet, whoever made them."""
 

@@ -82,6 +82,8 @@ class SyncLoop:
         self._run_blocking = run_blocking
         self._listeners = listeners
         self._scope = Scope.CHANGES
+        self._in_force = False
+        """The last sync succeeded: what the kernel should hold is known."""
         self._asked = asyncio.Event()
         self._idle = asyncio.Event()
 
@@ -104,13 +106,18 @@ class SyncLoop:
         loop = asyncio.get_running_loop()
         looked_at = loop.time()
         while True:
-            await self._asked_or(min(self.pacer.next_due(), looked_at + self.pacer.pace.drift_period))
-            now = loop.time()
-            if now >= looked_at + self.pacer.pace.drift_period:
-                looked_at = now
+            look_due = looked_at + self.pacer.pace.drift_period
+            await self._asked_or(min(self.pacer.next_due(), look_due))
+            if loop.time() >= look_due:
                 await self._check_drift()
+                looked_at = loop.time()
+                look_due = looked_at + self.pacer.pace.drift_period
+            now = loop.time()
             if self._asked.is_set() or now >= self.pacer.next_due():
                 delay = self.pacer.delay(now)
+                if now + delay > look_due:
+                    await asyncio.sleep(look_due - now)
+                    continue
                 if delay > 0:
                     await asyncio.sleep(delay)
                 await self._sync_once()
@@ -123,8 +130,11 @@ class SyncLoop:
                     await self._asked.wait()
 
     async def _check_drift(self) -> None:
-        """Only when all is done: before the first sync nothing is ours, and a sync about to run repairs anyway."""
-        if not self._idle.is_set():
+        """Unless nothing is ours yet, or a full sync is to follow, which repairs whatever there is.
+
+        Changes that wait are no reason not to look: a sync of changes repairs nothing, and they may arrive for ever.
+        """
+        if not self._in_force or self._scope >= Scope.FULL:
             return
         family = self._tracker.family
         try:
@@ -171,6 +181,7 @@ class SyncLoop:
             self._sync_failed(SyncFailed(f"internal error: {error!r}", full=full), Scope.ANEW)
             return
         self.unsynced = frozenset()
+        self._in_force = True
         self.pacer.succeeded(loop.time(), full=outcome.report.full)
         for listener in self._listeners:
             listener.synced(outcome)
@@ -181,6 +192,7 @@ class SyncLoop:
 
     def _sync_failed(self, failure: SyncFailed, needed: Scope) -> None:
         self._scope = max(self._scope, needed)
+        self._in_force = False
         self._idle.clear()
         retry_in = self.pacer.failed(asyncio.get_running_loop().time())
         for listener in self._listeners:

@@ -24,6 +24,7 @@ from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.ipvs.apply import DRAIN_SECONDS, IpvsSettings
 from pointsman.backends.ipvs.cleanup import cleanup
 from pointsman.backends.ipvs.server_counts import server_counts
+from pointsman.errors import KernelError
 from pointsman.kernel.conntrack import ConntrackTable, FlowQuery
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.rtnl import RouteSocket
@@ -382,13 +383,55 @@ def test_what_the_kernel_refuses_costs_its_service_ports_only(
     shared_cluster: Cluster, iptables: dict[Family, Iptables]
 ) -> None:
     world = World(shared_cluster, iptables, IpvsSettings(scheduler="sed"))
-    four = world.apply([WEB, DNS])[Family.IPV4].report
-    assert {name.service for name in four.rejected} == {"web", "dns"}
+    others = [
+        msgspec.structs.replace(one, annotations={"pointsman.dev/ipvs-scheduler": "rr"})
+        for one in (STICKY, DNS)
+    ]
+    four = world.apply([WEB, *others])[Family.IPV4].report
+    assert {name.service for name in four.rejected} == {"web"}
     assert all("with scheduler sed" in reason for reason in four.rejected.values())
-    assert four.rules_last.keys() == {"ipset entries", "addresses", "nat", "filter"}
+    assert {"virtual servers", "ipset entries", "addresses", "nat", "filter"} <= four.rules_last.keys()
     world.close()
     with shared_cluster["n1"].entered():
         list(cleanup(list(iptables.values())))
+
+
+@pytest.mark.usefixtures("_no_more_modules")
+def test_a_kernel_that_refuses_most_services_keeps_those_it_has(
+    world: World, iptables: dict[Family, Iptables]
+) -> None:
+    world.apply([WEB, DNS])
+    before = world.in_node("ipvsadm", "-Sn")
+    other = World(world.cluster, iptables, IpvsSettings(scheduler="sed"))
+    try:
+        with pytest.raises(KernelError, match="2 of 2 service ports were refused"):
+            other.apply([STICKY, msgspec.structs.replace(STICKY, name="more", number=4)])
+    finally:
+        other.close()
+    assert world.in_node("ipvsadm", "-Sn") == before
+
+
+@pytest.mark.parametrize("option", [("family", "inet6"), ("maxelem", "1"), ("timeout", "60")])
+def test_a_set_that_would_not_take_our_entries_is_made_anew(world: World, option: tuple[str, str]) -> None:
+    world.in_node("ipset", "create", "KUBE-CLUSTER-IP", "hash:ip,port", *option)
+    assert not world.apply([WEB, DNS])[Family.IPV4].report.rejected
+    made = world.in_node("ipset", "save", "KUBE-CLUSTER-IP")
+    assert "family inet hashsize 1024 maxelem 65536" in made
+    assert "timeout" not in made
+    assert made.count("\nadd ") == 2
+
+
+def test_a_wrong_set_that_rules_use_fails_the_sync_and_says_what_to_do(world: World) -> None:
+    world.in_node("ipset", "create", "KUBE-CLUSTER-IP", "hash:ip,port", "maxelem", "1")
+    rule = ("INPUT", "-m", "set", "--match-set", "KUBE-CLUSTER-IP", "dst,dst", "-j", "ACCEPT")
+    world.in_node("iptables-legacy", "-A", *rule)
+    try:
+        with pytest.raises(
+            KernelError, match=r"KUBE-CLUSTER-IP was made by somebody else.*pointsman cleanup"
+        ):
+            world.apply([WEB])
+    finally:
+        world.in_node("iptables-legacy", "-D", *rule)
 
 
 def test_cleanup_leaves_nothing_but_what_others_made(world: World, iptables: dict[Family, Iptables]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pointsman.errors import Busy, KernelError, NotSupported, Rejected
 from pointsman.kernel.command import CommandResult
-from pointsman.kernel.iptables import NAT, Iptables, RestoreRejected
+from pointsman.kernel.iptables import NAT, Incompatible, Iptables, RestoreRejected
 from pointsman.kernel.iptables_programs import (
     LEGACY,
     NFT,
@@ -165,7 +165,7 @@ def test_a_missing_chain_is_not_an_error_but_a_lack_of_rights_is() -> None:
     denied = Iptables(Family.IPV4, Scripted(_says(4, "iptables: Permission denied (you must be root).")))
     with pytest.raises(KernelError, match="you must be root"):
         denied.chain_exists(NAT, "X")
-    assert "Permission denied" in denied.obstacle()
+    assert "Permission denied" in str(denied.obstacle())
 
 
 @pytest.mark.parametrize("complaint", ["Cannot allocate memory", "Resource temporarily unavailable"])
@@ -191,6 +191,53 @@ def test_native_rules_in_a_table_of_iptables_are_explained() -> None:
     text = "iptables v1.8.9 (nf_tables): table `nat' is incompatible, use 'nft' tool."
     with pytest.raises(Rejected, match="move them"):
         Iptables(Family.IPV4, Scripted(_says(1, text))).save(NAT)
+
+
+NATIVE_CHAIN = (
+    "iptables v1.8.9 (nf_tables): chain `POSTROUTING' in table `nat' is incompatible, use 'nft' tool."
+)
+
+
+def test_a_table_that_iptables_cannot_list_is_not_an_empty_one() -> None:
+    text = "# Table `nat' is incompatible, use 'nft' tool.\n"
+    with pytest.raises(Incompatible, match="move them"):
+        Iptables(Family.IPV4, Scripted(_says(0, output=text))).save(NAT)
+    beside = "# Table `nat' contains incompatible base-chains, use 'nft' tool to list them.\n*nat\nCOMMIT\n"
+    assert Iptables(Family.IPV4, Scripted(_says(0, output=beside))).save(NAT) == beside.encode()
+
+
+def test_rules_that_stand_in_the_way_are_not_a_kernel_without_nat() -> None:
+    obstacle = Iptables(Family.IPV4, Scripted(_says(1, NATIVE_CHAIN))).obstacle()
+    assert isinstance(obstacle, Incompatible)
+
+
+@pytest.mark.parametrize(
+    ("status", "complaint", "unsupported"),
+    [
+        (
+            3,
+            "iptables: can't initialize iptables table `nat': Table does not exist (do you need to insmod?)",
+            True,
+        ),
+        (1, "iptables-save: Cannot initialize: Table does not exist (do you need to insmod?)", True),
+        (4, "iptables (nf_tables): Could not fetch rule set generation id: Invalid argument", True),
+        (1, "iptables (nf_tables): Failed to initialize nft: Protocol not supported", True),
+        (3, "iptables: can't initialize iptables table `nat': Permission denied (you must be root)", False),
+        (
+            4,
+            "iptables (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)",
+            False,
+        ),
+        (4, "iptables (nf_tables): Could not fetch rule set generation id: Cannot allocate memory", False),
+        (3, "iptables (nf_tables): Parsing nftables rule failed", False),
+    ],
+)
+def test_only_what_the_kernel_lacks_is_called_unsupported(
+    status: int, complaint: str, unsupported: bool
+) -> None:
+    with pytest.raises(KernelError) as caught:
+        Iptables(Family.IPV4, Scripted(_says(status, complaint))).save(NAT)
+    assert isinstance(caught.value, NotSupported) is unsupported
 
 
 def test_without_check_rules_are_looked_up_in_the_saved_text() -> None:

@@ -39,6 +39,9 @@ class Notes(SyncListener):
     def drifted(self, family: Family, drift: Drift, restored_in: float) -> None:
         self._note(f"drift: {drift}")
 
+    def intact(self, family: Family) -> None:
+        self._note("intact")
+
     def undisputed(self, family: Family) -> None:
         self._note("undisputed")
 
@@ -180,6 +183,34 @@ async def test_drift_is_repaired_by_a_full_sync() -> None:
     await asyncio.sleep(1.5)
     assert ("drift: table: deleted", 1.0) in b.notes.events
     assert len(b.backend.programmed) == 1
+    await b.stop()
+
+
+@bench
+async def test_drift_is_looked_for_in_time_however_many_changes_arrive() -> None:
+    b = Bench(min_period=5.0, drift_period=1.0, sync_takes=0.05)
+    for number in range(100):
+        b.change(number)
+        if number == 80:
+            b.backend.drifts = [Drift("table", Damage.DELETED)]
+        await asyncio.sleep(0.1)
+    assert len(b.notes.times("intact")) == 7
+    (noticed,) = b.notes.times("drift: table: deleted")
+    assert 8.0 < noticed < 9.2
+    await b.loop.wait_idle()
+    assert len(b.notes.times("full")) == 2
+    await b.stop()
+
+
+@bench
+async def test_looks_that_take_longer_than_their_period_keep_no_sync_from_running() -> None:
+    b = Bench(drift_period=1.0, sync_takes=2.0)
+    for number in range(50):
+        b.change(number)
+        await asyncio.sleep(1.0)
+    await b.loop.wait_idle()
+    assert len(b.backend.programmed) == 50
+    assert len(b.notes.times("full", "partial")) >= 10
     await b.stop()
 
 

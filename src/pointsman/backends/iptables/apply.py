@@ -12,7 +12,15 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
-from pointsman.backends.contract import Drift, SyncReport, SyncRequest, Traffic, chosen, compiled_each
+from pointsman.backends.contract import (
+    Drift,
+    SyncReport,
+    SyncRequest,
+    Traffic,
+    chosen,
+    compiled_each,
+    ensure_few,
+)
 from pointsman.backends.iptables import drift, static
 from pointsman.backends.iptables.batch import (
     EMPTY,
@@ -38,7 +46,7 @@ from pointsman.backends.netfilter import names, saved
 from pointsman.backends.netfilter.jumps import Jump
 from pointsman.errors import KernelError
 from pointsman.kernel import nfacct
-from pointsman.kernel.iptables import FILTER, NAT, Iptables, RestoreRejected
+from pointsman.kernel.iptables import FILTER, NAT, Incompatible, Iptables, RestoreRejected
 from pointsman.kernel.sysctl import Degraded, Sysctls
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
@@ -125,6 +133,7 @@ class IptablesBackend:
         fragments = compiled_each(
             request.plans, lambda plan: self._memory.compiled(plan, settings, comments), rejected
         )
+        ensure_few(rejected, len(request.plans))
         notes: list[str] = []
 
         def batch() -> Batch:
@@ -132,7 +141,7 @@ class IptablesBackend:
                 fragments.pop(name, None)
             return self._full_batch(settings, fragments, notes)
 
-        text = self._restore(batch, dict(fragments), rejected)
+        text = self._restore(batch, dict(fragments), rejected, len(request.plans))
         self._memory.replace(fragments, request.plans, comments)
         self._rejected = rejected
         if settings.localhost_node_ports:
@@ -185,10 +194,15 @@ class IptablesBackend:
     def _blind_batch(self, settings: Settings, fragments: Mapping[ServicePortName, Fragment]) -> Batch:
         """Without a look at the tables, each jump is asked for and nothing is deleted."""
         known = self._runner.chain_exists(FILTER, names.KUBELET_FIREWALL)
-        missing = [
-            jump for jump in static.JUMPS if not self._runner.check_rule(jump.table, jump.source, jump.rule)
-        ]
+        missing = [jump for jump in static.JUMPS if not self._is_known_to_exist(jump)]
         return full_batch(settings, fragments, missing_jumps=missing, create_kubelet_firewall=not known)
+
+    def _is_known_to_exist(self, jump: Jump) -> bool:
+        """False among rules that iptables cannot read: the jump then goes in once more, which does no harm."""
+        try:
+            return self._runner.check_rule(jump.table, jump.source, jump.rule)
+        except Incompatible:
+            return False
 
     def _jump_exists(self, held: saved.TableOutline, jump: Jump) -> bool:
         """By the saved text where that is clear; iptables itself decides about unfamiliar spellings."""
@@ -203,9 +217,10 @@ class IptablesBackend:
     def _sync_partial(self, request: SyncRequest, settings: Settings) -> SyncReport:
         memory = self._memory
         comments = memory.comments_wanted_after(request.changed)
-        rejected: dict[ServicePortName, str] = {}
+        rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
         present = {name: plan for name, plan in request.changed.items() if plan is not None}
         compiled = compiled_each(present, lambda plan: memory.compiled(plan, settings, comments), rejected)
+        ensure_few(rejected, len(request.plans))
         after = dict(memory.fragments)
 
         def batch() -> Batch:
@@ -219,10 +234,9 @@ class IptablesBackend:
                     after[name] = new
             return partial_batch(settings, after, changes)
 
-        text = self._restore(batch, compiled, rejected)
+        text = self._restore(batch, compiled, rejected, len(request.plans))
         memory.update(request.changed, compiled, rejected, comments)
-        still = {name: why for name, why in self._rejected.items() if name not in request.changed}
-        self._rejected = still | rejected
+        self._rejected = rejected
         return self._report(settings, False, text, ())
 
     # both
@@ -232,6 +246,7 @@ class IptablesBackend:
         make_batch: Callable[[], Batch],
         candidates: Mapping[ServicePortName, Fragment],
         rejected: dict[ServicePortName, str],
+        total: int,
     ) -> bytes:
         """Restore, leaving out service ports that are refused; fills `rejected`, returns the accepted text."""
         while True:
@@ -248,6 +263,7 @@ class IptablesBackend:
                 if not found or len(rejected) + len(found) > _ISOLATION_LIMIT:
                     raise
                 rejected.update(dict.fromkeys(found, str(error)))
+                ensure_few(rejected, total)
                 continue
             return text
 

@@ -16,8 +16,9 @@ from pointsman.backends.iptables import isolate, static
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET
 from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
 from pointsman.backends.netfilter import names, saved
+from pointsman.backends.netfilter.runners import text_to_clean
 from pointsman.backends.netfilter.spelling import canonical
-from pointsman.errors import KernelError
+from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel import nfacct
 from pointsman.kernel.iptables import FILTER, MANGLE, NAT, Iptables
 
@@ -46,8 +47,15 @@ def cleanup(
 def _clean_family(
     runner: Iptables, loopback_is_routed: bool, keep: Mapping[str, Collection[str]]
 ) -> Iterator[Removed]:
-    held = {table: saved.rules_by_chain(runner.save(table)) for table in (MANGLE, FILTER, NAT)}
-    has_kubelet = any(chain in held[MANGLE] for chain in names.KUBELET_CHAINS)
+    held: dict[str, dict[str, list[str]]] = {}
+    for table in (MANGLE, FILTER, NAT):
+        try:
+            held[table] = saved.rules_by_chain(text_to_clean(runner, table))
+        except NotSupported:
+            continue  # a kernel that lacks it holds nothing of it
+        except KernelError as error:
+            yield Removed("rules", where=_where(runner, table), fate=Fate.FAILED, why=str(error))
+    has_kubelet = MANGLE not in held or any(chain in held[MANGLE] for chain in names.KUBELET_CHAINS)
     for table, scratch in isolate.remove_leftovers(runner, held).items():
         yield Removed("scratch chains", where=_where(runner, table), count=len(scratch))
     for table, chains in held.items():

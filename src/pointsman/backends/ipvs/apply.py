@@ -15,13 +15,23 @@ from typing import Any
 
 import msgspec
 
-from pointsman.backends.contract import Drift, SyncReport, SyncRequest, Traffic, chosen, compiled_each
+from pointsman.backends.contract import (
+    Drift,
+    SyncReport,
+    SyncRequest,
+    Traffic,
+    chosen,
+    compiled_each,
+    ensure_few,
+)
 from pointsman.backends.ipvs.batch import (
     AddEntries,
     AddReals,
     AddServers,
     Bind,
+    DeleteEntries,
     NetlinkStep,
+    RemoveReals,
     RemoveServers,
     RetireReals,
     Unbind,
@@ -40,6 +50,7 @@ from pointsman.backends.ipvs.sockets import Sockets
 from pointsman.backends.netfilter import names, saved
 from pointsman.backends.netfilter.runners import RuleTool
 from pointsman.errors import KernelError
+from pointsman.kernel.iptables import Incompatible
 from pointsman.kernel.ipvs_objects import IPVS_DEVICE, VirtualKey
 from pointsman.model.addresses import Cidr, Family, address_text
 from pointsman.model.node_context import NodeContext
@@ -72,19 +83,21 @@ class IpvsBackend:
         *,
         random_fully: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        open_sockets: Callable[[Family], Sockets] = Sockets,
     ) -> None:
         self.family = family
         self._iptables = iptables
         self._settings = settings
         self._random_fully = random_fully
         self._clock = clock
-        self._sockets = Sockets(family)
+        self._sockets = open_sockets(family)
         self._schedulers = Schedulers(settings.scheduler, self._sockets.has_scheduler)
         self._desired = Desired()
         self._known = Known()
         self._draining = Draining(settings.drain_seconds)
         self._drain_check_due = 0.0
         self._watch = Watch()
+        self._rejected: dict[ServicePortName, str] = {}
         self._context: NodeContext | None = None
         """Of the last sync; None while what the kernel holds is in doubt."""
 
@@ -92,22 +105,26 @@ class IpvsBackend:
 
     def sync(self, request: SyncRequest) -> SyncReport:
         """Bring the kernel to the desired state; see `backends.contract.Backend`."""
-        progress = _Progress(full=request.full or request.context != self._context)
+        full = request.full or request.context != self._context
         self._context = None
-        changes = request.plans if progress.full else request.changed
+        changes = request.plans if full else request.changed
+        still = {} if full else {name: why for name, why in self._rejected.items() if name not in changes}
+        progress = _Progress(len(request.plans), still, full=full)
         plans = {name: plan for name, plan in changes.items() if plan is not None}
         compiler = Compiler(request.context, self._schedulers)
         fragments = compiled_each(plans, compiler.fragment, progress.rejected)
+        ensure_few(progress.rejected, progress.total)
         progress.notes += [fragment.note for fragment in fragments.values() if fragment.note]
-        if progress.full:
+        if full:
             self._desired = Desired(fragments)
-            self._take_over()
+            self._take_over(progress)
             touched = everything(self._desired, self._known)
         else:
             touched = self._desired.update({name: fragments.get(name) for name in changes})
         rules = self._desired.rules(request.context, random_fully=self._random_fully)
         self._run(touched, rules, progress)
         self._draining.retain(self._known.weights)
+        self._rejected = progress.rejected
         self._context = request.context
         return progress.report(rules)
 
@@ -158,7 +175,7 @@ class IpvsBackend:
         before, now = self.draining, self._clock()
         if before and now >= self._drain_check_due:
             self._drain_check_due = now + _DRAIN_CHECK_SECONDS
-            self._retire(RetireReals(self._draining.reals()), _Progress())
+            self._retire(RetireReals(self._draining.reals()), _Progress(len(self._desired.fragments)))
         return before - self.draining
 
     @property
@@ -168,13 +185,21 @@ class IpvsBackend:
 
     # --- a sync ---
 
-    def _take_over(self) -> None:
+    def _take_over(self, progress: _Progress) -> None:
         """Make what everything else is put into, and read what is there."""
         self._sockets.make_containers()
         self._known = self._sockets.read(self._desired.servers)
-        outlines = {table: saved.outline(self._iptables.save(table)) for table in (NAT, FILTER)}
+        outlines = {table: self._outline(table, progress) for table in (NAT, FILTER)}
         self._known.missing_jumps = tuple(jump for jump in JUMPS if not jump.is_in(outlines[jump.table]))
         self._known.iptables_mode_serves = any(map(names.is_service_chain, outlines[NAT].chains))
+
+    def _outline(self, table: str, progress: _Progress) -> saved.TableOutline:
+        """What the table holds; where that cannot be read, jumps go in once more, which does no harm."""
+        try:
+            return saved.outline(self._iptables.save(table))
+        except Incompatible as error:
+            progress.notes.append(str(error))
+            return saved.outline(b"")
 
     def _run(self, touched: Touched, rules: RuleSet, progress: _Progress) -> None:
         """Take the steps for what was touched, and again for what turned out to be other than we knew."""
@@ -183,14 +208,23 @@ class IpvsBackend:
                 case WriteRules():
                     self._write_rules(step, progress)
                 case RetireReals():
+                    self._look_again(rules, progress)
                     self._retire(step, progress)
+                case RemoveReals() | RemoveServers() | Unbind() | DeleteEntries():
+                    self._look_again(rules, progress)
+                    self._send(step, progress)
                 case _:
                     self._send(step, progress)
-        if progress.surprising and not progress.repeated:
-            progress.repeated = True
-            for key in progress.surprising:
+        self._look_again(rules, progress)
+
+    def _look_again(self, rules: RuleSet, progress: _Progress) -> None:
+        """Only then is known what is refused, and that must be known before anything is removed."""
+        keys = progress.surprising - progress.read_again
+        if keys:
+            progress.read_again |= keys
+            for key in keys:
                 self._sockets.read_again(key, self._known)
-            self._run(Touched(progress.surprising), rules, progress)
+            self._run(Touched(keys), rules, progress)
 
     def _write_rules(self, step: WriteRules, progress: _Progress) -> None:
         text = step.rules.restore_text(step.jumps)
@@ -229,6 +263,7 @@ class IpvsBackend:
                 self._servers_refused({item.server: error for item, error in refused.items()}, progress)
             case _:
                 raise next(iter(refused.values()))
+        ensure_few(progress.rejected, progress.total)
 
     def _await_addresses(self, addresses: Sequence[bytes], progress: _Progress) -> None:
         """Until they are in force, packets to them leave the node, and their flows stay untranslated."""
@@ -240,7 +275,7 @@ class IpvsBackend:
         for key, error in refused.items():
             if key in progress.refused:
                 continue
-            if error.errno in _SURPRISES and not progress.repeated:
+            if error.errno in _SURPRISES and key not in progress.read_again:
                 progress.surprising.add(key)
             else:
                 progress.refused.add(key)
@@ -253,14 +288,18 @@ class IpvsBackend:
 class _Progress:
     """What a sync has done so far."""
 
-    def __init__(self, *, full: bool = False) -> None:
+    def __init__(
+        self, total: int, rejected: Mapping[ServicePortName, str] = {}, *, full: bool = False
+    ) -> None:
+        """`total` counts all service ports, `rejected` names those that an earlier sync could not serve."""
         self.full = full
-        self.rejected: dict[ServicePortName, str] = {}
+        self.total = total
+        self.rejected = dict(rejected)
         self.refused: set[VirtualKey] = set()
         """Virtual servers, or some of their real servers."""
         self.surprising: set[VirtualKey] = set()
         """Virtual servers that somebody else has changed."""
-        self.repeated = False
+        self.read_again: set[VirtualKey] = set()
         self.written: Counter[str] = Counter()
         self.notes: list[str] = []
         self.batch_bytes = 0

@@ -12,7 +12,7 @@ from pointsman.backends.contract import Fate, Removed
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.rules import CHAINS, FILTER, NAT
 from pointsman.backends.netfilter import names, saved
-from pointsman.backends.netfilter.runners import RuleTool
+from pointsman.backends.netfilter.runners import RuleTool, text_to_clean
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel.ipset import IpsetSocket
 from pointsman.kernel.ipvs import IpvsSocket, service_removal
@@ -51,7 +51,7 @@ def cleanup(tools: Sequence[RuleTool], keep: Mapping[str, Collection[str]] = {})
 
 
 def _remove_rules(tool: RuleTool, keep: Mapping[str, Collection[str]]) -> Iterator[Removed]:
-    outlines = {table: saved.outline(tool.save(table)) for table in (NAT, FILTER)}
+    outlines = {table: saved.outline(text_to_clean(tool, table)) for table in (NAT, FILTER)}
     # Where iptables mode was here as well, its own clean-up takes the chains that both have.
     own_only = any(names.NODE_PORTS in found.chains for found in outlines.values())
     lines: list[str] = []

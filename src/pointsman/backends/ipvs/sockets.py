@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from pointsman.backends.ipvs.batch import (
 )
 from pointsman.backends.ipvs.fragment import SetMember
 from pointsman.backends.ipvs.known import Known
-from pointsman.errors import KernelError
+from pointsman.errors import Busy, KernelError
 from pointsman.kernel import netlink
 from pointsman.kernel.ipset import IpsetSocket
 from pointsman.kernel.ipset_objects import SetEntry, SetHeader
@@ -126,12 +127,31 @@ class Sockets:
     # --- changing ---
 
     def make_containers(self) -> None:
-        """Create the dummy device and the sets that are missing."""
+        """Create the dummy device and the sets; one that was made in another way would refuse our entries one by one."""
         self._device = self._route.ensure_dummy(IPVS_DEVICE)
         present = self._ipset.headers()
         for header in sets.headers(self._family):
-            if header.name not in present or present[header.name].type is not header.type:
+            held = present.get(header.name)
+            # The kernel compares everything else when it is asked for a set that exists.
+            if held is not None and held.family is not header.family:
+                self._remove_set(header)
+            try:
                 self._ipset.create(header)
+            except KernelError as error:
+                if error.errno != errno.EEXIST:
+                    raise
+                self._remove_set(header)
+                self._ipset.create(header)
+
+    def _remove_set(self, header: SetHeader) -> None:
+        try:
+            self._ipset.destroy(header.name)
+        except Busy as error:
+            raise KernelError(
+                f"ipset {header.name} was made by somebody else with another type, family or options, and rules use it: "
+                "remove them, or stop the proxy and run `pointsman cleanup`",
+                error.errno,
+            ) from error
 
     def send(self, step: NetlinkStep[Any]) -> dict[Any, KernelError]:
         """Do it as far as the kernel lets us; what it refused."""

@@ -55,5 +55,10 @@ def is_proxy_chain(chain: str) -> bool:
     return chain in _PROXY_CHAINS or is_service_chain(chain)
 
 
+def is_left_by_proxy(chain: str) -> bool:
+    """A chain that only a service proxy makes."""
+    return chain == CANARY or (is_proxy_chain(chain) and chain != KUBELET_FIREWALL)
+
+
 def is_service_chain(chain: str) -> bool:
     return _SERVICE_CHAIN.fullmatch(chain) is not None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
+from pointsman.backends.netfilter import names
 from pointsman.kernel.command import SystemCommands
-from pointsman.kernel.iptables import Iptables
+from pointsman.kernel.iptables import Incompatible, Iptables
 from pointsman.kernel.iptables_programs import choose_variant, variants_in_use
+from pointsman.kernel.nft_chains import chain_names
 from pointsman.model.addresses import Family
 
 
@@ -30,18 +32,32 @@ def runner_for(family: Family) -> Iptables:
 
 
 def runners_in_use(families: Iterable[Family]) -> list[Iptables]:
-    """Every family and variant that may hold rules here."""
+    """Every family and variant that may hold rules here; whether it can be used shows when it is."""
     commands = SystemCommands()
-    runners = [
+    return [
         Iptables(family, commands, variant=variant)
         for family in families
         for variant in variants_in_use(family)
     ]
-    return [runner for runner in runners if not runner.obstacle()]
+
+
+def text_to_clean(
+    tool: RuleTool, table: str, chains_in: Callable[[Family, str], Collection[str]] = chain_names
+) -> bytes:
+    """The table as text; empty when it cannot be listed and, as nft sees it, no proxy has a chain there."""
+    try:
+        return tool.save(table)
+    except Incompatible:
+        if any(map(names.is_left_by_proxy, chains_in(tool.family, table))):
+            raise
+        return b""
 
 
 def missing_programs(family: Family) -> list[str]:
     """What stands in the way of writing iptables rules; empty when nothing does."""
     obstacle = runner_for(family).obstacle()
-    remedy = "install the package iptables and allow CAP_NET_ADMIN, or use mode nftables"
-    return [f"{obstacle}; {remedy}"] if obstacle else []
+    if obstacle is None:
+        return []
+    if isinstance(obstacle, Incompatible):
+        return [f"{obstacle}, or use mode nftables"]
+    return [f"{obstacle}; install the package iptables and allow CAP_NET_ADMIN, or use mode nftables"]

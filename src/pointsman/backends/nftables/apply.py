@@ -9,9 +9,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from pointsman.backends.contract import Drift, SyncReport, SyncRequest, Traffic, chosen, compiled_each
+from pointsman.backends.contract import (
+    Drift,
+    SyncReport,
+    SyncRequest,
+    Traffic,
+    chosen,
+    compiled_each,
+    ensure_few,
+)
 from pointsman.backends.nftables.batch import Batch
-from pointsman.backends.nftables.blame import ensure_few, explained, guilty_service_ports, is_momentary
+from pointsman.backends.nftables.blame import explained, guilty_service_ports, is_momentary
 from pointsman.backends.nftables.change import Change
 from pointsman.backends.nftables.comparison import NftablesComparison
 from pointsman.backends.nftables.compile import fragment_from_plan
@@ -173,6 +181,7 @@ class NftablesBackend:
         rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
         self._look_for_hashes(request.changed)
         updates = self._compile_changed(request, contents, rejected)
+        ensure_few(rejected, len(request.plans))
         for _ in range(_BLAME_ROUNDS):
             change = Change(contents, updates)
             if not change.batch:

@@ -51,21 +51,6 @@ def explained(batch: Batch, faults: Sequence[Fault], code: int) -> Rejected:
     return Rejected(f"nftables refused the change: {message}", code, objects)
 
 
-def ensure_few(rejected: Mapping[ServicePortName, str], total: int) -> None:
-    """Raise when more than half of all service ports would be left out.
-
-    So many cannot all be wrong: the fault lies with this program or the kernel, and the rules that stand serve better
-    than a table without them.
-    """
-    if 2 * len(rejected) > total:
-        name, reason = next(iter(rejected.items()))
-        raise Rejected(
-            f"{len(rejected)} of {total} service ports were refused, {name} among them ({reason});"
-            " the rules stay as they are",
-            errno.EINVAL,
-        )
-
-
 class _Owners:
     """Which service port an object belongs to; where two claim the same, the later one is in the way."""
 

@@ -11,6 +11,39 @@ from pointsman.kernel import nf_tables as nf
 _COUNTER = re.compile(rb"counter\0.{28}", re.DOTALL)
 """The name of a counter expression and the attributes with its two numbers."""
 
+_REGISTERS = {
+    "bitwise": (nf.NFTA_BITWISE_SREG, nf.NFTA_BITWISE_DREG),
+    "byteorder": (nf.NFTA_BYTEORDER_SREG, nf.NFTA_BYTEORDER_DREG),
+    "cmp": (nf.NFTA_CMP_SREG,),
+    "ct": (nf.NFTA_CT_DREG,),
+    "dynset": (nf.NFTA_DYNSET_SREG_KEY,),
+    "fib": (nf.NFTA_FIB_DREG,),
+    "hash": (nf.NFTA_HASH_SREG, nf.NFTA_HASH_DREG),
+    "immediate": (nf.NFTA_IMMEDIATE_DREG,),
+    "lookup": (nf.NFTA_LOOKUP_SREG, nf.NFTA_LOOKUP_DREG),
+    "meta": (nf.NFTA_META_SREG, nf.NFTA_META_DREG),
+    "nat": (
+        nf.NFTA_NAT_REG_ADDR_MIN,
+        nf.NFTA_NAT_REG_ADDR_MAX,
+        nf.NFTA_NAT_REG_PROTO_MIN,
+        nf.NFTA_NAT_REG_PROTO_MAX,
+    ),
+    "numgen": (nf.NFTA_NG_DREG,),
+    "payload": (nf.NFTA_PAYLOAD_DREG,),
+}
+"""Attributes that name a register, of the expressions that our rules have."""
+_VALUES = {
+    "bitwise": (nf.NFTA_BITWISE_MASK, nf.NFTA_BITWISE_XOR),
+    "cmp": (nf.NFTA_CMP_DATA,),
+    "immediate": (nf.NFTA_IMMEDIATE_DATA,),
+}
+"""Attributes that hold attributes; the kernel leaves out the flag that says so."""
+_NAT_RANGES = (
+    (nf.NFTA_NAT_REG_ADDR_MIN, nf.NFTA_NAT_REG_ADDR_MAX),
+    (nf.NFTA_NAT_REG_PROTO_MIN, nf.NFTA_NAT_REG_PROTO_MAX),
+)
+"""Where only the lower end is given, the kernel lists it as the upper end, too."""
+
 
 def fingerprint(rules: Sequence[bytes]) -> int:
     """Changes when a rule does; packets that pass counters do not change it."""
@@ -34,28 +67,40 @@ def counted_packets(expressions: bytes) -> int:
 
 def same_expressions(ours: bytes, kernels: bytes) -> bool:
     """Whether a rule in the kernel says what we sent; the kernel adds defaults and renumbers registers."""
-    left = [nla.attributes(item) for _, item in nla.iter_attributes(ours)]
-    right = [nla.attributes(item) for _, item in nla.iter_attributes(kernels)]
-    return len(left) == len(right) and all(
-        a.get(nf.NFTA_EXPR_NAME) == b.get(nf.NFTA_EXPR_NAME)
-        and _same_attributes(a.get(nf.NFTA_EXPR_DATA, b""), b.get(nf.NFTA_EXPR_DATA, b""))
-        for a, b in zip(left, right, strict=True)
-    )
+    left, right = ([_meaning(item) for _, item in nla.iter_attributes(rule)] for rule in (ours, kernels))
+    return left == right
 
 
-def _same_attributes(ours: bytes, kernels: bytes) -> bool:
-    theirs = nla.attributes(kernels)
-    return all(_same_value(value, theirs.get(kind)) for kind, value in nla.iter_attributes(ours))
+def _meaning(expression: bytes) -> tuple[str, dict[int, object]]:
+    """An expression in one spelling: what is zero counts as left out, which it is by one side or the other."""
+    fields = nla.attributes(expression)
+    name = nla.text_of(fields.get(nf.NFTA_EXPR_NAME, b""))
+    if name == "counter":
+        return name, {}
+    data = nla.attributes(fields.get(nf.NFTA_EXPR_DATA, b""))
+    found: dict[int, object] = {kind: value for kind, value in data.items() if any(value)}
+    for kind in _REGISTERS.get(name, ()):
+        if kind in found:
+            found[kind] = _first_word(data[kind])
+    for kind in _VALUES.get(name, ()):
+        if kind in found:
+            found[kind] = _value(data[kind])
+    if name == "nat":
+        for lower, upper in _NAT_RANGES:
+            if found.get(upper) == found.get(lower):
+                found.pop(upper, None)
+    return name, found
 
 
-def _same_value(ours: bytes, kernels: bytes | None) -> bool:
-    if kernels is None:
-        return not any(ours)
-    if ours == kernels:
-        return True
-    if len(ours) == len(kernels) == 4:
-        number = int.from_bytes(ours, "big")
-        first = nf.NFT_REG32_00
-        return number >= first and number % 4 == 0 and number // 4 - 1 == int.from_bytes(kernels, "big")
-    # Nested values differ in the flag of their inner headers, which the kernel does not set.
-    return len(ours) == len(kernels) and bool(nla.attributes(ours)) and _same_attributes(ours, kernels)
+def _first_word(register: bytes) -> int:
+    """The number of a register in words; the kernel lists one of four words by the number of the whole."""
+    number = int.from_bytes(register, "big")
+    return number if number >= nf.NFT_REG32_00 else nf.NFT_REG32_00 + 4 * (number - 1)
+
+
+def _value(data: bytes) -> dict[int, object]:
+    inner: dict[int, object] = {**nla.attributes(data)}
+    verdict = inner.get(nf.NFTA_DATA_VERDICT)
+    if isinstance(verdict, bytes):
+        inner[nf.NFTA_DATA_VERDICT] = nla.attributes(verdict)
+    return inner

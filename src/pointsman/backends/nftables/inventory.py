@@ -123,7 +123,12 @@ def can_be_filled(contents: Contents, table: KernelTable) -> bool:
 
 
 def rival_in(head: TableHead, handle: int, chains: Mapping[str, KernelChain]) -> Rival | None:
-    """Whose table this is or who writes into it, if another proxy; `handle` is that of the table we made."""
+    """Whose table this is or who writes into it, if another proxy; `handle` is that of the table we made.
+
+    Without a base chain no packet passes through the table: whoever made it, nobody serves.
+    """
+    if not any(chain.hook for chain in chains.values()):
+        return None
     if head.comment == _KUBE_PROXY_COMMENT or any("/" in name for name in chains):
         return Rival.KUBE_PROXY
     if head.handle == handle:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.fake.iptables_tables import IptablesTables
 from pointsman.backends.contract import Cleaning, Fate, Removed, SyncReport, SyncRequest
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
-from pointsman.errors import Busy, KernelError, NotSupported
+from pointsman.errors import Busy, KernelError, NotSupported, Rejected
 from pointsman.kernel.command import CommandResult
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
@@ -69,6 +70,13 @@ class Bench:
         return [
             f"{one.what}: {one.want} / {one.have}" for one in self.backend.comparison(request).differences()
         ]
+
+
+class NoPrograms:
+    """A host without iptables."""
+
+    def run(self, arguments: Sequence[str], *, stdin: bytes = b"", timeout: float = 30.0) -> CommandResult:
+        raise NotSupported(f"{arguments[0]} is not installed")
 
 
 @pytest.fixture
@@ -223,7 +231,7 @@ def test_a_refused_service_port_is_left_out_and_the_others_are_served(bench: Ben
 
 
 def test_a_refused_service_port_stays_reported_until_it_changes(bench: Bench) -> None:
-    bench.sync()
+    bench.sync(web("10.244.1.2"))
     bench.tables.refuses = lambda line: "default/db" in line
     bench.sync(db("10.244.1.9"))
     assert list(bench.sync(web("10.244.1.1")).rejected) == [db().name]
@@ -385,6 +393,16 @@ def test_cleanup_leaves_only_what_others_made(bench: Bench) -> None:
     assert bench.clean() == []
 
 
+def test_cleanup_skips_what_the_kernel_lacks_and_reports_any_other_obstacle(bench: Bench) -> None:
+    bench.sync(web("10.244.1.1"))
+    bench.tables.can_save = False
+    assert [(one.fate, one.where) for one in bench.clean()] == [
+        (Fate.FAILED, f"iptables table {table}") for table in ("mangle", "filter", "nat")
+    ]
+    bench.runner = Iptables(Family.IPV4, NoPrograms())
+    assert bench.clean() == []
+
+
 def test_cleanup_keeps_the_guard_while_loopback_is_routed(bench: Bench) -> None:
     bench.sync(web("10.244.1.1"))
     bench.clean()
@@ -506,6 +524,40 @@ def test_a_plan_that_cannot_be_compiled_harms_only_itself(bench: Bench, full: bo
     assert report.rejected[broken.name].startswith("cannot be compiled: AddressValueError")
     assert bench.differences() == []
     assert any("default/web" in rule for rules in bench.tables.tables["nat"].values() for rule in rules)
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_plans_that_cannot_be_compiled_fail_the_sync_when_they_are_most_and_take_nothing_away(
+    bench: Bench, restarted: bool
+) -> None:
+    bench.sync(web("10.244.1.1"), db("10.244.1.9"))
+    before = copy.deepcopy(bench.tables.tables)
+    if restarted:
+        bench.backend = bench.new_backend()
+    with pytest.raises(Rejected, match="2 of 2 service ports were refused"):
+        bench.sync(impossible("web", "10.96.0.10"), impossible("db", "10.96.0.20"))
+    assert bench.tables.tables == before
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_refused_service_ports_fail_the_sync_when_they_are_most(bench: Bench, full: bool) -> None:
+    bench.sync(web("10.244.1.1"))
+    before = copy.deepcopy(bench.tables.tables)
+    bench.tables.refuses = lambda line: "DNAT" in line
+    with pytest.raises(Rejected, match="2 of 2 service ports were refused"):
+        bench.sync(web("10.244.1.2"), db("10.244.1.9"), full=full)
+    assert bench.tables.tables == before
+    bench.tables.refuses = lambda line: False
+    assert bench.sync().rejected == {}
+    assert bench.differences() == []
+
+
+def test_refused_service_ports_add_up_over_several_syncs(bench: Bench) -> None:
+    bench.sync(web("10.244.1.1"))
+    bench.tables.refuses = lambda line: "DNAT" in line
+    bench.sync(db("10.244.1.9"))
+    with pytest.raises(Rejected, match="2 of 2 service ports were refused"):
+        bench.sync(web("10.244.1.2"))
 
 
 def test_scratch_chains_of_a_killed_search_go_with_a_full_sync_and_with_clean_up(bench: Bench) -> None:

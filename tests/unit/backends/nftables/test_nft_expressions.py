@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+from tests.factory import packed
+
 from pointsman.backends.nftables import clauses as c
-from pointsman.backends.nftables.expressions import counted_packets, fingerprint
+from pointsman.backends.nftables.expressions import counted_packets, fingerprint, same_expressions
+from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.kernel import nf_tables as nf
-from pointsman.kernel.attributes import nested, text, u64be
+from pointsman.kernel import nft_wire as w
+from pointsman.kernel.attributes import nested, text, u32be, u64be
+from pointsman.model.addresses import Cidr, Family
 
 COUNTER_BYTES = 1
 
@@ -29,3 +35,50 @@ def test_another_verdict_behind_a_counter_changes_it() -> None:
     ours, theirs = (counter(7, 1) + verdict.encoding for verdict in (c.goto("lb-2"), c.DROP_PACKET))
     assert fingerprint([ours]) != fingerprint([theirs])
     assert fingerprint([ours]) != fingerprint([ours, theirs])
+
+
+V4 = traits_of(Family.IPV4)
+
+
+def source(address: str) -> bytes:
+    return c.source_in(Cidr(packed(address), 32), V4).encoding
+
+
+DIFFERENT = {
+    "mod 8, mod 1": (w.numgen(8, 8), w.numgen(8, 1)),
+    "mod 12, mod 2": (w.numgen(8, 12), w.numgen(8, 2)),
+    "another register": (w.numgen(8, 2), w.numgen(9, 2)),
+    "10.0.0.4, 2.128.0.0": (source("10.0.0.4"), source("2.128.0.0")),
+    "an address that reads like an attribute": (
+        w.compare(nf.NFT_CMP_EQ, packed("500:100:100::")),
+        w.compare(nf.NFT_CMP_EQ, packed("500:100:101::")),
+    ),
+    "length": (w.compare(nf.NFT_CMP_EQ, b"lo"), w.compare(nf.NFT_CMP_EQ, b"lo\0")),
+    "chain": (c.goto("lb-2").encoding, c.goto("lb-3").encoding),
+    "verdict": (c.goto("lb-2").encoding, c.jump("lb-2").encoding),
+    "an option that we did not ask for": (
+        w.expression("masq"),
+        w.expression("masq", u32be(nf.NFTA_MASQ_FLAGS, 4)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("ours", "kernels"), DIFFERENT.values(), ids=DIFFERENT.keys())
+def test_rules_that_say_something_else_are_not_the_same(ours: bytes, kernels: bytes) -> None:
+    assert same_expressions(ours, ours)
+    assert not same_expressions(ours, kernels)
+    assert not same_expressions(kernels, ours)
+
+
+@pytest.mark.parametrize(("ours", "kernels"), [(8, 1), (12, 2), (16, 3), (20, 4), (9, 9)])
+def test_registers_are_known_by_both_of_their_numbers(ours: int, kernels: int) -> None:
+    assert same_expressions(w.numgen(ours, 8), w.numgen(kernels, 8))
+
+
+def test_what_the_kernel_adds_by_itself_makes_no_difference() -> None:
+    def nat(*ends: bytes) -> bytes:
+        return w.expression("nat", u32be(nf.NFTA_NAT_REG_ADDR_MIN, 8), *ends)
+
+    assert same_expressions(nat(), nat(u32be(nf.NFTA_NAT_REG_ADDR_MAX, 1)))
+    assert not same_expressions(nat(), nat(u32be(nf.NFTA_NAT_REG_ADDR_MAX, 9)))
+    assert same_expressions(c.COUNTER.encoding, counter(1500, 25))

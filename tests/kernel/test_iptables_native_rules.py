@@ -1,0 +1,101 @@
+"""Rules written with nft inside the tables of iptables-nft, which it can add to and cannot list."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.factory import context, endpoint, plan, service_port
+from tests.golden.recorded_node import recorded_node
+
+from pointsman.backends.contract import SyncReport, SyncRequest
+from pointsman.backends.iptables.apply import IptablesBackend
+from pointsman.backends.netfilter.runners import missing_programs
+from pointsman.cli.cleanup import clean_up
+from pointsman.kernel.command import SystemCommands
+from pointsman.kernel.iptables import FILTER, NAT, Iptables
+from pointsman.kernel.iptables_programs import NFT, OVERRIDE
+from pointsman.kernel.sysctl import Sysctls
+from pointsman.lab.netns import Namespace
+from pointsman.model.addresses import Family
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(
+        shutil.which("nft") is None, reason="the nft program writes what iptables cannot list"
+    ),
+]
+
+NATIVE = ("masquerade", "ct state new counter")
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Namespace]:
+    monkeypatch.setenv(OVERRIDE, NFT)
+    with recorded_node() as namespace:
+        yield namespace
+
+
+def runner() -> Iptables:
+    return Iptables(Family.IPV4, SystemCommands(), variant=NFT)
+
+
+def spoil(node: Namespace, rule: str) -> None:
+    """What somebody who prefers nft does."""
+    node.run(["nft", "add", "table", "ip", "nat"])
+    chain = "chain ip nat POSTROUTING { type nat hook postrouting priority 100 ; }"
+    node.run(["nft", "-f", "-"], f"add {chain}\ninsert rule ip nat POSTROUTING {rule}\n")
+
+
+def sync(backend: IptablesBackend, *, full: bool = False) -> SyncReport:
+    made = plan(service_port("web"), endpoint("10.244.1.1"))
+    return backend.sync(SyncRequest(context(), {made.name: made}, {made.name: made}, full))
+
+
+@pytest.mark.parametrize("rule", NATIVE)
+def test_clean_up_that_cannot_list_a_table_says_so_and_cleans_the_others(
+    node: Namespace, tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str
+) -> None:
+    sync(IptablesBackend(Family.IPV4, runner=runner(), sysctls=Sysctls()))
+    spoil(node, rule)
+    assert clean_up(tmp_path) == 1
+    told = capsys.readouterr()
+    assert "could not clean up rules in iptables-nft table nat" in told.err
+    assert "is incompatible, use 'nft' tool" in told.err
+    assert "removed chain KUBE-SERVICES in iptables-nft table filter" in told.out
+    assert not runner().chain_exists(FILTER, "KUBE-SERVICES")
+    assert runner().chain_exists(NAT, "KUBE-SERVICES")
+    node.run(["nft", "flush", "chain", "ip", "nat", "POSTROUTING"])
+    assert clean_up(tmp_path) == 0
+    assert not runner().chain_exists(NAT, "KUBE-SERVICES")
+
+
+@pytest.mark.parametrize("rule", NATIVE)
+def test_a_table_that_cannot_be_listed_and_holds_nothing_of_a_proxy_is_nobodys_failure(
+    node: Namespace, tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str
+) -> None:
+    spoil(node, rule)
+    assert clean_up(tmp_path) == 0
+    assert capsys.readouterr().out == "nothing to remove\n"
+
+
+@pytest.mark.parametrize("rule", NATIVE)
+def test_preflight_names_the_rules_that_stand_in_the_way(node: Namespace, rule: str) -> None:
+    assert missing_programs(Family.IPV4) == []
+    spoil(node, rule)
+    (problem,) = missing_programs(Family.IPV4)
+    assert "move them, or use mode nftables" in problem
+    assert "install" not in problem
+
+
+@pytest.mark.parametrize("rule", NATIVE)
+def test_syncs_go_on_while_such_rules_are_there(node: Namespace, rule: str) -> None:
+    backend = IptablesBackend(Family.IPV4, runner=runner(), sysctls=Sysctls())
+    sync(backend)
+    spoil(node, rule)
+    report = sync(backend, full=True)
+    assert report.rejected == {}
+    assert "move them" in " ".join(report.notes)
+    assert runner().chain_exists(NAT, "KUBE-SERVICES")
