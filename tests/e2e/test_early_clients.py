@@ -13,8 +13,9 @@ from tests.e2e.world import FAMILIES, World, running, settles
 from tests.kernel.conntrack_flows import add_flows
 from tests.local_routes import await_local_route
 
-from pointsman.kernel.conntrack import ConntrackTable, FlowQuery
-from pointsman.kernel.conntrack import Flow as TrackedFlow
+from pointsman.kernel.conntrack import ConntrackTable
+from pointsman.kernel.tracked_flows import Flow as TrackedFlow
+from pointsman.kernel.tracked_flows import FlowQuery
 from pointsman.lab.hosts import HOSTS
 from pointsman.lab.objects import LabService, backends, node_manifest
 from pointsman.lab.probe import Flow, Outcome, Probe, run_probes

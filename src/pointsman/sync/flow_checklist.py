@@ -30,7 +30,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from pointsman.kernel.conntrack import Flow, FlowQuery
+from pointsman.kernel.tracked_flows import Flow, FlowQuery
 from pointsman.model.addresses import is_loopback
 from pointsman.model.node_context import Situation
 from pointsman.model.plan import FrontendKind, Outcome, ServicePlan

@@ -11,7 +11,8 @@ from typing import Final
 import msgspec
 
 from pointsman.errors import KernelError, NotSupported
-from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed, Flow
+from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed
+from pointsman.kernel.tracked_flows import Flow
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext, Situation
 from pointsman.model.plan import ServicePlan

@@ -13,7 +13,7 @@ from tests.process.assembled import until
 
 from pointsman.backends.contract import SyncReport
 from pointsman.errors import Busy
-from pointsman.kernel.conntrack import Flow, FlowQuery
+from pointsman.kernel.tracked_flows import Flow, FlowQuery
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import Situation
 from pointsman.model.service import Protocol

@@ -23,7 +23,7 @@ from tests.unit.sync.flow_making import (
     syn,
 )
 
-from pointsman.kernel.conntrack import FlowQuery
+from pointsman.kernel.tracked_flows import FlowQuery
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext, NodePortAddresses, Situation
 from pointsman.model.plan import ServicePlan

@@ -23,7 +23,8 @@ from tests.unit.sync.flow_making import (
 )
 
 from pointsman.errors import NotSupported, Rejected
-from pointsman.kernel.conntrack import DeadlinePassed, Flow, FlowQuery, Wanted
+from pointsman.kernel.conntrack import DeadlinePassed
+from pointsman.kernel.tracked_flows import Flow, FlowQuery, Wanted
 from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.obs.registry import Metrics
