@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel import netlink, tracked_flows
-from pointsman.kernel.netlink import Message, NetlinkSocket
+from pointsman.kernel.netlink import Message, NetlinkSocket, Reply
 from pointsman.kernel.tracked_flows import Flow, FlowDecoder, FlowQuery, Opened, Wanted, selection
 from pointsman.model.addresses import Family
 
@@ -26,30 +26,45 @@ _DELETES_PER_CHECK: Final = 2000
 _NEEDS: Final = "CONFIG_NF_CT_NETLINK (module nf_conntrack_netlink)"
 _REFUSED_FILTER: Final = frozenset((errno.EOPNOTSUPP, errno.EINVAL))
 
-T = TypeVar("T")
-
 Expired = Callable[[], bool]
 Select = Callable[[Family, FlowQuery], bytes]
 """Makes the filter a kernel is sent."""
+Take = Callable[[bytes], None]
+"""Does something with the message about one flow."""
 
 
-class DeadlinePassed(KernelError):
-    """There was more in the table than the time allowed for; `deleted` flows are gone all the same."""
+class FlowsLeft(KernelError):
+    """Not every flow could be deleted; `deleted` are gone all the same."""
+
+    def __init__(self, message: str, errno: int = 0, deleted: int = 0) -> None:
+        super().__init__(message, errno)
+        self.deleted = deleted
+
+
+class DeadlinePassed(FlowsLeft):
+    """There was more in the table than the time allowed for."""
 
     def __init__(self, message: str, deleted: int = 0) -> None:
-        super().__init__(message, errno.ETIMEDOUT)
-        self.deleted = deleted
+        super().__init__(message, errno.ETIMEDOUT, deleted)
+        self.found: tuple[Flow, ...] = ()
+        """What a listing had found by then."""
 
 
 class ConntrackTable:
     """The table of one IP family in this network namespace. Not thread-safe; open one per use."""
 
-    def __init__(self, family: Family, select: Select = selection) -> None:
+    def __init__(
+        self,
+        family: Family,
+        select: Select = selection,
+        open_socket: Callable[[int], NetlinkSocket] = NetlinkSocket,
+    ) -> None:
         self.family = family
+        self.selects = True
+        """The kernel has not shown yet that it takes no filter, so that every query walks over the whole table."""
         self._select = select
         self._decoder = FlowDecoder(family)
-        self._socket = NetlinkSocket(netlink.NETLINK_NETFILTER)
-        self._filters = True
+        self._socket = open_socket(netlink.NETLINK_NETFILTER)
 
     def __enter__(self) -> Self:
         return self
@@ -64,33 +79,60 @@ class ConntrackTable:
 
         Raises DeadlinePassed when `expired` says so; this table must not be used again then.
         """
-        return self._asked(query, lambda payload: self._decoder.decoded(payload, query, wanted), expired)
+        found: list[Flow] = []
+
+        def take(payload: bytes) -> None:
+            flow = self._decoder.decoded(payload, query, wanted)
+            if flow is not None:
+                found.append(flow)
+
+        try:
+            self._ask(query, take, expired)
+        except DeadlinePassed as passed:
+            passed.found = tuple(found)
+            raise
+        return found
 
     def opened(self, query: FlowQuery, expired: Expired = lambda: False) -> Counter[Opened]:
         """How many flows that match the query are open, by who talks to whom; raises as `flows` does."""
-        return Counter(self._asked(query, lambda payload: self._decoder.opened(payload, query), expired))
+        counts: Counter[Opened] = Counter()
 
-    def _asked(self, query: FlowQuery, decode: Callable[[bytes], T | None], expired: Expired) -> list[T]:
-        """What `decode` makes of the flows that match, selected by the kernel where it can."""
-        if self._filters:
+        def take(payload: bytes) -> None:
+            opened = self._decoder.opened(payload, query)
+            if opened is not None:
+                counts[opened] += 1
+
+        self._ask(query, take, expired)
+        return counts
+
+    def _ask(self, query: FlowQuery, take: Take, expired: Expired) -> None:
+        """Hand the flows that match to `take`, selected by the kernel where it can, and others where it cannot."""
+        if self.selects:
             try:
-                return list(self._dump(self._select(self.family, query), decode, expired))
+                self._dump(self._select(self.family, query), take, expired)
             except DeadlinePassed:
                 raise
             except KernelError as error:
                 if error.errno not in _REFUSED_FILTER:
                     raise
-                self._filters = False
+                self.selects = False
+            else:
+                return
         try:
-            return list(self._dump(b"", decode, expired))
+            self._dump(b"", take, expired)
         except KernelError as error:
             if error.errno == errno.EINVAL:
                 raise NotSupported(f"list tracked flows: the kernel needs {_NEEDS}", error.errno) from error
             raise
 
     def delete(self, flows: Sequence[Flow], expired: Expired = lambda: False) -> int:
-        """Remove exactly these flows; how many were still there. Raises KernelError for any other refusal."""
+        """Remove exactly these flows; how many were still there.
+
+        Raises FlowsLeft for any refusal, after all have been tried. Its `errno` is EBUSY where that is the only one: older
+        kernels do not delete a flow that a flowtable carries.
+        """
         deleted = 0
+        refused: Counter[Reply] = Counter()
         for start in range(0, len(flows), _DELETES_PER_CHECK):
             if expired():
                 raise DeadlinePassed(f"{start} of {len(flows)} deletions done in the time allowed", deleted)
@@ -99,7 +141,12 @@ class ConntrackTable:
                 if reply.ok:
                     deleted += 1
                 elif reply.errno != errno.ENOENT:
-                    raise netlink.kernel_error(reply.errno, "delete a tracked flow", reply.text, needs=_NEEDS)
+                    refused[reply] += 1
+        if refused:
+            worst = min(refused, key=lambda reply: reply.errno == errno.EBUSY)
+            what = f"delete {refused.total()} of {len(flows)} tracked flows"
+            error = netlink.kernel_error(worst.errno, what, worst.text, needs=_NEEDS)
+            raise FlowsLeft(str(error), worst.errno, deleted)
         return deleted
 
     def still_unreplied(self, flows: Sequence[Flow]) -> list[Flow]:
@@ -123,8 +170,12 @@ class ConntrackTable:
     def _deletion(self, flow: Flow) -> Message:
         return self._naming(_DELETE, flow, tracked_flows.identity(flow))
 
-    def _dump(self, selection: bytes, decode: Callable[[bytes], T | None], expired: Expired) -> Iterator[T]:
-        """Streamed, so that a large table costs no memory for the flows nobody asked about."""
+    def _dump(self, selection: bytes, take: Take, expired: Expired) -> None:
+        """Streamed, so that a large table costs no memory for the flows nobody asked about.
+
+        Flows come and go during a dump, and the kernel marks none as interrupted (NLM_F_DUMP_INTR): while the table is being
+        resized, flows may come twice or be missed. Callers who must not miss one look again.
+        """
         sequence = self._socket.next_sequence()
         flags = netlink.NLM_F_REQUEST | netlink.NLM_F_DUMP
         self._socket.send(netlink.frame(_GET, flags, sequence, tracked_flows.header(self.family) + selection))
@@ -141,6 +192,6 @@ class ConntrackTable:
                             reply.errno, "list tracked flows", reply.text, needs=_NEEDS
                         )
                     return
-                found = decode(answer.payload)
-                if found is not None:
-                    yield found
+                if selection and not answer.flags & netlink.NLM_F_DUMP_FILTERED:
+                    self.selects = False
+                take(answer.payload)
