@@ -12,8 +12,8 @@ UDP, at every service port whose plan changed in any way:
   slipped through while rules were replaced (iptables replaces its tables one after the other);
 - addressed to a frontend that is gone, and translated to one of the endpoints it had.
 
-TCP, at frontends that have just come into service: neither translated nor answered. Every retransmission of such a SYN
-would follow the first one into nowhere.
+TCP, at frontends that have just come into service, or whose source ranges have changed: neither translated nor answered.
+Every retransmission of such a SYN would follow the first one into nowhere.
 
 TCP, at service ports that ask for it: translated to an endpoint that was in some slice and is in none any more. The
 client's next packet then meets another endpoint, which resets the connection, where it would have met nobody. Any other
@@ -31,7 +31,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from pointsman.kernel.tracked_flows import Flow, FlowQuery
-from pointsman.model.addresses import is_loopback
+from pointsman.model.addresses import Cidr, is_loopback
 from pointsman.model.node_context import Situation
 from pointsman.model.plan import FrontendKind, Outcome, ServicePlan
 from pointsman.model.service import Protocol
@@ -188,20 +188,24 @@ def _used(plan: ServicePlan | None) -> frozenset[Backend]:
     return _serving(plan) | {(entry.address, entry.port) for entry in plan.reachable_endpoints}
 
 
-def _in_service(plan: ServicePlan | None) -> frozenset[tuple[FrontendKey, bool]]:
-    """The frontends at which packets are translated: with True those of everybody, with False those of insiders.
+_InService = tuple[FrontendKey, bool, tuple[Cidr, ...]]
+"""A frontend, whether outsiders are served there too, and the source ranges that all of them must be in."""
+
+
+def _in_service(plan: ServicePlan | None) -> frozenset[_InService]:
+    """The frontends at which packets are translated, and whose.
 
     Pods and the node itself reach external frontends with policy Local also while this node has no endpoint.
     """
     if plan is None:
         return frozenset()
-    found: set[tuple[FrontendKey, bool]] = set()
+    found: set[_InService] = set()
     for entry in plan.frontends:
         key = (plan.port.protocol.value, entry.address, entry.port)
         if entry.outcome is Outcome.BALANCE:
-            found.add((key, True))
+            found.add((key, True, entry.source_ranges))
         if plan.reachable_endpoints and entry.kind is not FrontendKind.CLUSTER_IP:
-            found.add((key, False))
+            found.add((key, False, entry.source_ranges))
     return frozenset(found)
 
 
@@ -211,7 +215,7 @@ def _to_check(change: PlanChange) -> frozenset[FrontendKey]:
         case Protocol.UDP:
             return _frontends(change.old) | _frontends(change.new)
         case Protocol.TCP:
-            return frozenset(key for key, _ in _in_service(change.new) - _in_service(change.old))
+            return frozenset(key for key, *_ in _in_service(change.new) - _in_service(change.old))
         case _:
             return frozenset()
 
