@@ -197,6 +197,8 @@ def _open(frontends: tuple[Frontend, ...]) -> str:
 def _advice(problem: Problem) -> str:
     if problem.reason == "AddressNotAllowed":
         return "add its range to --external-ip-allow-cidrs if it may be claimed"
+    if problem.reason == "SourceRangesOfOtherFamily":
+        return "give ranges of both families, or 0.0.0.0/0 or ::/0 where everybody is meant"
     if problem.reason == "SourceRangesNotPossible":
         return "run nftables or iptables mode, or guard node ports and external IPs by other means"
     if problem.reason in ("SchedulerNotPossible", "SlowStartNotPossible"):
