@@ -115,12 +115,15 @@ class Checklist(msgspec.Struct, frozen=True):
             self.loopback and len(address) == 4 and is_loopback(address)
         )
 
-    def queries(self) -> list[FlowQuery]:
-        """What to ask the kernel for."""
-        return [*flow_queries(self.frontends, unreplied=frozenset((_TCP,))), *flow_queries(self.left)]
+    def queries(self, most: int = MAX_EXACT_QUERIES) -> list[FlowQuery]:
+        """What to ask the kernel for, with `most` exact queries per protocol or else one for all its flows."""
+        handshakes = frozenset((_TCP,))
+        return [*flow_queries(self.frontends, handshakes, most), *flow_queries(self.left, most=most)]
 
 
-def flow_queries(frontends: Iterable[FrontendKey], unreplied: Container[int] = ()) -> list[FlowQuery]:
+def flow_queries(
+    frontends: Iterable[FrontendKey], unreplied: Container[int] = (), most: int = MAX_EXACT_QUERIES
+) -> list[FlowQuery]:
     """What to ask the kernel for to see the flows to these frontends; only unanswered ones of some protocols."""
     asked: dict[int, dict[int, set[bytes]]] = {}
     for protocol, address, port in frontends:
@@ -128,12 +131,14 @@ def flow_queries(frontends: Iterable[FrontendKey], unreplied: Container[int] = (
     return [
         query
         for protocol, by_port in asked.items()
-        for query in _queries(protocol, by_port, unreplied=protocol in unreplied)
+        for query in _queries(protocol, by_port, most, unreplied=protocol in unreplied)
     ]
 
 
-def _queries(protocol: int, by_port: Mapping[int, set[bytes]], *, unreplied: bool) -> list[FlowQuery]:
-    if len(by_port) > MAX_EXACT_QUERIES:
+def _queries(
+    protocol: int, by_port: Mapping[int, set[bytes]], most: int, *, unreplied: bool
+) -> list[FlowQuery]:
+    if len(by_port) > most:
         return [FlowQuery(protocol, unreplied=unreplied)]
     return [
         FlowQuery(protocol, (min(addresses) or None) if len(addresses) == 1 else None, port, unreplied)
@@ -229,10 +234,18 @@ def unsettled_after(earlier: Unsettled | None, change: PlanChange) -> Unsettled 
     return Unsettled(frontends, backends, change.new, left) if frontends or left else None
 
 
+def seen_again(entry: Unsettled, now: ServicePlan | None) -> Unsettled:
+    """What a second look is about, given the plan of now: packets that were on their way while rules changed.
+
+    Connections to endpoints that have left are no part of it: one may have come back.
+    """
+    return Unsettled(entry.frontends, entry.backends, now)
+
+
 def checklist_of(unsettled: Iterable[Unsettled], situation: Situation) -> Checklist:
     """Present frontends win over removed ones: an address may have passed to another service port."""
     present: dict[FrontendKey, Expectation] = {}
-    removed: dict[FrontendKey, Expectation] = {}
+    removed: dict[FrontendKey, frozenset[Backend]] = {}
     left: dict[FrontendKey, frozenset[Backend]] = {}
     for entry in unsettled:
         now = _frontends(entry.new)
@@ -240,12 +253,13 @@ def checklist_of(unsettled: Iterable[Unsettled], situation: Situation) -> Checkl
             present |= dict.fromkeys(entry.frontends & now, Served(entry.new))
         if entry.left:
             left |= dict.fromkeys(now, entry.left)
-        gone = (key for key in entry.frontends - now if key[0] == _UDP)
-        removed |= dict.fromkeys(gone, Removed(entry.backends))
+        for key in entry.frontends - now:
+            if key[0] == _UDP:
+                removed[key] = removed.get(key, frozenset()) | entry.backends
     selected = situation.context.node_port_addresses
     everywhere = (*situation.own_addresses, *situation.context.node_ips)
     return Checklist(
-        removed | present,
+        {key: Removed(backends) for key, backends in removed.items()} | present,
         frozenset(everywhere if selected.match_all else selected.addresses),
         selected.loopback,
         left,
