@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tests.kernel.conntrack_flows import add_flows
 
-from pointsman.kernel.conntrack import ConntrackTable, Flow, FlowQuery
+from pointsman.kernel.conntrack import ConntrackTable
+from pointsman.kernel.tracked_flows import Flow, FlowQuery
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint

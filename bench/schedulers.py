@@ -26,7 +26,7 @@ from bench.nftables import CONTEXT, Cluster, kernel_kb, prepared_namespace, resi
 from bench.objects import endpoint_address, service_address, slice_json
 from tests.kernel.conntrack_flows import add_flows
 
-from pointsman.kernel.conntrack import Flow
+from pointsman.kernel.tracked_flows import Flow
 from pointsman.model.addresses import Family, address_from_text
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.sync.open_connections import open_connections

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 from tests.e2e import harness
-from tests.e2e.world import FAMILIES, World, running, settles
+from tests.e2e.world import FAMILIES, World, all_answer, answers, running, settles
 from tests.kernel.conntrack_flows import add_flows
 from tests.local_routes import await_local_route
 
-from pointsman.kernel.conntrack import ConntrackTable, FlowQuery
-from pointsman.kernel.conntrack import Flow as TrackedFlow
+from pointsman.kernel.conntrack import ConntrackTable
+from pointsman.kernel.tracked_flows import Flow as TrackedFlow
+from pointsman.kernel.tracked_flows import FlowQuery
 from pointsman.lab.hosts import HOSTS
 from pointsman.lab.objects import LabService, backends, node_manifest
 from pointsman.lab.probe import Flow, Outcome, Probe, run_probes
@@ -168,3 +171,32 @@ def test_flows_made_before_the_proxy_started_are_checked_when_it_starts(world: W
     world.proxy.write([WEB])
     world.proxy.wait()
     assert settles(lambda: remaining(world) - {1002}, lambda seen: seen == {1004}) == {1004}
+
+
+@ours_only
+@pytest.mark.parametrize("mode", harness.MODES)
+def test_a_udp_client_of_a_node_port_is_answered_when_a_floating_address_comes_to_this_node(
+    tmp_path: Path, mode: str
+) -> None:
+    """While the address was elsewhere, its flow began untranslated; no rule changes when the address comes."""
+    floating = {4: "172.30.0.200", 6: "fd00:30::200"}
+    with (
+        running(tmp_path, mode, [WEB], nodePortAddresses=["0.0.0.0/0", "::/0"]) as world,
+        contextlib.ExitStack() as closing,
+    ):
+        flows = {}
+        for family, address in floating.items():
+            _hold(world, "n2", address)
+            probe = Probe("pod3", address, WEB.node_port, "UDP")
+            flows[f"v{family}"] = Flow(world.cluster, probe)
+            closing.callback(flows[f"v{family}"].close)
+        assert "pod1" not in answers(flows).values()
+        for address in floating.values():
+            _hold(world, "n1", address)
+        assert all_answer(flows, "pod1")
+
+
+def _hold(world: World, host: str, address: str) -> None:
+    """Give an address to this host."""
+    command = ("ip", "address", "replace", f"{address}/{'128' if ':' in address else '32'}", "dev", "eth0")
+    world.cluster[host].run((*command, *(("nodad",) if ":" in address else ())))

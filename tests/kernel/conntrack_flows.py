@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink
-from pointsman.kernel.conntrack import Flow
 from pointsman.kernel.netlink import Message, NetlinkSocket
+from pointsman.kernel.tracked_flows import Flow
 from pointsman.model.addresses import Family
 
 _NEW = 1 << 8

@@ -14,7 +14,8 @@ from tests.kernel.conntrack_flows import add_flows, answer_flow
 
 from pointsman.errors import KernelError
 from pointsman.kernel import attributes as nla
-from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed, Flow, FlowQuery
+from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed
+from pointsman.kernel.tracked_flows import Flow, FlowQuery
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
 

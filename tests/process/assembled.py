@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pointsman.config.defaults import with_file_defaults, with_mode
@@ -20,6 +20,7 @@ from pointsman.node.proxy import Proxy
 from pointsman.node.state import Settings
 from pointsman.node.surroundings import SYNCING, SilentRecorder
 from pointsman.obs.registry import Metrics
+from pointsman.sync.loop import SyncListener
 from pointsman.testing.recording import RecordingBackend
 
 
@@ -98,6 +99,7 @@ class Assembly:
         families: Iterable[Family] = Family,
         refused: Mapping[Family, str] | None = None,
         node_name: str = "n1",
+        listeners: Sequence[SyncListener] = (),
         **fields: Any,
     ) -> None:
         """`fields` are those of the configuration."""
@@ -123,6 +125,7 @@ class Assembly:
             self.recorder,
             self.degraded,
             refused=refused or {},
+            listeners=listeners,
         )
 
     @property

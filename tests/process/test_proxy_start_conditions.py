@@ -13,8 +13,10 @@ from tests.process.assembled import Assembly, assembled, until
 
 from pointsman.errors import ConfigError, KernelError
 from pointsman.model.addresses import Family
+from pointsman.model.node_context import Situation
 from pointsman.model.objects import EndpointSlice, Meta, Node, NodeSpec, Service, ServiceCIDR, ServiceCIDRSpec
 from pointsman.model.source_events import Delete
+from pointsman.sync.loop import SyncListener
 
 ADDRESSED = factory.node(addresses=[{"type": "InternalIP", "address": "172.30.0.10"}])
 
@@ -236,6 +238,32 @@ async def test_addresses_that_cannot_be_read_for_a_moment_do_not_end_the_proxy()
         world.machine.addresses[Family.IPV4] = (b"\x7f\0\0\1", b"\x0a\0\0\5")
         world.machine.changes.put_nowait(None)
         await until(lambda: b"\x0a\0\0\5" in world.proxy.node.addresses[Family.IPV4])
+
+
+class Told(SyncListener):
+    """What was said about the node's addresses."""
+
+    def __init__(self) -> None:
+        self.situations: list[Situation] = []
+
+    def readdressed(self, situation: Situation) -> None:
+        self.situations.append(situation)
+
+
+async def test_a_new_address_of_the_node_is_told_although_no_rule_names_it() -> None:
+    """Flows to it may have begun while another machine had it."""
+    told = Told()
+    async with assembled(listeners=(told,)) as world:
+        world.source.put(factory.service(), ADDRESSED)
+        world.source.listed()
+        await world.settled()
+        syncs = world.syncs
+        world.machine.changes.put_nowait(None)
+        world.machine.addresses[Family.IPV4] = (b"\x7f\0\0\1", b"\x0a\0\0\5")
+        world.machine.changes.put_nowait(None)
+        await until(lambda: bool(told.situations))
+        assert [one.own_addresses for one in told.situations] == [(b"\x7f\0\0\1", b"\x0a\0\0\5")]
+        assert world.syncs == syncs
 
 
 async def test_a_bug_met_while_looking_for_drift_does_not_end_the_proxy() -> None:

@@ -21,7 +21,7 @@ from tests.unit.sync.flow_making import (
     pod,
 )
 
-from pointsman.kernel.conntrack import Flow
+from pointsman.kernel.tracked_flows import Flow
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import ServicePlan
 from pointsman.model.scheduling import Scheduling

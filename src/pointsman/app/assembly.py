@@ -148,7 +148,11 @@ async def assembled(
         backends = modes.make_backends(choice, host.sysctls)
         background = Background()
         closing.push_async_callback(background.close)
-        flows = FlowCare({family: StaleFlowCleaner(family, metrics) for family in backends}, background)
+        cleaners = {
+            family: StaleFlowCleaner(family, metrics, stopping=lambda: background.closed)
+            for family in backends
+        }
+        flows = FlowCare(cleaners, background, degraded)
         resets = [LooseTracking(degraded, host.sysctls.read_int)] if mode.resets_need_loose_tracking else []
         tidying = {
             "remove leftovers of other modes": lambda: host.remove_leftovers(mode),

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pointsman.errors import KernelError
 from pointsman.kernel.command import Commands
-from pointsman.kernel.conntrack import ConntrackTable, FlowQuery
+from pointsman.kernel.conntrack import ConntrackTable
+from pointsman.kernel.tracked_flows import FlowQuery
 from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol
 from pointsman.report.archive import Part

@@ -27,7 +27,8 @@ from pointsman.cli.arguments import (
 from pointsman.cli.control_client import ask
 from pointsman.cli.output import screen
 from pointsman.errors import PointsmanError
-from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed, Flow
+from pointsman.kernel.conntrack import ConntrackTable, DeadlinePassed
+from pointsman.kernel.tracked_flows import Flow
 from pointsman.model.addresses import Family
 from pointsman.report.service_list import ListQuery, ServiceList
 from pointsman.report.traffic import Directory, Reading, TrafficReport, traffic_report, traffic_text

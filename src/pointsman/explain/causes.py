@@ -43,6 +43,7 @@ _PROBLEM_ADVICE = {
     "SchedulerNotPossible": _OTHER_MODE,
     "SlowStartNotPossible": _OTHER_MODE,
     "SourceRangesNotPossible": "run nftables or iptables mode, or guard node ports and external IPs by other means",
+    "SourceRangesOfOtherFamily": "give ranges of both families, or 0.0.0.0/0 or ::/0 where everybody is meant",
     "TooManyToHash": "docs/balancing.md says what a hash costs; zone hints (trafficDistribution) leave each node fewer endpoints",
 }
 

@@ -9,267 +9,62 @@ is ignored it would widen it. Flows in conntrack zones other than the default be
 from __future__ import annotations
 
 import errno
-import socket
-import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, Self, TypeVar, cast
+from typing import Final, Self
 
 from pointsman.errors import KernelError, NotSupported
-from pointsman.kernel import attributes, netlink
-from pointsman.kernel.netlink import Message, NetlinkSocket
-from pointsman.model.addresses import Family, host_port_text
+from pointsman.kernel import netlink, tracked_flows
+from pointsman.kernel.netlink import Message, NetlinkSocket, Reply
+from pointsman.kernel.tracked_flows import Flow, FlowDecoder, FlowQuery, Opened, Wanted, selection
+from pointsman.model.addresses import Family
 
 _SUBSYSTEM: Final = 1 << 8
 _GET, _DELETE = _SUBSYSTEM | 1, _SUBSYSTEM | 2
-_TUPLE_ORIGINAL, _TUPLE_REPLY, _STATUS, _ID, _ZONE, _FILTER, _STATUS_MASK = 1, 2, 3, 12, 18, 25, 26
-_IP, _PROTO, _TUPLE_ZONE = 1, 2, 3
-_NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
-_FILTER_ORIGINAL_FLAGS: Final = 1
-_BY_DESTINATION, _BY_PROTOCOL, _BY_DESTINATION_PORT = 1 << 1, 1 << 3, 1 << 5
-_SEEN_REPLY: Final = 1 << 1
-_ESTABLISHED: Final = 3
-_TCP_STATE: Final = struct.pack("=HHH", 1 | attributes.NLA_F_NESTED, 5, 1)
-"""What stands before the state of a TCP flow in a message: the kind of the block and the head of its first attribute."""
-_ZONE_HEADER: Final = struct.pack("=HH", 6, _ZONE)
-_NESTED: Final = attributes.NLA_F_NESTED
-_HEADER_LENGTH: Final = 4
 _DELETES_PER_CHECK: Final = 2000
 _NEEDS: Final = "CONFIG_NF_CT_NETLINK (module nf_conntrack_netlink)"
 _REFUSED_FILTER: Final = frozenset((errno.EOPNOTSUPP, errno.EINVAL))
 
-T = TypeVar("T")
-
 Expired = Callable[[], bool]
-Wanted = Callable[[bytes, int, bytes, int], bool]
-"""Original destination and port, address and port that answer: is this flow of interest?"""
-
-
-Select = Callable[[Family, "FlowQuery"], bytes]
+Select = Callable[[Family, FlowQuery], bytes]
 """Makes the filter a kernel is sent."""
+Take = Callable[[bytes], None]
+"""Does something with the message about one flow."""
 
 
-class DeadlinePassed(KernelError):
-    """There was more in the table than the time allowed for; `deleted` flows are gone all the same."""
+class FlowsLeft(KernelError):
+    """Not every flow could be deleted; `deleted` are gone all the same."""
 
-    def __init__(self, message: str, deleted: int = 0) -> None:
-        super().__init__(message, errno.ETIMEDOUT)
+    def __init__(self, message: str, errno: int = 0, deleted: int = 0) -> None:
+        super().__init__(message, errno)
         self.deleted = deleted
 
 
-class Flow(NamedTuple):
-    """One tracked flow: where its first packet went, and who answers."""
+class DeadlinePassed(FlowsLeft):
+    """There was more in the table than the time allowed for."""
 
-    protocol: int
-    source: bytes
-    source_port: int
-    destination: bytes
-    destination_port: int
-    reply_source: bytes
-    reply_source_port: int
-    reply_destination: bytes
-    reply_destination_port: int
-    id: bytes
-    replied: bool = False
-    """A packet has come back."""
-
-    @property
-    def translated(self) -> bool:
-        """Somebody else answers than the one the first packet was sent to."""
-        return (self.reply_source, self.reply_source_port) != (self.destination, self.destination_port)
-
-    def __str__(self) -> str:
-        return (
-            f"{host_port_text(self.source, self.source_port)} -> "
-            f"{host_port_text(self.destination, self.destination_port)} answered by "
-            f"{host_port_text(self.reply_source, self.reply_source_port)}"
-        )
-
-
-class Opened(NamedTuple):
-    """Where the first packet of an open flow went, and who answers."""
-
-    destination: bytes
-    destination_port: int
-    reply_source: bytes
-    reply_source_port: int
-
-
-class FlowQuery(NamedTuple):
-    """Which flows to look for; None means any."""
-
-    protocol: int
-    destination: bytes | None = None
-    destination_port: int | None = None
-    unreplied: bool = False
-    """Only flows on which no packet has come back."""
-
-    def matches(self, protocol: int, destination: bytes, port: int) -> bool:
-        return (
-            protocol == self.protocol
-            and self.destination in (None, destination)
-            and self.destination_port in (None, port)
-        )
-
-
-def _address_attributes(family: Family) -> tuple[int, int]:
-    """Kinds of the attributes that hold source and destination."""
-    return (1, 2) if family is Family.IPV4 else (3, 4)
-
-
-def _family_number(family: Family) -> int:
-    return socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
-
-
-class _Layout:
-    """Where the two tuples' fields lie in the form every kernel so far writes them.
-
-    Comparing the few attribute headers in between as bytes is what makes a walk over a large table cheap; a message
-    that looks different is parsed step by step.
-    """
-
-    def __init__(self, family: Family) -> None:
-        size = family.address_length
-        self.source, self.destination = _address_attributes(family)
-        one = f"12x{size}s4x{size}s8xB3x4x2s2x4x2s2x"
-        self.fields = struct.Struct(f"={_HEADER_LENGTH}x{one}{one}")
-        length = 44 + 2 * size
-        self.fixed = (
-            *self._headers(size, _HEADER_LENGTH, length, _TUPLE_ORIGINAL),
-            *self._headers(size, _HEADER_LENGTH + length, length, _TUPLE_REPLY),
-        )
-
-    def _headers(self, size: int, start: int, length: int, kind: int) -> Iterator[tuple[slice, bytes]]:
-        header = struct.Struct("=HH").pack
-        addresses, ports = 4 + 2 * (4 + size), 4 + 3 * 8
-        for offset, expected in (
-            (
-                0,
-                header(length, kind | _NESTED)
-                + header(addresses, _IP | _NESTED)
-                + header(4 + size, self.source),
-            ),
-            (12 + size, header(4 + size, self.destination)),
-            (16 + 2 * size, header(ports, _PROTO | _NESTED) + header(5, _NUMBER)),
-            (28 + 2 * size, header(6, _SOURCE_PORT)),
-            (36 + 2 * size, header(6, _DESTINATION_PORT)),
-        ):
-            yield slice(start + offset, start + offset + len(expected)), expected
-
-
-_Fields = tuple[bytes, bytes, int, bytes, bytes, bytes, bytes, int, bytes, bytes]
-"""Source, destination, protocol, source port and destination port of the original tuple, then of the reply."""
-
-
-class FlowDecoder:
-    """Turns the kernel's messages into flows; pure."""
-
-    def __init__(self, family: Family) -> None:
-        self._layout = _Layout(family)
-
-    def decoded(self, payload: bytes, query: FlowQuery, wanted: Wanted) -> Flow | None:
-        """The flow of a message, if it matches the query and `wanted` accepts it."""
-        fields = self.by_layout(payload) or self.by_attributes(payload)
-        if fields is None:
-            return None
-        source, destination, protocol, source_port, port_bytes = fields[:5]
-        port, answering_port = int.from_bytes(port_bytes, "big"), int.from_bytes(fields[8], "big")
-        if not query.matches(protocol, destination, port):
-            return None
-        if not wanted(destination, port, fields[5], answering_port):
-            return None
-        found = attributes.attributes(payload, _HEADER_LENGTH)
-        # A flow whose status is not told counts as replied, because such flows may have to be spared.
-        replied = bool(int.from_bytes(found.get(_STATUS, b"\xff"), "big") & _SEEN_REPLY)
-        if any(found.get(_ZONE, b"")) or (replied and query.unreplied):
-            return None
-        return Flow(
-            protocol,
-            source,
-            int.from_bytes(source_port, "big"),
-            destination,
-            port,
-            fields[5],
-            answering_port,
-            fields[6],
-            int.from_bytes(fields[9], "big"),
-            found.get(_ID, b""),
-            replied,
-        )
-
-    def opened(self, payload: bytes, query: FlowQuery) -> Opened | None:
-        """Who talks to whom in the flow of a message, if it matches the query and nobody has begun to close it."""
-        fields = self.by_layout(payload) or self.by_attributes(payload)
-        if fields is None:
-            return None
-        port = int.from_bytes(fields[4], "big")
-        if not query.matches(fields[2], fields[1], port):
-            return None
-        state = payload.find(_TCP_STATE)
-        if state >= 0 and payload[state + len(_TCP_STATE)] > _ESTABLISHED:
-            return None
-        if _ZONE_HEADER in payload and any(attributes.attributes(payload, _HEADER_LENGTH).get(_ZONE, b"")):
-            return None
-        return Opened(fields[1], port, fields[5], int.from_bytes(fields[8], "big"))
-
-    def by_layout(self, payload: bytes) -> _Fields | None:
-        """The fields of a message that looks as every kernel so far writes it."""
-        for place, expected in self._layout.fixed:
-            if payload[place] != expected:
-                return None
-        if len(payload) < self._layout.fields.size:
-            return None
-        return cast("_Fields", self._layout.fields.unpack_from(payload))
-
-    def by_attributes(self, payload: bytes) -> _Fields | None:
-        """The fields of any message, step by step."""
-        found = attributes.attributes(payload, _HEADER_LENGTH)
-        original = self._tuple_of(found.get(_TUPLE_ORIGINAL, b""))
-        reply = self._tuple_of(found.get(_TUPLE_REPLY, b""))
-        return (*original, *reply) if original and reply else None
-
-    def _tuple_of(self, data: bytes) -> tuple[bytes, bytes, int, bytes, bytes] | None:
-        """A tuple whatever the order of its attributes; None for other zones and protocols without ports."""
-        found = attributes.attributes(data)
-        addresses = attributes.attributes(found.get(_IP, b""))
-        ports = attributes.attributes(found.get(_PROTO, b""))
-        source, destination = addresses.get(self._layout.source), addresses.get(self._layout.destination)
-        if source is None or destination is None or any(found.get(_TUPLE_ZONE, b"")):
-            return None
-        if len(ports.get(_NUMBER, b"")) != 1 or _SOURCE_PORT not in ports or _DESTINATION_PORT not in ports:
-            return None
-        return source, destination, ports[_NUMBER][0], ports[_SOURCE_PORT], ports[_DESTINATION_PORT]
-
-
-def selection(family: Family, query: FlowQuery) -> bytes:
-    """The query as a filter for the kernel."""
-    flags = _BY_PROTOCOL
-    addresses, ports = b"", attributes.u8(_NUMBER, query.protocol)
-    # The kernel's filter by IPv6 address selects every address but the one asked for (seen on Linux 6.18).
-    if query.destination is not None and family is Family.IPV4:
-        flags |= _BY_DESTINATION
-        addresses = attributes.attribute(_address_attributes(family)[1], query.destination)
-    if query.destination_port is not None:
-        flags |= _BY_DESTINATION_PORT
-        ports += attributes.u16be(_DESTINATION_PORT, query.destination_port)
-    parts = [attributes.nested(_IP, addresses)] if addresses else []
-    chosen = attributes.nested(_TUPLE_ORIGINAL, *parts, attributes.nested(_PROTO, ports))
-    chosen += attributes.nested(_FILTER, attributes.u32(_FILTER_ORIGINAL_FLAGS, flags))
-    if query.unreplied:
-        chosen += attributes.u32be(_STATUS, 0) + attributes.u32be(_STATUS_MASK, _SEEN_REPLY)
-    return chosen
+    def __init__(self, message: str, deleted: int = 0) -> None:
+        super().__init__(message, errno.ETIMEDOUT, deleted)
+        self.found: tuple[Flow, ...] = ()
+        """What a listing had found by then."""
 
 
 class ConntrackTable:
     """The table of one IP family in this network namespace. Not thread-safe; open one per use."""
 
-    def __init__(self, family: Family, select: Select = selection) -> None:
+    def __init__(
+        self,
+        family: Family,
+        select: Select = selection,
+        open_socket: Callable[[int], NetlinkSocket] = NetlinkSocket,
+    ) -> None:
         self.family = family
+        self.selects = True
+        """The kernel has not shown yet that it takes no filter, so that every query walks over the whole table."""
         self._select = select
         self._decoder = FlowDecoder(family)
-        self._socket = NetlinkSocket(netlink.NETLINK_NETFILTER)
-        self._filters = True
+        self._socket = open_socket(netlink.NETLINK_NETFILTER)
 
     def __enter__(self) -> Self:
         return self
@@ -284,33 +79,60 @@ class ConntrackTable:
 
         Raises DeadlinePassed when `expired` says so; this table must not be used again then.
         """
-        return self._asked(query, lambda payload: self._decoder.decoded(payload, query, wanted), expired)
+        found: list[Flow] = []
+
+        def take(payload: bytes) -> None:
+            flow = self._decoder.decoded(payload, query, wanted)
+            if flow is not None:
+                found.append(flow)
+
+        try:
+            self._ask(query, take, expired)
+        except DeadlinePassed as passed:
+            passed.found = tuple(found)
+            raise
+        return found
 
     def opened(self, query: FlowQuery, expired: Expired = lambda: False) -> Counter[Opened]:
         """How many flows that match the query are open, by who talks to whom; raises as `flows` does."""
-        return Counter(self._asked(query, lambda payload: self._decoder.opened(payload, query), expired))
+        counts: Counter[Opened] = Counter()
 
-    def _asked(self, query: FlowQuery, decode: Callable[[bytes], T | None], expired: Expired) -> list[T]:
-        """What `decode` makes of the flows that match, selected by the kernel where it can."""
-        if self._filters:
+        def take(payload: bytes) -> None:
+            opened = self._decoder.opened(payload, query)
+            if opened is not None:
+                counts[opened] += 1
+
+        self._ask(query, take, expired)
+        return counts
+
+    def _ask(self, query: FlowQuery, take: Take, expired: Expired) -> None:
+        """Hand the flows that match to `take`, selected by the kernel where it can, and others where it cannot."""
+        if self.selects:
             try:
-                return list(self._dump(self._select(self.family, query), decode, expired))
+                self._dump(self._select(self.family, query), take, expired)
             except DeadlinePassed:
                 raise
             except KernelError as error:
                 if error.errno not in _REFUSED_FILTER:
                     raise
-                self._filters = False
+                self.selects = False
+            else:
+                return
         try:
-            return list(self._dump(b"", decode, expired))
+            self._dump(b"", take, expired)
         except KernelError as error:
             if error.errno == errno.EINVAL:
                 raise NotSupported(f"list tracked flows: the kernel needs {_NEEDS}", error.errno) from error
             raise
 
     def delete(self, flows: Sequence[Flow], expired: Expired = lambda: False) -> int:
-        """Remove exactly these flows; how many were still there. Raises KernelError for any other refusal."""
+        """Remove exactly these flows; how many were still there.
+
+        Raises FlowsLeft for any refusal, after all have been tried. Its `errno` is EBUSY where that is the only one: older
+        kernels do not delete a flow that a flowtable carries.
+        """
         deleted = 0
+        refused: Counter[Reply] = Counter()
         for start in range(0, len(flows), _DELETES_PER_CHECK):
             if expired():
                 raise DeadlinePassed(f"{start} of {len(flows)} deletions done in the time allowed", deleted)
@@ -319,7 +141,12 @@ class ConntrackTable:
                 if reply.ok:
                     deleted += 1
                 elif reply.errno != errno.ENOENT:
-                    raise netlink.kernel_error(reply.errno, "delete a tracked flow", reply.text, needs=_NEEDS)
+                    refused[reply] += 1
+        if refused:
+            worst = min(refused, key=lambda reply: reply.errno == errno.EBUSY)
+            what = f"delete {refused.total()} of {len(flows)} tracked flows"
+            error = netlink.kernel_error(worst.errno, what, worst.text, needs=_NEEDS)
+            raise FlowsLeft(str(error), worst.errno, deleted)
         return deleted
 
     def still_unreplied(self, flows: Sequence[Flow]) -> list[Flow]:
@@ -335,36 +162,23 @@ class ConntrackTable:
         query = FlowQuery(flow.protocol, flow.destination, flow.destination_port, unreplied=True)
         return self._decoder.decoded(payload, query, lambda *_: True) == flow
 
-    def _generic_header(self) -> bytes:
-        return bytes((_family_number(self.family), 0, 0, 0))
-
     def _naming(self, kind: int, flow: Flow, more: bytes = b"") -> Message:
         """A request about exactly this flow."""
-        source, destination = _address_attributes(self.family)
-        original = attributes.nested(
-            _TUPLE_ORIGINAL,
-            attributes.nested(
-                _IP,
-                attributes.attribute(source, flow.source),
-                attributes.attribute(destination, flow.destination),
-            ),
-            attributes.nested(
-                _PROTO,
-                attributes.u8(_NUMBER, flow.protocol),
-                attributes.u16be(_SOURCE_PORT, flow.source_port),
-                attributes.u16be(_DESTINATION_PORT, flow.destination_port),
-            ),
-        )
-        return Message(kind, 0, self._generic_header() + original + more)
+        named = tracked_flows.original_tuple(self.family, flow)
+        return Message(kind, 0, tracked_flows.header(self.family) + named + more)
 
     def _deletion(self, flow: Flow) -> Message:
-        return self._naming(_DELETE, flow, attributes.attribute(_ID, flow.id) if flow.id else b"")
+        return self._naming(_DELETE, flow, tracked_flows.identity(flow))
 
-    def _dump(self, selection: bytes, decode: Callable[[bytes], T | None], expired: Expired) -> Iterator[T]:
-        """Streamed, so that a large table costs no memory for the flows nobody asked about."""
+    def _dump(self, selection: bytes, take: Take, expired: Expired) -> None:
+        """Streamed, so that a large table costs no memory for the flows nobody asked about.
+
+        Flows come and go during a dump, and the kernel marks none as interrupted (NLM_F_DUMP_INTR): while the table is being
+        resized, flows may come twice or be missed. Callers who must not miss one look again.
+        """
         sequence = self._socket.next_sequence()
         flags = netlink.NLM_F_REQUEST | netlink.NLM_F_DUMP
-        self._socket.send(netlink.frame(_GET, flags, sequence, self._generic_header() + selection))
+        self._socket.send(netlink.frame(_GET, flags, sequence, tracked_flows.header(self.family) + selection))
         while True:
             if expired():
                 raise DeadlinePassed("listing tracked flows took longer than allowed")
@@ -378,6 +192,6 @@ class ConntrackTable:
                             reply.errno, "list tracked flows", reply.text, needs=_NEEDS
                         )
                     return
-                found = decode(answer.payload)
-                if found is not None:
-                    yield found
+                if selection and not answer.flags & netlink.NLM_F_DUMP_FILTERED:
+                    self.selects = False
+                take(answer.payload)

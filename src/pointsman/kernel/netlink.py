@@ -4,8 +4,8 @@ Hand-packed on purpose: one nftables element costs below a microsecond this way.
 in attributes.py, which does no I/O; message types and attribute numbers of each subsystem live next to their users.
 
 Guarantees: answers come from the kernel only (sender checked), every request gets exactly one `Reply` in order,
-a dump that the kernel marks as interrupted is repeated, and extended-ACK texts are kept because they say which
-attribute was wrong.
+a `dump` that the kernel marks as interrupted is repeated (a caller who reads answers itself sees to that), and
+extended-ACK texts are kept because they say which attribute was wrong.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pointsman.kernel.attributes import attributes, text_of
 NLM_F_REQUEST = 0x01
 NLM_F_ACK = 0x04
 NLM_F_DUMP_INTR = 0x10
+NLM_F_DUMP_FILTERED = 0x20
 NLM_F_CAPPED = 0x100
 NLM_F_ACK_TLVS = 0x200
 NLM_F_ROOT = 0x100

@@ -119,6 +119,11 @@ def _frontend_count(port: ServicePort) -> int:
 
 def _ranges_elsewhere(port: ServicePort, context: NodeContext, problems: list[Problem]) -> tuple[Cidr, ...]:
     """The source ranges that hold at external IPs and the node port."""
+    if port.ranges_of_other_family and (
+        port.load_balancer_ips or (port.ranges_everywhere and port.externally_accessible)
+    ):
+        message = f"loadBalancerSourceRanges hold no {port.family.value} range: all {port.family.value} clients are admitted"
+        problems.append(Problem("SourceRangesOfOtherFamily", message, served=True))
     if not port.ranges_everywhere or not port.source_ranges:
         return ()
     if context.ranges_everywhere:

@@ -16,7 +16,7 @@ from pointsman.model.addresses import (
     unusable_reason,
 )
 from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Service, ServicePortSpec
-from pointsman.model.problem import Problem, bad_annotation
+from pointsman.model.problem import Problem
 from pointsman.model.scheduling import UNSAID, Scheduling, scheduling_of
 
 DEFAULT_AFFINITY_SECONDS = 10800
@@ -74,6 +74,8 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
     """loadBalancerSourceRanges of this family; empty means unrestricted."""
     ranges_everywhere: bool = False
     """They are to hold at the node port and the external IPs as well."""
+    ranges_of_other_family: bool = False
+    """Some are given, and all keep out clients of the other family only."""
     internal_local: bool = False
     external_local: bool = False
     affinity_seconds: int = 0
@@ -162,6 +164,7 @@ def service_ports_from_service(
             load_balancer_ips=_load_balancer_ips(service, family, problems),
             source_ranges=_source_ranges(spec.load_balancer_source_ranges, family, problems),
             ranges_everywhere=_ranges_everywhere(service, problems),
+            ranges_of_other_family=_ranges_of_other_family(spec.load_balancer_source_ranges, family),
             internal_local=spec.internal_traffic_policy == "Local",
             external_local=spec.external_traffic_policy == "Local",
             affinity_seconds=_affinity_seconds(service, problems),
@@ -259,15 +262,30 @@ def _source_ranges(texts: list[str] | None, family: Family, problems: list[Probl
     return tuple(ranges)
 
 
-_RANGES_HOLD = {"all": True, "load-balancer": False}
+def _ranges_of_other_family(texts: list[str] | None, family: Family) -> bool:
+    """Somebody who admits every client of the other family keeps nobody out on purpose."""
+    ranges = [cidr_from_text(text) for text in texts or ()]
+    return bool(ranges) and all(
+        cidr is not None and cidr.family is not family and not cidr.is_everything for cidr in ranges
+    )
+
+
+_EVERYWHERE = "all"
+_RANGES_HOLD = {_EVERYWHERE: True, "load-balancer": False}
 
 
 def _ranges_everywhere(service: Service, problems: list[Problem]) -> bool:
+    """A value that cannot be read counts as the stricter one, as unreadable ranges do."""
     text = service.metadata.annotation(SOURCE_RANGES_ANNOTATION)
-    if text is not None and text not in _RANGES_HOLD:
-        expected = f"it must be one of {', '.join(_RANGES_HOLD)}"
-        problems.append(bad_annotation(SOURCE_RANGES_ANNOTATION, text, expected))
-    return _RANGES_HOLD.get(text or "", False)
+    if text is None:
+        return False
+    if text not in _RANGES_HOLD:
+        message = (
+            f"annotation {SOURCE_RANGES_ANNOTATION}: {text!r} counts as {_EVERYWHERE!r}; it must be one of "
+            f"{', '.join(_RANGES_HOLD)}"
+        )
+        problems.append(Problem("BadAnnotation", message))
+    return _RANGES_HOLD.get(text, True)
 
 
 def _health_check_node_port(service: Service, problems: list[Problem]) -> int:

@@ -9,9 +9,12 @@ import asyncio
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from pointsman.kernel.sysctl import Degraded
 from pointsman.model.addresses import Family
+from pointsman.model.node_context import Situation
+from pointsman.node.degraded import DegradedChecks
 from pointsman.obs.log import get_log
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.reconcile import SyncOutcome
@@ -20,6 +23,7 @@ from pointsman.sync.stale import CleanReport, StaleFlowCleaner
 T = TypeVar("T")
 
 RETRY_SECONDS = 10.0
+_FLOWS: Final = "tracked flows"
 
 _log = get_log(__name__)
 
@@ -32,6 +36,11 @@ class Background:
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="aftercare")
         self._closed = False
 
+    @property
+    def closed(self) -> bool:
+        """The end has come: work that is under way should end soon."""
+        return self._closed
+
     def run(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Run on a thread, then go on in the event loop, unless the end came first."""
         if self._closed:
@@ -43,9 +52,10 @@ class Background:
 
         asyncio.get_running_loop().run_in_executor(self._threads, work).add_done_callback(finished)
 
-    def later(self, work: Callable[[], None]) -> None:
-        """Call in the event loop after a pause."""
-        asyncio.get_running_loop().call_later(self._retry_seconds, work)
+    def later(self, work: Callable[[], None], seconds: float | None = None) -> None:
+        """Call in the event loop after a pause, by default that before another attempt."""
+        pause = self._retry_seconds if seconds is None else seconds
+        asyncio.get_running_loop().call_later(pause, work)
 
     async def close(self) -> None:
         """Wait for what is under way, without blocking the event loop; nothing new is begun."""
@@ -56,18 +66,34 @@ class Background:
 class FlowCare(SyncListener):
     """Has stale flows deleted after every sync that may have left some."""
 
-    def __init__(self, cleaners: Mapping[Family, StaleFlowCleaner], background: Background) -> None:
+    def __init__(
+        self, cleaners: Mapping[Family, StaleFlowCleaner], background: Background, degraded: DegradedChecks
+    ) -> None:
         self._cleaners = cleaners
         self._background = background
+        self._degraded = degraded
+        self._own_addresses: dict[Family, tuple[bytes, ...]] = {}
+        self._problems: dict[Family, str] = {}
         self._busy: set[Family] = set()
+        self._resting: set[Family] = set()
+        """Failed a moment ago: what comes meanwhile waits with the rest, or every sync would add an attempt."""
+        self._to_look_again: set[Family] = set()
 
     def synced(self, outcome: SyncOutcome) -> None:
-        cleaner = self._cleaners[outcome.family]
-        noted = cleaner.add(outcome.changes, outcome.situation)
+        family, situation = outcome.family, outcome.situation
+        own_addresses = self._own_addresses.get(family, situation.own_addresses)
+        cleaner = self._cleaners[family]
+        noted = cleaner.add(outcome.changes, situation._replace(own_addresses=own_addresses))
         if outcome.report.full:
             noted = cleaner.add_everything()
         if noted:
-            self._clean(outcome.family)
+            self._clean(family)
+
+    def readdressed(self, situation: Situation) -> None:
+        family = situation.context.family
+        self._own_addresses[family] = situation.own_addresses
+        if self._cleaners[family].readdressed(situation):
+            self._clean(family)
 
     def check_everything(self) -> None:
         """Other rules than ours may have decided about packets up to now."""
@@ -76,19 +102,37 @@ class FlowCare(SyncListener):
                 self._clean(family)
 
     def _clean(self, family: Family) -> None:
-        if family not in self._busy:
+        if family not in self._busy and family not in self._resting:
             self._busy.add(family)
             self._background.run(self._cleaners[family].run, lambda report: self._cleaned(family, report))
 
     def _cleaned(self, family: Family, report: CleanReport) -> None:
         """What came meanwhile is done at once; what failed waits a little."""
         self._busy.discard(family)
-        if not self._cleaners[family].waiting:
-            return
-        if report.problem:
-            self._background.later(lambda: self._clean(family))
-        else:
+        self._tell(family, report.problem)
+        cleaner = self._cleaners[family]
+        if report.unfinished:
+            self._resting.add(family)
+            self._background.later(lambda: self._clean_after(self._resting, family))
+        elif cleaner.waiting:
             self._clean(family)
+        elif cleaner.looks_again and family not in self._to_look_again:
+            self._to_look_again.add(family)
+            self._background.later(
+                lambda: self._clean_after(self._to_look_again, family), cleaner.second_look
+            )
+
+    def _clean_after(self, pause: set[Family], family: Family) -> None:
+        pause.discard(family)
+        self._clean(family)
+
+    def _tell(self, family: Family, problem: str) -> None:
+        self._problems[family] = problem
+        found = [f"{family.value}: {problem}" for family, problem in self._problems.items() if problem]
+        message = (
+            f"stale flows could not all be deleted, so that some clients may hear nobody ({'; '.join(found)})"
+        )
+        self._degraded.report(_FLOWS, [Degraded(_FLOWS, message)] if found else [])
 
 
 class Tidied(enum.Enum):

@@ -93,14 +93,14 @@ class Proxy:
             waiting_for=lambda: self.gate.waiting_for,
             closed_ports=lambda: {**degraded.of(PORTS), **self._health_ports.closed},
         )
-        heard_by = (self.reporter, self.readiness, self._health_ports, unserved, *listeners)
+        self._heard_by = (self.reporter, self.readiness, self._health_ports, unserved, *listeners)
         self.families = {
             family: FamilyProxy(
                 trackers[family],
                 backend,
                 _pace(settings.config),
                 partial(self.node.situation, family),
-                heard_by,
+                self._heard_by,
                 self.health,
                 count_services=mode_named(settings.config.mode).counts_services,
             )
@@ -354,7 +354,12 @@ class Proxy:
 
     async def _follow_addresses(self) -> None:
         async for _ in self._machine.address_changes():
+            before = self.node.addresses
             self._request_all(self.node.addresses_read(await self._read_addresses()))
+            for family, addresses in self.node.addresses.items():
+                if addresses != before[family]:
+                    for listener in self._heard_by:
+                        listener.readdressed(self.node.situation(family))
 
     async def _read_addresses(self) -> dict[Family, tuple[bytes, ...]]:
         """The machine's addresses; a kernel short of memory is asked again, the last known ones stay meanwhile."""

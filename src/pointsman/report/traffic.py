@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from pointsman.backends.contract import Count, Mode
-from pointsman.kernel.conntrack import Flow
+from pointsman.kernel.tracked_flows import Flow
 from pointsman.model.addresses import address_from_text, host_port_text
 from pointsman.model.service import Protocol
 from pointsman.report.overview import EndpointRow, RowIdentity, ServiceRow

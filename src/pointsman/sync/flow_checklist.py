@@ -12,8 +12,8 @@ UDP, at every service port whose plan changed in any way:
   slipped through while rules were replaced (iptables replaces its tables one after the other);
 - addressed to a frontend that is gone, and translated to one of the endpoints it had.
 
-TCP, at frontends that have just come into service: neither translated nor answered. Every retransmission of such a SYN
-would follow the first one into nowhere.
+TCP, at frontends that have just come into service, or whose source ranges have changed: neither translated nor answered.
+Every retransmission of such a SYN would follow the first one into nowhere.
 
 TCP, at service ports that ask for it: translated to an endpoint that was in some slice and is in none any more. The
 client's next packet then meets another endpoint, which resets the connection, where it would have met nobody. Any other
@@ -30,8 +30,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from pointsman.kernel.conntrack import Flow, FlowQuery
-from pointsman.model.addresses import is_loopback
+from pointsman.kernel.tracked_flows import Flow, FlowQuery
+from pointsman.model.addresses import Cidr, is_loopback
 from pointsman.model.endpoint import Identity
 from pointsman.model.node_context import Situation
 from pointsman.model.plan import FrontendKind, Outcome, ServicePlan
@@ -115,12 +115,15 @@ class Checklist(msgspec.Struct, frozen=True):
             self.loopback and len(address) == 4 and is_loopback(address)
         )
 
-    def queries(self) -> list[FlowQuery]:
-        """What to ask the kernel for."""
-        return [*flow_queries(self.frontends, unreplied=frozenset((_TCP,))), *flow_queries(self.left)]
+    def queries(self, most: int = MAX_EXACT_QUERIES) -> list[FlowQuery]:
+        """What to ask the kernel for, with `most` exact queries per protocol or else one for all its flows."""
+        handshakes = frozenset((_TCP,))
+        return [*flow_queries(self.frontends, handshakes, most), *flow_queries(self.left, most=most)]
 
 
-def flow_queries(frontends: Iterable[FrontendKey], unreplied: Container[int] = ()) -> list[FlowQuery]:
+def flow_queries(
+    frontends: Iterable[FrontendKey], unreplied: Container[int] = (), most: int = MAX_EXACT_QUERIES
+) -> list[FlowQuery]:
     """What to ask the kernel for to see the flows to these frontends; only unanswered ones of some protocols."""
     asked: dict[int, dict[int, set[bytes]]] = {}
     for protocol, address, port in frontends:
@@ -128,12 +131,14 @@ def flow_queries(frontends: Iterable[FrontendKey], unreplied: Container[int] = (
     return [
         query
         for protocol, by_port in asked.items()
-        for query in _queries(protocol, by_port, unreplied=protocol in unreplied)
+        for query in _queries(protocol, by_port, most, unreplied=protocol in unreplied)
     ]
 
 
-def _queries(protocol: int, by_port: Mapping[int, set[bytes]], *, unreplied: bool) -> list[FlowQuery]:
-    if len(by_port) > MAX_EXACT_QUERIES:
+def _queries(
+    protocol: int, by_port: Mapping[int, set[bytes]], most: int, *, unreplied: bool
+) -> list[FlowQuery]:
+    if len(by_port) > most:
         return [FlowQuery(protocol, unreplied=unreplied)]
     return [
         FlowQuery(protocol, (min(addresses) or None) if len(addresses) == 1 else None, port, unreplied)
@@ -188,20 +193,24 @@ def _used(plan: ServicePlan | None) -> frozenset[Identity]:
     return _serving(plan) | {entry.identity for entry in plan.reachable_endpoints}
 
 
-def _in_service(plan: ServicePlan | None) -> frozenset[tuple[FrontendKey, bool]]:
-    """The frontends at which packets are translated: with True those of everybody, with False those of insiders.
+_InService = tuple[FrontendKey, bool, tuple[Cidr, ...]]
+"""A frontend, whether outsiders are served there too, and the source ranges that all of them must be in."""
+
+
+def _in_service(plan: ServicePlan | None) -> frozenset[_InService]:
+    """The frontends at which packets are translated, and whose.
 
     Pods and the node itself reach external frontends with policy Local also while this node has no endpoint.
     """
     if plan is None:
         return frozenset()
-    found: set[tuple[FrontendKey, bool]] = set()
+    found: set[_InService] = set()
     for entry in plan.frontends:
         key = (plan.port.protocol.value, entry.address, entry.port)
         if entry.outcome is Outcome.BALANCE:
-            found.add((key, True))
+            found.add((key, True, entry.source_ranges))
         if plan.reachable_endpoints and entry.kind is not FrontendKind.CLUSTER_IP:
-            found.add((key, False))
+            found.add((key, False, entry.source_ranges))
     return frozenset(found)
 
 
@@ -211,7 +220,7 @@ def _to_check(change: PlanChange) -> frozenset[FrontendKey]:
         case Protocol.UDP:
             return _frontends(change.old) | _frontends(change.new)
         case Protocol.TCP:
-            return frozenset(key for key, _ in _in_service(change.new) - _in_service(change.old))
+            return frozenset(key for key, *_ in _in_service(change.new) - _in_service(change.old))
         case _:
             return frozenset()
 
@@ -225,10 +234,18 @@ def unsettled_after(earlier: Unsettled | None, change: PlanChange) -> Unsettled 
     return Unsettled(frontends, backends, change.new, left) if frontends or left else None
 
 
+def seen_again(entry: Unsettled, now: ServicePlan | None) -> Unsettled:
+    """What a second look is about, given the plan of now: packets that were on their way while rules changed.
+
+    Connections to endpoints that have left are no part of it: one may have come back.
+    """
+    return Unsettled(entry.frontends, entry.backends, now)
+
+
 def checklist_of(unsettled: Iterable[Unsettled], situation: Situation) -> Checklist:
     """Present frontends win over removed ones: an address may have passed to another service port."""
     present: dict[FrontendKey, Expectation] = {}
-    removed: dict[FrontendKey, Expectation] = {}
+    removed: dict[FrontendKey, frozenset[Identity]] = {}
     left: dict[FrontendKey, frozenset[Identity]] = {}
     for entry in unsettled:
         now = _frontends(entry.new)
@@ -236,12 +253,13 @@ def checklist_of(unsettled: Iterable[Unsettled], situation: Situation) -> Checkl
             present |= dict.fromkeys(entry.frontends & now, Served(entry.new))
         if entry.left:
             left |= dict.fromkeys(now, entry.left)
-        gone = (key for key in entry.frontends - now if key[0] == _UDP)
-        removed |= dict.fromkeys(gone, Removed(entry.backends))
+        for key in entry.frontends - now:
+            if key[0] == _UDP:
+                removed[key] = removed.get(key, frozenset()) | entry.backends
     selected = situation.context.node_port_addresses
     everywhere = (*situation.own_addresses, *situation.context.node_ips)
     return Checklist(
-        removed | present,
+        {key: Removed(backends) for key, backends in removed.items()} | present,
         frozenset(everywhere if selected.match_all else selected.addresses),
         selected.loopback,
         left,

@@ -34,6 +34,9 @@ class SyncListener:
     def synced(self, outcome: SyncOutcome) -> None:
         """The kernel accepted everything taken so far."""
 
+    def readdressed(self, situation: Situation) -> None:
+        """The node's own addresses of a family are others now, whether or not rules name them."""
+
     def failed(self, family: Family, failure: SyncFailed, retry_in: float) -> None:
         """A sync failed; the old state stands."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
+from pathlib import Path
 from random import Random
 
 import msgspec
@@ -14,11 +15,17 @@ from tests.e2e.random_service import RandomService, answering
 from tests.e2e.world import settles
 from tests.uml.inside.world import World, lab
 
+from pointsman.app import modes
+from pointsman.backends import mode_named
+from pointsman.backends.contract import Fate, Mode, Setup, SyncRequest
+from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kernel.iptables import Iptables
+from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.objects import LabService, backends
 from pointsman.model.addresses import Family
+from pointsman.model.node_context import Situation
 from pointsman.obs.registry import Metrics
-from pointsman.sync.reconcile import SyncOutcome
+from pointsman.sync.reconcile import PlanChange, SyncOutcome
 from pointsman.sync.stale import StaleFlowCleaner
 
 SEED = int(os.environ.get("POINTSMAN_SEED", str(time.time_ns() % 1_000_000)))
@@ -121,4 +128,66 @@ def test_busy_udp_clients_are_answered_whenever_the_only_local_endpoint_returns_
                     lambda dead: not dead,
                     PATIENCE,
                 )
+        world.close()
+
+
+def _take_over(world: World, mode: Mode, directory: Path) -> None:
+    """What a process of another mode does when it starts, and then about flows; in n1."""
+    setup = Setup(KubeProxyConfiguration(mode=mode.name))
+    cleaners = {family: StaleFlowCleaner(family, Metrics(mode.name)) for family in Family}
+    for family, reconciler in world.reconcilers.items():
+        context, plans = world.contexts[family], reconciler.plans
+        backend = mode.backend(setup, family, Sysctls())
+        backend.sync(SyncRequest(context=context, plans=plans, changed={}, full=True))
+        backend.close()
+        changes = {name: PlanChange(None, plan) for name, plan in plans.items()}
+        cleaners[family].add(changes, Situation(context))
+        assert cleaners[family].run().problem == ""
+    assert {one.fate for one in modes.remove_leftovers(mode, directory)} == {Fate.REMOVED}
+    for cleaner in cleaners.values():
+        cleaner.add_everything()
+        assert cleaner.run().problem == ""
+
+
+@pytest.mark.parametrize("name", ["iptables", "nftables"])
+def test_no_busy_udp_client_stays_dead_when_another_mode_takes_over(
+    iptables: dict[Family, Iptables], tmp_path: Path, name: str
+) -> None:
+    """IPVS translates by itself, and no rule of another mode goes on with a flow that it began: those flows must go.
+
+    Clients on the node have the Service's address as their own, which goes with kube-ipvs0, but for those at node ports.
+    """
+    mode = mode_named(name)
+    missing = [
+        what for family in Family for what in mode.preflight(Setup(KubeProxyConfiguration(mode=name)), family)
+    ]
+    if missing:
+        pytest.skip("; ".join(missing))
+    service = msgspec.structs.replace(
+        TARGET, type="LoadBalancer", external=True, backends=backends("pod1", "pod4")
+    )
+    with lab() as cluster:
+        world = World(cluster, iptables)
+        world.apply([service])
+        places = {
+            f"{host} to {to} over IPv{family}": world.probe(host, service, to, family, "UDP")
+            for host in ("client", "pod1", "pod3", "n1")
+            for to in ("cluster", "lb", "external", "nodeport")
+            for family in (4, 6)
+            if host != "n1" or to == "nodeport"
+        }
+
+        def dead() -> list[str]:
+            since = time.monotonic()
+            return settles(
+                partial(clients.unanswered, list(places), since, frozenset({"pod1", "pod4"})),
+                lambda found: not found,
+                PATIENCE,
+            )
+
+        with BusyClients(cluster, places, 4) as clients:
+            assert dead() == []
+            with cluster["n1"].entered():
+                _take_over(world, mode, tmp_path)
+            assert dead() == []
         world.close()

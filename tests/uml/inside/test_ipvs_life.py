@@ -25,10 +25,11 @@ from pointsman.backends.ipvs.apply import DRAIN_SECONDS, IpvsSettings
 from pointsman.backends.ipvs.cleanup import cleanup
 from pointsman.backends.ipvs.server_counts import server_counts
 from pointsman.errors import KernelError
-from pointsman.kernel.conntrack import ConntrackTable, FlowQuery
+from pointsman.kernel.conntrack import ConntrackTable
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.rtnl import RouteSocket
 from pointsman.kernel.sysctl import Sysctls
+from pointsman.kernel.tracked_flows import FlowQuery
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import BRIDGE, HOSTS
 from pointsman.lab.objects import Backend, LabService, backends

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.kernel import attributes as nla
-from pointsman.kernel.conntrack import Flow, FlowDecoder, FlowQuery
+from pointsman.kernel.tracked_flows import Flow, FlowDecoder, FlowQuery
 from pointsman.model.addresses import Family
 
 V4 = [bytes((10, 0, 0, n)) for n in range(4)]

@@ -123,7 +123,8 @@ async def test_silent_connection_is_replaced_by_a_new_watch_and_silent_watches_b
         await another_watch()
         time.now += 0.3
         await another_watch()
-        assert (status.lists, status.failures_total, status.age(time.now)) == (1, 0, pytest.approx(0.3))
+        assert (status.lists, status.failures_total) == (1, 0)
+        assert status.age(time.now) == pytest.approx(0.3)
         time.now += 0.2
         await another_watch()
         assert (status.lists, status.failures_total) == (2, 1)

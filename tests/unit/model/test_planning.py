@@ -56,6 +56,25 @@ def test_external_addresses_inside_the_service_range_are_served_with_a_warning()
     ]
 
 
+@pytest.mark.parametrize(
+    ("fields", "warned"),
+    [
+        ({"load_balancer_ips": ("203.0.113.1",)}, True),
+        ({"node_port": 30080, "ranges_everywhere": True}, True),
+        ({"node_port": 30080}, False),
+        ({"ranges_everywhere": True}, False),
+    ],
+)
+def test_a_family_that_source_ranges_forget_is_served_with_a_warning(
+    fields: dict[str, Any], warned: bool
+) -> None:
+    """As kube-proxy serves it: to everybody."""
+    made = plan(service_port(ranges_of_other_family=True, **fields))
+    assert all(frontend.source_ranges == () for frontend in made.frontends)
+    told = [(problem.reason, problem.served) for problem in made.problems]
+    assert told == ([("SourceRangesOfOtherFamily", True)] if warned else [])
+
+
 def test_an_allow_list_keeps_the_service_range_to_cluster_ips() -> None:
     port = service_port(external_ips=("10.96.0.77", "198.51.100.1"))
     strict = context(service_cidrs=(cidr("10.96.0.0/12"),), external_allow=(cidr("198.51.100.0/24"),))

@@ -114,13 +114,39 @@ def test_source_ranges(ranges: list[str], expected: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("value", "everywhere", "reasons"),
-    [("all", True, []), ("load-balancer", False, []), ("ALL", False, ["BadAnnotation"])],
+    [
+        ("all", True, []),
+        ("load-balancer", False, []),
+        ("ALL", True, ["BadAnnotation"]),
+        ("", True, ["BadAnnotation"]),
+    ],
 )
-def test_source_ranges_may_be_asked_for_everywhere(value: str, everywhere: bool, reasons: list[str]) -> None:
+def test_source_ranges_may_be_asked_for_everywhere_and_a_typing_error_asks_for_it(
+    value: str, everywhere: bool, reasons: list[str]
+) -> None:
     asking = service(metadata={"annotations": {"pointsman.dev/source-ranges": value}})
     ports, problems = service_ports_from_service(asking, Family.IPV4)
     assert [port.ranges_everywhere for port in ports.values()] == [everywhere]
     assert [problem.reason for problem in problems] == reasons
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        (["fd00::/8"], True),
+        (["fd00::/8", "2001:db8::/32"], True),
+        (["fd00::/8", "10.0.0.0/8"], False),
+        (["::/0"], False),
+        (["fd00::/8", "garbage"], False),
+        ([], False),
+        (None, False),
+    ],
+)
+def test_ranges_that_keep_out_clients_of_the_other_family_only_are_told_apart(
+    ranges: list[str] | None, expected: bool
+) -> None:
+    ports, _ = service_ports_from_service(service(loadBalancerSourceRanges=ranges), Family.IPV4)
+    assert [port.ranges_of_other_family for port in ports.values()] == [expected]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Self
 
 import pytest
@@ -12,12 +13,14 @@ from tests import factory
 from tests.process.assembled import until
 
 from pointsman.backends.contract import SyncReport
-from pointsman.errors import Busy
-from pointsman.kernel.conntrack import Flow, FlowQuery
+from pointsman.errors import Busy, KernelError, NotSupported
+from pointsman.kernel.conntrack import DeadlinePassed
+from pointsman.kernel.tracked_flows import Flow, FlowQuery, Wanted
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import Situation
 from pointsman.model.service import Protocol
 from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
+from pointsman.node.degraded import DegradedChecks
 from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import PlanChange, SyncOutcome
 from pointsman.sync.stale import StaleFlowCleaner
@@ -45,9 +48,12 @@ MOVED = PlanChange(factory.plan(DNS, GONE), factory.plan(DNS, HERE))
 class SlowTable:
     """A conntrack table with one flow; a look at it takes as long as a test says."""
 
+    selects = True
+
     def __init__(self) -> None:
         self.entries = [STALE]
         self.looks = 0
+        self.failure: KernelError | None = None
         self.begun, self.go_on = threading.Event(), threading.Event()
 
     def open(self, _family: Family) -> Self:
@@ -59,12 +65,14 @@ class SlowTable:
     def __exit__(self, *_: object) -> None:
         """Nothing is held open."""
 
-    def flows(
-        self, query: FlowQuery, wanted: Callable[[bytes, int, bytes, int], bool], _expired: object
-    ) -> list[Flow]:
+    def flows(self, query: FlowQuery, wanted: Wanted, expired: Callable[[], bool]) -> list[Flow]:
         self.looks += 1
         self.begun.set()
-        assert self.go_on.wait(5)
+        while not self.go_on.wait(0.01):
+            if expired():
+                raise DeadlinePassed("too slow")
+        if self.failure:
+            raise self.failure
         return [
             entry
             for entry in self.entries
@@ -80,9 +88,20 @@ class SlowTable:
         return len(flows)
 
 
-def flow_care(table: SlowTable, background: Background) -> FlowCare:
-    cleaner = StaleFlowCleaner(Family.IPV4, Metrics("iptables"), open_table=table.open)  # type: ignore[arg-type]
-    return FlowCare({Family.IPV4: cleaner}, background)
+def flow_care(
+    table: SlowTable,
+    background: Background,
+    degraded: DegradedChecks | None = None,
+    second_look: timedelta = timedelta(hours=1),
+) -> FlowCare:
+    metrics = Metrics("iptables")
+    cleaner = StaleFlowCleaner(
+        *(Family.IPV4, metrics),
+        open_table=table.open,  # type: ignore[arg-type]
+        second_look=second_look,
+        stopping=lambda: background.closed,
+    )
+    return FlowCare({Family.IPV4: cleaner}, background, degraded or DegradedChecks(metrics))
 
 
 async def test_leftovers_go_only_after_every_family_and_are_tried_again() -> None:
@@ -220,5 +239,103 @@ async def test_every_flow_can_be_checked_without_a_sync() -> None:
     await until(lambda: table.entries == [])
     table.entries = [STALE]
     care.check_everything()
+    await until(lambda: table.entries == [])
+    await background.close()
+
+
+class Pauses(Background):
+    """Ends pauses when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pending: list[Callable[[], None]] = []
+
+    def later(self, work: Callable[[], None], seconds: float | None = None) -> None:
+        del seconds
+        self.pending.append(work)
+
+    def end(self) -> None:
+        pending, self.pending = self.pending, []
+        for work in pending:
+            work()
+
+
+async def test_a_check_that_fails_is_tried_again_once_however_many_syncs_there_are() -> None:
+    table, background = SlowTable(), Pauses()
+    table.go_on.set()
+    table.failure = Busy("no buffer space")
+    care = flow_care(table, background)
+    care.synced(synced(change=MOVED))
+    for attempt in range(1, 4):
+        await until(lambda: bool(background.pending))
+        for _ in range(40):
+            care.synced(synced(change=MOVED))
+            await asyncio.sleep(0.001)
+        assert (table.looks, len(background.pending)) == (attempt, 1)
+        background.end()
+    table.failure = None
+    await until(lambda: bool(background.pending))
+    background.end()
+    await until(lambda: table.entries == [])
+    await background.close()
+
+
+async def test_flows_are_looked_at_again_a_little_later_and_then_no_more() -> None:
+    table, background = SlowTable(), Pauses()
+    table.go_on.set()
+    table.entries = []
+    flow_care(table, background, second_look=timedelta(0)).synced(synced(change=MOVED))
+    await until(lambda: bool(background.pending))
+    table.entries = [STALE]
+    looks = table.looks
+    background.end()
+    await until(lambda: table.looks == 2 * looks and table.entries == [])
+    await asyncio.sleep(0.05)
+    await background.close()
+    assert background.pending == []
+
+
+@pytest.mark.parametrize("failure", [Busy("no buffer space"), NotSupported("the kernel needs CONFIG_X")])
+async def test_flows_that_cannot_be_checked_are_a_degraded_check_until_they_can(failure: KernelError) -> None:
+    table, background = SlowTable(), Background(retry_seconds=0.01)
+    table.go_on.set()
+    table.failure = failure
+    degraded = DegradedChecks(Metrics("iptables"))
+    care = flow_care(table, background, degraded)
+    care.synced(synced(change=MOVED))
+    await until(lambda: bool(degraded.current))
+    assert str(failure) in degraded.current["tracked flows"]
+    table.failure = None
+    care.synced(synced(change=MOVED))
+    await until(lambda: not degraded.current)
+    await background.close()
+
+
+async def test_a_long_look_at_flows_does_not_hold_up_the_end() -> None:
+    table, background = SlowTable(), Background()
+    flow_care(table, background).synced(synced(change=MOVED))
+    await until(table.begun.is_set)
+    async with asyncio.timeout(5):
+        await background.close()
+    assert table.looks == 1
+
+
+async def test_flows_to_a_new_address_of_the_node_are_checked_without_a_sync_and_not_forgotten_by_the_next() -> (
+    None
+):
+    """A sync that was under way meanwhile still tells of the addresses before."""
+    table, background = SlowTable(), Background()
+    table.go_on.set()
+    table.entries = []
+    care = flow_care(table, background)
+    floating = b"\xc0\0\x02\x09"
+    to_floating = STALE._replace(destination=floating, reply_source=floating, reply_source_port=NODE_PORT)
+    care.synced(synced(change=MOVED))
+    await until(lambda: table.looks > 0)
+    table.entries = [to_floating]
+    care.readdressed(Situation(factory.context(Family.IPV4), (OWN_ADDRESS, floating)))
+    await until(lambda: table.entries == [])
+    table.entries = [to_floating]
+    care.synced(synced(full=True))
     await until(lambda: table.entries == [])
     await background.close()

@@ -14,7 +14,7 @@ from pointsman.backends.nftables.element_counts import counts_of
 from pointsman.backends.nftables.key_fields import packed_port, packed_protocol, packed_slots
 from pointsman.backends.nftables.reader import KernelElement
 from pointsman.backends.nftables.schema import ENDPOINTS, SERVICE_NODEPORTS, static_sets
-from pointsman.kernel.conntrack import Flow
+from pointsman.kernel.tracked_flows import Flow
 from pointsman.model.labels import ServiceLabels
 from pointsman.report.service_list import ListQuery, service_list
 from pointsman.report.traffic import Directory, Reading, ServiceTraffic, traffic_report, traffic_text

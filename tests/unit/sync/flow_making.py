@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pointsman.kernel.conntrack import Flow
+from pointsman.kernel.tracked_flows import Flow
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint, EndpointState
 from pointsman.model.node_context import NodeContext, Situation

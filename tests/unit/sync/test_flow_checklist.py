@@ -23,8 +23,8 @@ from tests.unit.sync.flow_making import (
     syn,
 )
 
-from pointsman.kernel.conntrack import FlowQuery
-from pointsman.model.addresses import Family
+from pointsman.kernel.tracked_flows import FlowQuery
+from pointsman.model.addresses import Cidr, Family
 from pointsman.model.node_context import NodeContext, NodePortAddresses, Situation
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import Protocol, ServicePortName
@@ -214,6 +214,19 @@ def test_a_handshake_begun_before_its_frontend_was_in_service_may_begin_again(
 ) -> None:
     check = checklist(PlanChange(before, after))
     others = [syn(address, port, POD_A), syn(address, port, replied=True), syn(OTHER_HOST, port)]
+    assert stale_flows([syn(address, port), *others], check) == [syn(address, port)]
+
+
+@pytest.mark.parametrize(("address", "port"), FRONTENDS[1:])
+@pytest.mark.parametrize("ranges", [(), (Cidr(b"\x0a\0\0\0", 8),)], ids=["removed", "replaced"])
+def test_a_handshake_of_a_client_that_was_denied_before_may_begin_again(
+    address: bytes, port: int, ranges: tuple[Cidr, ...]
+) -> None:
+    """In iptables mode its drop goes before its translation comes, and a SYN may pass between the two."""
+    guarded: dict[str, Any] = {"name": TCP_NAME, "ranges_everywhere": True}
+    before = plan(REMOTE, source_ranges=(Cidr(b"\xc0\0\x02\0", 24),), **guarded)
+    check = checklist(PlanChange(before, plan(REMOTE, source_ranges=ranges, **guarded)))
+    others = [syn(address, port, POD_A), syn(address, port, replied=True)]
     assert stale_flows([syn(address, port), *others], check) == [syn(address, port)]
 
 

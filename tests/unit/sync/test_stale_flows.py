@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Self
+from typing import Any
 
+from tests.unit.sync.fake_table import FakeTable, cleaner
 from tests.unit.sync.flow_making import (
     BALANCER,
     CLUSTER,
     EXTERNAL,
     NAME,
+    NODE_PORT,
     POD_A,
     POD_B,
     SITUATION,
@@ -23,65 +24,10 @@ from tests.unit.sync.flow_making import (
 )
 
 from pointsman.errors import NotSupported, Rejected
-from pointsman.kernel.conntrack import DeadlinePassed, Flow, FlowQuery, Wanted
-from pointsman.model.addresses import Family
+from pointsman.model.scheduling import Scheduling
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import PlanChange
-from pointsman.sync.stale import StaleFlowCleaner
-
-
-class FakeTable:
-    """An in-memory conntrack table with the contract of the real one."""
-
-    def __init__(self, flows: Iterable[Flow]) -> None:
-        self.entries = list(flows)
-        self.queries: list[FlowQuery] = []
-        self.failure: Exception | None = None
-        self.after_dump: Callable[[], object] = lambda: None
-
-    def open(self, _family: Family) -> FakeTable:
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.after_dump = lambda: None
-
-    def flows(self, query: FlowQuery, wanted: Wanted, expired: Callable[[], bool]) -> list[Flow]:
-        self.queries.append(query)
-        if self.failure:
-            raise self.failure
-        if expired():
-            raise DeadlinePassed("too slow")
-        found = [
-            entry
-            for entry in self.entries
-            if query.matches(entry.protocol, entry.destination, entry.destination_port)
-            and not (query.unreplied and entry.replied)
-            and wanted(entry.destination, entry.destination_port, entry.reply_source, entry.reply_source_port)
-        ]
-        self.after_dump()
-        return found
-
-    def still_unreplied(self, flows: list[Flow]) -> list[Flow]:
-        return [entry for entry in flows if entry in self.entries]
-
-    def delete(self, flows: list[Flow], expired: Callable[[], bool]) -> int:
-        if expired():
-            raise DeadlinePassed("too slow")
-        self.entries = [entry for entry in self.entries if entry not in flows]
-        return len(flows)
-
-
-def cleaner(table: FakeTable, metrics: Metrics | None = None, **options: object) -> StaleFlowCleaner:
-    return StaleFlowCleaner(
-        Family.IPV4,
-        metrics or Metrics("nftables"),
-        open_table=table.open,  # type: ignore[arg-type]
-        **options,  # type: ignore[arg-type]
-    )
 
 
 def test_a_run_deletes_what_is_stale_and_counts_it() -> None:
@@ -109,7 +55,7 @@ def test_changes_that_leave_nothing_stale_ask_the_kernel_nothing() -> None:
 
 def test_every_service_port_can_be_checked_without_a_change() -> None:
     table = FakeTable([])
-    driver = cleaner(table)
+    driver = cleaner(table, second_look=timedelta(0))
     tcp = plan(pod(POD_A), name=TCP_NAME)
     driver.add({NAME: PlanChange(None, plan(pod(POD_A))), TCP_NAME: PlanChange(None, tcp)}, SITUATION)
     driver.run()
@@ -121,6 +67,7 @@ def test_every_service_port_can_be_checked_without_a_change() -> None:
     assert driver.run().deleted == 2
     assert table.entries == kept
     driver.add({NAME: PlanChange(plan(pod(POD_A)), None)}, SITUATION)
+    driver.run()
     driver.run()
     table.queries.clear()
     driver.add_everything()
@@ -176,13 +123,56 @@ def test_frontends_lost_between_two_failed_runs_are_still_checked() -> None:
     assert driver.run().deleted == 1
 
 
-def test_a_run_past_its_deadline_stops_and_keeps_its_notes() -> None:
+def test_a_run_past_its_deadline_deletes_what_it_found_and_keeps_its_notes() -> None:
+    """What was found in time would otherwise be looked for again and again."""
     now = iter(range(0, 1000, 20))
     table = FakeTable([flow(CLUSTER, 53, POD_A)])
     driver = cleaner(table, deadline=timedelta(seconds=10), monotonic=lambda: float(next(now)))
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, SITUATION)
-    assert "too slow" in driver.run().problem
+    alone: dict[str, Any] = {"addresses": (CLUSTER,), "node_port": 0}
+    driver.add({NAME: PlanChange(plan(pod(POD_A), **alone), plan(**alone))}, SITUATION)
+    report = driver.run()
+    assert (report.deleted, report.problem) == (1, "too slow")
+    assert table.entries == []
     assert driver.waiting == 1
+
+
+def test_a_run_ends_soon_when_the_process_does() -> None:
+    table = FakeTable([flow(CLUSTER, 53, POD_A)])
+    driver = cleaner(table, stopping=lambda: True)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, SITUATION)
+    assert driver.run().deleted == 0
+    assert len(table.queries) == 1
+
+
+def test_a_kernel_that_ignores_filters_walks_over_its_flows_once_per_protocol() -> None:
+    moved = [
+        PlanChange(plan(pod(POD_A), port=port, node_port=0), plan(port=port, node_port=0))
+        for port in range(53, 60)
+    ]
+    changes = {
+        ServicePortName("a", f"dns{number}", "", Protocol.UDP): change for number, change in enumerate(moved)
+    }
+    flows = [flow(CLUSTER, port, POD_A) for port in range(53, 60)]
+    for selects, looks in ((True, 7), (False, 2)):
+        table = FakeTable(flows, selects=selects)
+        driver = cleaner(table)
+        driver.add(changes, SITUATION)
+        assert driver.run().deleted == len(flows)
+        assert len(table.queries) == looks
+
+
+def test_flows_that_cannot_be_deleted_are_told_of_and_not_tried_for_ever() -> None:
+    kept, other = flow(CLUSTER, 53, POD_A), flow(CLUSTER, 53, POD_A, source_port=2)
+    table = FakeTable([kept, other])
+    table.undeletable = (kept,)
+    driver = cleaner(table, second_look=timedelta(0))
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, SITUATION)
+    report = driver.run()
+    assert (report.deleted, report.problem) == (1, "Device or resource busy")
+    assert table.entries == [kept]
+    assert driver.waiting == 0
+    assert driver.run().problem
+    assert not driver.looks_again
 
 
 def test_a_kernel_without_conntrack_netlink_is_reported_and_not_asked_again_for_the_same() -> None:
@@ -216,3 +206,40 @@ def test_an_endpoint_that_came_back_while_flows_were_listed_keeps_them() -> None
     assert driver.waiting == 1
     assert driver.run().deleted == 0
     assert driver.waiting == 0
+
+
+def test_connections_to_an_endpoint_that_came_back_after_a_failed_run_are_not_reset() -> None:
+    table = FakeTable([syn(CLUSTER, 53, POD_A, replied=True)])
+    driver = cleaner(table)
+    resetting: dict[str, Any] = {"name": TCP_NAME, "scheduling": Scheduling(reset_gone=True)}
+    both, one = plan(pod(POD_A), pod(POD_B), **resetting), plan(pod(POD_B), **resetting)
+    driver.add({TCP_NAME: PlanChange(None, both)}, SITUATION)
+    driver.run()
+    table.failure = Rejected("busy")
+    driver.add({TCP_NAME: PlanChange(both, one)}, SITUATION)
+    assert driver.run().problem
+    table.failure = None
+    driver.add({TCP_NAME: PlanChange(one, both)}, SITUATION)
+    driver.run()
+    assert table.entries == [syn(CLUSTER, 53, POD_A, replied=True)]
+
+
+def test_node_ports_are_checked_when_the_node_gains_an_address() -> None:
+    """A floating address: a pod here spoke to it while it was elsewhere, and its flow knows no translation."""
+    floating = b"\xc0\0\x02\x09"
+    table = FakeTable([flow(floating, NODE_PORT, None), flow(CLUSTER, 54, None)])
+    driver = cleaner(table)
+    inner = ServicePortName("a", "inner", "", Protocol.UDP)
+    plans = {NAME: plan(pod(POD_A)), inner: plan(pod(POD_A), name=inner, node_port=0, port=54)}
+    driver.add({name: PlanChange(made, made) for name, made in plans.items()}, SITUATION)
+    driver.run()
+    table.entries.append(flow(CLUSTER, 54, None, source_port=2))
+    here = SITUATION._replace(own_addresses=(*SITUATION.own_addresses, floating))
+    assert driver.readdressed(here)
+    assert driver.waiting == 1
+    driver.run()
+    assert flow(floating, NODE_PORT, None) not in table.entries
+    assert not driver.readdressed(here)
+    link_local = (*here.own_addresses, b"\xa9\xfe\0\1")
+    assert not driver.readdressed(here._replace(own_addresses=link_local)), "every new pod may bring one"
+    assert not driver.readdressed(SITUATION), "what left is nothing to look for"

@@ -1,0 +1,255 @@
+"""Tracked flows as the kernel's messages tell them, and the filter that asks for some; no I/O."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, cast
+
+from pointsman.kernel import attributes
+from pointsman.model.addresses import Family, host_port_text
+
+_TUPLE_ORIGINAL, _TUPLE_REPLY, _STATUS, _ID, _ZONE, _FILTER, _STATUS_MASK = 1, 2, 3, 12, 18, 25, 26
+_IP, _PROTO, _TUPLE_ZONE = 1, 2, 3
+_NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
+_FILTER_ORIGINAL_FLAGS: Final = 1
+_BY_DESTINATION, _BY_PROTOCOL, _BY_DESTINATION_PORT = 1 << 1, 1 << 3, 1 << 5
+_SEEN_REPLY: Final = 1 << 1
+_ESTABLISHED: Final = 3
+_TCP_STATE: Final = struct.pack("=HHH", 1 | attributes.NLA_F_NESTED, 5, 1)
+"""What stands before the state of a TCP flow in a message: the kind of the block and the head of its first attribute."""
+_ZONE_HEADER: Final = struct.pack("=HH", 6, _ZONE)
+_NESTED: Final = attributes.NLA_F_NESTED
+_HEADER_LENGTH: Final = 4
+
+Wanted = Callable[[bytes, int, bytes, int], bool]
+"""Original destination and port, address and port that answer: is this flow of interest?"""
+
+
+class Flow(NamedTuple):
+    """One tracked flow: where its first packet went, and who answers."""
+
+    protocol: int
+    source: bytes
+    source_port: int
+    destination: bytes
+    destination_port: int
+    reply_source: bytes
+    reply_source_port: int
+    reply_destination: bytes
+    reply_destination_port: int
+    id: bytes
+    replied: bool = False
+    """A packet has come back."""
+
+    @property
+    def translated(self) -> bool:
+        """Somebody else answers than the one the first packet was sent to."""
+        return (self.reply_source, self.reply_source_port) != (self.destination, self.destination_port)
+
+    def __str__(self) -> str:
+        return (
+            f"{host_port_text(self.source, self.source_port)} -> "
+            f"{host_port_text(self.destination, self.destination_port)} answered by "
+            f"{host_port_text(self.reply_source, self.reply_source_port)}"
+        )
+
+
+class Opened(NamedTuple):
+    """Where the first packet of an open flow went, and who answers."""
+
+    destination: bytes
+    destination_port: int
+    reply_source: bytes
+    reply_source_port: int
+
+
+class FlowQuery(NamedTuple):
+    """Which flows to look for; None means any."""
+
+    protocol: int
+    destination: bytes | None = None
+    destination_port: int | None = None
+    unreplied: bool = False
+    """Only flows on which no packet has come back."""
+
+    def matches(self, protocol: int, destination: bytes, port: int) -> bool:
+        return (
+            protocol == self.protocol
+            and self.destination in (None, destination)
+            and self.destination_port in (None, port)
+        )
+
+
+def _address_attributes(family: Family) -> tuple[int, int]:
+    """Kinds of the attributes that hold source and destination."""
+    return (1, 2) if family is Family.IPV4 else (3, 4)
+
+
+class _Layout:
+    """Where the two tuples' fields lie in the form every kernel so far writes them.
+
+    Comparing the few attribute headers in between as bytes is what makes a walk over a large table cheap; a message
+    that looks different is parsed step by step.
+    """
+
+    def __init__(self, family: Family) -> None:
+        size = family.address_length
+        self.source, self.destination = _address_attributes(family)
+        one = f"12x{size}s4x{size}s8xB3x4x2s2x4x2s2x"
+        self.fields = struct.Struct(f"={_HEADER_LENGTH}x{one}{one}")
+        length = 44 + 2 * size
+        self.fixed = (
+            *self._headers(size, _HEADER_LENGTH, length, _TUPLE_ORIGINAL),
+            *self._headers(size, _HEADER_LENGTH + length, length, _TUPLE_REPLY),
+        )
+
+    def _headers(self, size: int, start: int, length: int, kind: int) -> Iterator[tuple[slice, bytes]]:
+        header = struct.Struct("=HH").pack
+        addresses, ports = 4 + 2 * (4 + size), 4 + 3 * 8
+        for offset, expected in (
+            (
+                0,
+                header(length, kind | _NESTED)
+                + header(addresses, _IP | _NESTED)
+                + header(4 + size, self.source),
+            ),
+            (12 + size, header(4 + size, self.destination)),
+            (16 + 2 * size, header(ports, _PROTO | _NESTED) + header(5, _NUMBER)),
+            (28 + 2 * size, header(6, _SOURCE_PORT)),
+            (36 + 2 * size, header(6, _DESTINATION_PORT)),
+        ):
+            yield slice(start + offset, start + offset + len(expected)), expected
+
+
+_Fields = tuple[bytes, bytes, int, bytes, bytes, bytes, bytes, int, bytes, bytes]
+"""Source, destination, protocol, source port and destination port of the original tuple, then of the reply."""
+
+
+class FlowDecoder:
+    """Turns the kernel's messages into flows; pure."""
+
+    def __init__(self, family: Family) -> None:
+        self._layout = _Layout(family)
+
+    def decoded(self, payload: bytes, query: FlowQuery, wanted: Wanted) -> Flow | None:
+        """The flow of a message, if it matches the query and `wanted` accepts it."""
+        fields = self.by_layout(payload) or self.by_attributes(payload)
+        if fields is None:
+            return None
+        source, destination, protocol, source_port, port_bytes = fields[:5]
+        port, answering_port = int.from_bytes(port_bytes, "big"), int.from_bytes(fields[8], "big")
+        if not query.matches(protocol, destination, port):
+            return None
+        if not wanted(destination, port, fields[5], answering_port):
+            return None
+        found = attributes.attributes(payload, _HEADER_LENGTH)
+        # A flow whose status is not told counts as replied, because such flows may have to be spared.
+        replied = bool(int.from_bytes(found.get(_STATUS, b"\xff"), "big") & _SEEN_REPLY)
+        if any(found.get(_ZONE, b"")) or (replied and query.unreplied):
+            return None
+        return Flow(
+            protocol,
+            source,
+            int.from_bytes(source_port, "big"),
+            destination,
+            port,
+            fields[5],
+            answering_port,
+            fields[6],
+            int.from_bytes(fields[9], "big"),
+            found.get(_ID, b""),
+            replied,
+        )
+
+    def opened(self, payload: bytes, query: FlowQuery) -> Opened | None:
+        """Who talks to whom in the flow of a message, if it matches the query and nobody has begun to close it."""
+        fields = self.by_layout(payload) or self.by_attributes(payload)
+        if fields is None:
+            return None
+        port = int.from_bytes(fields[4], "big")
+        if not query.matches(fields[2], fields[1], port):
+            return None
+        state = payload.find(_TCP_STATE)
+        if state >= 0 and payload[state + len(_TCP_STATE)] > _ESTABLISHED:
+            return None
+        if _ZONE_HEADER in payload and any(attributes.attributes(payload, _HEADER_LENGTH).get(_ZONE, b"")):
+            return None
+        return Opened(fields[1], port, fields[5], int.from_bytes(fields[8], "big"))
+
+    def by_layout(self, payload: bytes) -> _Fields | None:
+        """The fields of a message that looks as every kernel so far writes it."""
+        for place, expected in self._layout.fixed:
+            if payload[place] != expected:
+                return None
+        if len(payload) < self._layout.fields.size:
+            return None
+        return cast("_Fields", self._layout.fields.unpack_from(payload))
+
+    def by_attributes(self, payload: bytes) -> _Fields | None:
+        """The fields of any message, step by step."""
+        found = attributes.attributes(payload, _HEADER_LENGTH)
+        original = self._tuple_of(found.get(_TUPLE_ORIGINAL, b""))
+        reply = self._tuple_of(found.get(_TUPLE_REPLY, b""))
+        return (*original, *reply) if original and reply else None
+
+    def _tuple_of(self, data: bytes) -> tuple[bytes, bytes, int, bytes, bytes] | None:
+        """A tuple whatever the order of its attributes; None for other zones and protocols without ports."""
+        found = attributes.attributes(data)
+        addresses = attributes.attributes(found.get(_IP, b""))
+        ports = attributes.attributes(found.get(_PROTO, b""))
+        source, destination = addresses.get(self._layout.source), addresses.get(self._layout.destination)
+        if source is None or destination is None or any(found.get(_TUPLE_ZONE, b"")):
+            return None
+        if len(ports.get(_NUMBER, b"")) != 1 or _SOURCE_PORT not in ports or _DESTINATION_PORT not in ports:
+            return None
+        return source, destination, ports[_NUMBER][0], ports[_SOURCE_PORT], ports[_DESTINATION_PORT]
+
+
+def selection(family: Family, query: FlowQuery) -> bytes:
+    """The query as a filter for the kernel."""
+    flags = _BY_PROTOCOL
+    addresses, ports = b"", attributes.u8(_NUMBER, query.protocol)
+    # The kernel's filter by IPv6 address selects every address but the one asked for (seen on Linux 6.18).
+    if query.destination is not None and family is Family.IPV4:
+        flags |= _BY_DESTINATION
+        addresses = attributes.attribute(_address_attributes(family)[1], query.destination)
+    if query.destination_port is not None:
+        flags |= _BY_DESTINATION_PORT
+        ports += attributes.u16be(_DESTINATION_PORT, query.destination_port)
+    parts = [attributes.nested(_IP, addresses)] if addresses else []
+    chosen = attributes.nested(_TUPLE_ORIGINAL, *parts, attributes.nested(_PROTO, ports))
+    chosen += attributes.nested(_FILTER, attributes.u32(_FILTER_ORIGINAL_FLAGS, flags))
+    if query.unreplied:
+        chosen += attributes.u32be(_STATUS, 0) + attributes.u32be(_STATUS_MASK, _SEEN_REPLY)
+    return chosen
+
+
+def header(family: Family) -> bytes:
+    """What every message about flows of this family begins with."""
+    return bytes((socket.AF_INET if family is Family.IPV4 else socket.AF_INET6, 0, 0, 0))
+
+
+def original_tuple(family: Family, flow: Flow) -> bytes:
+    """What names a flow in a request about it."""
+    source, destination = _address_attributes(family)
+    return attributes.nested(
+        _TUPLE_ORIGINAL,
+        attributes.nested(
+            _IP,
+            attributes.attribute(source, flow.source),
+            attributes.attribute(destination, flow.destination),
+        ),
+        attributes.nested(
+            _PROTO,
+            attributes.u8(_NUMBER, flow.protocol),
+            attributes.u16be(_SOURCE_PORT, flow.source_port),
+            attributes.u16be(_DESTINATION_PORT, flow.destination_port),
+        ),
+    )
+
+
+def identity(flow: Flow) -> bytes:
+    """What keeps a flow that took the place of this one from being hit."""
+    return attributes.attribute(_ID, flow.id) if flow.id else b""
