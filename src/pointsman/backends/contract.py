@@ -323,6 +323,8 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     """Whether node ports may answer on loopback at all, as far as the configuration decides it."""
     drift_seconds: float | None = None
     """How often to look for foreign changes; None: once per sync period."""
+    compare_seconds: float | None = None
+    """How often to compare everything with the kernel besides, where that look sees only part of it; None: it sees all."""
     uses_local_addresses: bool = False
     """Its rules depend on every address of the node."""
     counts_services: bool = False

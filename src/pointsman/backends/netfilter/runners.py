@@ -8,6 +8,7 @@ from typing import Protocol
 from pointsman.kernel.command import SystemCommands
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.iptables_programs import choose_variant, variants_in_use
+from pointsman.kernel.nft_ruleset import LEGACY, NftRuleset, Ruleset
 from pointsman.model.addresses import Family
 
 
@@ -27,6 +28,11 @@ def runner_for(family: Family) -> Iptables:
     """The programs to use; raises NotSupported when there are none."""
     commands = SystemCommands()
     return Iptables(family, commands, variant=choose_variant(commands, family))
+
+
+def ruleset_of(runner: Iptables) -> Ruleset:
+    """Where the rules that these programs write are kept."""
+    return NftRuleset(runner.family) if runner.features.nf_tables else LEGACY
 
 
 def runners_in_use(families: Iterable[Family]) -> list[Iptables]:
