@@ -4,6 +4,7 @@
     python -m bench.iptables --large                  5k x 5 with legacy iptables as well
     python -m bench.iptables --services 1000 --endpoints 10 --variant legacy
     python -m bench.iptables --kube-proxy PATH        the real one beside ours, where its binary is given
+    python -m bench.iptables --looks                  the comparison of everything that follows syncs in the background, 1k x 10 and 5k x 5
 
 Runs as root in namespaces of its own, IPv4 only. "Ours" is everything but the time in which iptables programs run: planning,
 compiling, joining, reading the saved tables. A partial sync replaces one endpoint of one service. A round is a first sync,
@@ -18,10 +19,11 @@ import json
 import os
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from bench.kube_proxy_iptables import measure_kube_proxy
 from bench.objects import service_json, slice_json
 
 from pointsman.backends.iptables.apply import IptablesBackend
+from pointsman.backends.netfilter.runners import ruleset_of
 from pointsman.kernel.command import CommandResult, SystemCommands
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
@@ -46,6 +49,7 @@ CONTEXT = NodeContext(
     local=LocalDetector(LocalMode.CIDR, cidr_from_text("10.128.0.0/9")),
 )
 PARTIAL_SYNCS = 11
+LOOKS = 5
 ROUNDS = 3
 USUAL = (1000, 10)
 LARGE = (5000, 5)
@@ -88,18 +92,34 @@ class Measured:
 
     def new_backend(self) -> IptablesBackend:
         runner = Iptables(Family.IPV4, self.commands, variant=self.variant)
-        return IptablesBackend(Family.IPV4, runner=runner, sysctls=Sysctls())
+        return IptablesBackend(Family.IPV4, runner=runner, sysctls=Sysctls(), ruleset=ruleset_of(runner))
 
     def replace_slice(self, index: int, generation: int) -> None:
         data = slice_json(index, self.endpoints, generation)
         self.tracker.slice_upserted(msgspec.json.decode(data, type=EndpointSlice))
 
     def sync(self, *, full: bool = False) -> Sample:
+        return self._timed(lambda: self.reconciler.sync(self.tracker.take(), CONTEXT, full=full))
+
+    def look(self) -> Sample:
+        """What `SecondLook` has done every few minutes."""
+        comparison = self.reconciler.comparison(self.reconciler.snapshot(), CONTEXT)
+
+        def differences() -> None:
+            found = comparison.differences()
+            assert not found, found[0]
+
+        return self._timed(differences)
+
+    def _timed(self, work: Callable[[], object]) -> Sample:
         self.commands.seconds = 0.0
         programs, python, started = _children_cpu(), time.process_time(), time.perf_counter()
-        self.reconciler.sync(self.tracker.take(), CONTEXT, full=full)
+        work()
         total = time.perf_counter() - started
         return total, total - self.commands.seconds, time.process_time() - python, _children_cpu() - programs
+
+    def foreign_change(self, number: int) -> None:
+        subprocess.run([f"iptables-{self.variant}", "-t", "nat", "-N", f"OTHER-{number}"], check=True)
 
     def restart(self) -> None:
         """A new process would know nothing and find everything in the kernel."""
@@ -140,6 +160,22 @@ def measure(services: int, endpoints: int, variant: str) -> dict[str, float]:
         row[f"{name}_cpu_s"] = python + programs
         row[f"{name}_ours_s"] = ours
         row[f"{name}_ours_percent"] = 100 * ours / total
+    return row
+
+
+def measure_looks(services: int, endpoints: int, variant: str) -> dict[str, float]:
+    """Looks after a change of somebody else's, and looks after which nothing changed."""
+    measured = Measured(services, endpoints, variant)
+    measured.sync()
+    changed, unchanged = [], []
+    for number in range(LOOKS):
+        measured.foreign_change(number)
+        changed.append(measured.look())
+        unchanged.append(measured.look())
+    row: dict[str, float] = {}
+    for name, samples in (("look", changed), ("unchanged", unchanged)):
+        total, ours, python, programs = (statistics.median(column) for column in zip(*samples, strict=True))
+        row |= {f"{name}_s": total, f"{name}_ours_s": ours, f"{name}_cpu_s": python + programs}
     return row
 
 
@@ -189,6 +225,24 @@ def _ratios(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, f
     return row
 
 
+def looks(variants: Sequence[str], file: Path | None) -> None:
+    rows: list[Row] = []
+    for services, endpoints in (USUAL, LARGE):
+        for variant in variants:
+            with tempfile.TemporaryDirectory() as name, _fresh_namespace():
+                os.environ["XTABLES_LOCKFILE"] = str(Path(name) / "xtables.lock")
+                found = measure_looks(services, endpoints, variant)
+            what: Row = {"variant": variant, "services": services, "endpoints": endpoints}
+            rows.append({**what, **_medians([found])})
+            print(json.dumps(rows[-1]), flush=True)
+    if file is not None:
+        note = (
+            f"medians of {LOOKS} looks at load average {os.getloadavg()[2]:.1f}; look: after a change of somebody else's;"
+            " unchanged: right after such a look; ours: without the time in which iptables-save runs; cpu: of both"
+        )
+        file.write_text(json.dumps({"looks": rows, "note": note}, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -197,12 +251,16 @@ def main() -> None:
     parser.add_argument("--endpoints", type=int, default=10)
     parser.add_argument("--variant", choices=["nft", "legacy"], action="append")
     parser.add_argument("--large", action="store_true", help="5k x 5 with legacy iptables as well")
+    parser.add_argument("--looks", action="store_true", help="only the comparison in the background")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--kube-proxy", default="", help="path of a kube-proxy binary to run beside ours")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("network namespaces need root")
+    if options.looks:
+        looks(options.variant or ["legacy", "nft"], options.json)
+        return
     size = (options.services, options.endpoints) if options.services else USUAL
     wanted = [(*size, variant) for variant in options.variant or ["legacy", "nft"]]
     if options.large:

@@ -12,6 +12,7 @@ path of a kube-proxy, both programs then run side by side on the same objects (b
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import math
@@ -30,8 +31,12 @@ from bench.measured import percentile
 from bench.objects import service_json, slice_json
 
 from pointsman.backends.contract import SyncRequest
+from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.patrol import slice_size
+from pointsman.backends.nftables.reader import Reader
+from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext, NodePortAddresses
@@ -181,6 +186,7 @@ def drift(services: int, endpoints: int, foreign_commits: int = 40) -> dict[str,
     look()
     slices = [look() for _ in range(looks - 1)]
     cluster.backend.close()
+    counts = counting()
     return {
         "idle_cpu_ms": percentile(idle, 0.5),
         "after_foreign_commit_cpu_p50_ms": percentile(after_commits, 0.5),
@@ -188,7 +194,21 @@ def drift(services: int, endpoints: int, foreign_commits: int = 40) -> dict[str,
         "slice_cpu_p99_ms": percentile(slices, 0.99),
         "looks_per_round": looks,
         "round_cpu_s": sum(slices) / 1000,
+        "count_largest_set_cpu_ms": max(counts),
+        "count_all_sets_cpu_ms": sum(counts),
     }
+
+
+def counting() -> list[float]:
+    """CPU time of counting the elements of each set, as is done where the kernel does not say how many there are (before 6.16)."""
+    found = []
+    with contextlib.closing(NftablesSocket()) as socket:
+        reader = Reader(socket, traits_of(Family.IPV4))
+        for spec in schema.static_sets():
+            before = time.process_time()
+            reader.count(spec)
+            found.append((time.process_time() - before) * 1000)
+    return found
 
 
 def other_family_commits() -> None:

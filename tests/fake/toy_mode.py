@@ -36,6 +36,8 @@ TOY = "toy"
 ROW = ModeRow(module="tests.fake.toy_mode", periods="nftables", masquerade="nftables")
 KERNEL = "TOY_KERNEL"
 """The environment variable that names the directory."""
+COMPARE = "TOY_COMPARE_SECONDS"
+"""The one that says how often lines are compared; unless it is there, only the absence of all of them is noticed."""
 
 
 def held(family: Family) -> Path:
@@ -128,6 +130,7 @@ MODE = Mode(
     quirks=PacketQuirks(refuses_other_ports_of=frozenset(FrontendKind)),
     localhost_node_ports=lambda _config: False,
     drift_seconds=0.05,
+    compare_seconds=float(os.environ[COMPARE]) if COMPARE in os.environ else None,
     metrics=frozenset((MetricGroup.FULL_AND_PARTIAL_SYNCS,)),
     counters=(KernelCounter("toy_families_total", "Families in the toy kernel", _synced_families),),
     announcements=(Announcement("ToyMode", "This mode is a toy."),),

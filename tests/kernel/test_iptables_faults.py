@@ -14,10 +14,11 @@ from tests.golden import compare_iptables
 from tests.golden import scenario as scenarios
 from tests.golden.recorded_node import recorded_node
 
-from pointsman.backends.contract import Cleaning, SyncReport, SyncRequest
+from pointsman.backends.contract import Cleaning, Difference, SyncReport, SyncRequest
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET, IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
 from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
+from pointsman.backends.netfilter.runners import ruleset_of
 from pointsman.errors import Busy, KernelError
 from pointsman.kernel import nfacct
 from pointsman.kernel.command import CommandResult, SystemCommands
@@ -40,6 +41,7 @@ class Host:
         self.variant = variant
         self.lock_file = lock_file
         self.interfere: Callable[[Sequence[str], bytes], CommandResult | bytes] = lambda arguments, text: text
+        self.commands: list[str] = []
         self.impatient = False
         """Wait for the lock one second at most."""
         self._system = SystemCommands()
@@ -50,10 +52,15 @@ class Host:
 
     def new_backend(self, ensure_counter: Callable[[str], None] = nfacct.ensure) -> IptablesBackend:
         return IptablesBackend(
-            Family.IPV4, runner=self.runner, sysctls=self.sysctls, ensure_counter=ensure_counter
+            Family.IPV4,
+            runner=self.runner,
+            sysctls=self.sysctls,
+            ensure_counter=ensure_counter,
+            ruleset=ruleset_of(self.runner),
         )
 
     def run(self, arguments: Sequence[str], *, stdin: bytes = b"", timeout: float = 30.0) -> CommandResult:
+        self.commands.append(arguments[0])
         if arguments[0].endswith("-restore") and stdin:
             answer = self.interfere(arguments, stdin)
             if isinstance(answer, CommandResult):
@@ -234,6 +241,72 @@ def test_a_flush_by_others_is_noticed_and_repaired(
     assert host.backend.drift() is None
     assert host.differences() == []
     assert compare_iptables.differences(before, host.saved()) == []
+
+
+_PORTALS = ("-m", "comment", "--comment", "kubernetes service portals", "-j", "KUBE-SERVICES")
+DAMAGE = {
+    "flushed chain": ("-t", "nat", "-F", "KUBE-SERVICES"),
+    "flushed chain of filter": ("-F", "KUBE-FORWARD"),
+    "replaced rule": ("-t", "nat", "-R", "KUBE-POSTROUTING", "1", "-j", "RETURN"),
+    "added rule": ("-t", "nat", "-I", "KUBE-SERVICES", "-d", "10.96.0.10/32", "-j", "RETURN"),
+    "rule after the last": ("-t", "nat", "-A", "KUBE-SERVICES", "-j", "RETURN"),
+    "deleted jump": ("-t", "nat", "-D", "PREROUTING", *_PORTALS),
+    "narrowed jump": ("-t", "nat", "-R", "PREROUTING", "1", "-s", "192.0.2.1/32", *_PORTALS),
+    "deleted guard": ("-F", "KUBE-FIREWALL"),
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGE))
+def test_what_no_canary_tells_is_found_by_comparing_and_repaired(host: Host, damage: str) -> None:
+    host.sync(web("10.244.1.1"), db("10.244.1.9"))
+    before = host.saved()
+    assert host.differences() == []
+    host.iptables(*DAMAGE[damage])
+    assert host.backend.drift() is None
+    assert host.differences()
+    host.sync(full=True)
+    assert host.differences() == []
+    if damage != "narrowed jump":  # which stays, beside ours, as a rule of somebody else
+        assert compare_iptables.differences(before, host.saved()) == []
+
+
+@pytest.mark.parametrize("table", ["nat", "filter"])
+def test_a_table_that_others_put_to_sleep_is_noticed_shown_and_woken(host: Host, table: str) -> None:
+    if host.variant != "nft":
+        pytest.skip("tables of legacy iptables cannot sleep")
+    host.sync(web("10.244.1.1"), db("10.244.1.9"))
+    assert host.backend.drift() is None
+    subprocess.run(["nft", "add", "table", "ip", table, "{ flags dormant ; }"], check=True)
+    found = host.backend.drift()
+    assert str(found) == f"table ip {table}: changed (dormant instead of active)"
+    assert host.differences() == [Difference(f"table ip {table}", "active", "dormant")]
+    assert f"table ip {table} was dormant" in host.sync(full=True).notes
+    assert (host.backend.drift(), host.differences()) == (None, [])
+    listed = subprocess.run(["nft", "list", "table", "ip", table], capture_output=True, text=True, check=True)
+    assert "dormant" not in listed.stdout
+
+
+def test_what_was_found_in_order_is_read_again_only_after_a_change_where_changes_are_counted(
+    host: Host,
+) -> None:
+    host.sync(web("10.244.1.1"))
+    host.differences()
+    host.commands.clear()
+    host.differences()
+    assert host.commands == ([] if host.variant == "nft" else ["iptables-legacy-save"] * 2)
+    host.iptables("-t", "nat", "-N", "MINE")
+    host.differences()
+    assert host.commands[-2:] == [f"iptables-{host.variant}-save"] * 2
+    host.commands.clear()
+    host.plans[db().name] = db("10.244.1.9")
+    assert host.differences()
+    assert host.commands
+
+
+def test_what_a_kubelet_puts_into_its_chain_is_no_difference(host: Host) -> None:
+    host.sync(web("10.244.1.1"))
+    host.iptables("-A", "KUBE-FIREWALL", "-m", "mark", "--mark", "0x8000/0x8000", "-j", "DROP")
+    assert host.differences() == []
 
 
 def test_rules_of_others_survive_every_sync(host: Host) -> None:

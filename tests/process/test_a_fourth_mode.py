@@ -39,6 +39,11 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def comparing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(toy_mode.COMPARE, "0.05")
+
+
+@pytest.fixture
 def toy(kernel: Path, process: NodeProcess) -> Iterator[NodeProcess]:
     process.configure(mode=toy_mode.TOY)
     process.objects(web_service(), *web_slices(), node_object())
@@ -66,6 +71,22 @@ def test_it_serves_repairs_reports_and_takes_over(toy: NodeProcess, node: NodeSp
     assert node.metric("pointsman_drift_repaired_total", ip_family="IPv4") == 1
     toy.objects(web_service(), *web_slices("web", "172.30.0.11", "fd00:30::11"), node_object())
     eventually(lambda: "172.30.0.11:8080" in toy_mode.held(Family.IPV4).read_text())
+
+
+@pytest.mark.usefixtures("comparing")
+def test_a_line_that_its_look_for_foreign_changes_does_not_see_is_found_by_comparing(
+    process: NodeProcess, node: NodeSpace, kernel: Path
+) -> None:
+    process.configure(mode=toy_mode.TOY)
+    process.objects(web_service(), *web_slices(), node_object())
+    process.start(command=PROGRAM)
+    process.wait_synced()
+    whole = toy_mode.held(Family.IPV4).read_text()
+    toy_mode.held(Family.IPV4).write_text(f"{whole}a line of somebody else\n")
+    eventually(lambda: toy_mode.held(Family.IPV4).read_text() == whole)
+    eventually(lambda: node.metric("pointsman_drift_repaired_total", ip_family="IPv4") == 1)
+    assert node.metric("pointsman_drift_repaired_total", ip_family="IPv6") == 0
+    process.stop()
 
 
 def test_verify_and_explain_and_status_know_it(toy: NodeProcess, node: NodeSpace) -> None:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 _Fragment = TypeVar("_Fragment")
 
+PRESENT = "present"
+"""What a difference says of an object that has nothing but its name."""
+
 
 def compiled_each(
     plans: Mapping[ServicePortName, ServicePlan],
@@ -118,6 +121,14 @@ class Drift(msgspec.Struct, frozen=True):
         return f"{self.what}: {self.damage.value}{detail}{f' by {self.rival.value}' if self.rival else ''}"
 
 
+def damage_detail(want: str, have: str) -> str:
+    """What there is to say of a changed, missing or added object besides its name."""
+    if want and have:
+        return f"{have} instead of {want}"
+    said = want or have
+    return "" if said == PRESENT else said
+
+
 class SyncReport(msgspec.Struct, frozen=True):
     """What a successful sync did."""
 
@@ -152,6 +163,13 @@ class Difference(msgspec.Struct, frozen=True):
     """Empty when something is missing."""
     service: str = ""
     """The service port it belongs to, as its name prints; empty for what is shared or unknown."""
+
+    def as_drift(self, others: int = 0) -> Drift:
+        """As the work of somebody else; `others` is how many differences were found besides."""
+        damage = Damage.CHANGED if self.want and self.have else Damage.DELETED if self.want else Damage.ADDED
+        detail = damage_detail(self.want, self.have)
+        more = f"{others} more differences" if others > 1 else "one more difference" if others else ""
+        return Drift(self.what, damage, "; ".join(filter(None, (detail, more))))
 
 
 class Comparison(Protocol):
@@ -322,6 +340,8 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     """Whether node ports may answer on loopback at all, as far as the configuration decides it."""
     drift_seconds: float | None = None
     """How often to look for foreign changes; None: once per sync period."""
+    compare_seconds: float | None = None
+    """How often to compare everything with the kernel besides, where that look sees only part of it; None: it sees all."""
     uses_local_addresses: bool = False
     """Its rules depend on every address of the node."""
     counts_services: bool = False

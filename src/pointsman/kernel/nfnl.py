@@ -161,6 +161,13 @@ class NftablesSocket:
                 return items
         raise Busy(f"{what}: the kernel moved them during each of {_LISTINGS} listings", errno.EINTR)
 
+    def count_elements(self, family: int, body: bytes, what: str) -> int:
+        """How many elements a listing tells; those that come twice stand for as many that do not come."""
+        return sum(
+            nla.count_attributes(attributes_of(answer).get(nf_tables.NFTA_SET_ELEM_LIST_ELEMENTS, b""))
+            for answer in self.dump(nf_tables.NFT_MSG_GETSETELEM, family, body, what)
+        )
+
     def get_each(self, kind: int, family: int, bodies: Sequence[bytes], what: str) -> list[Answer | None]:
         """One object per body, None for those that do not exist or cannot be asked for like this."""
         messages = [nftables_message(kind, family, 0, body) for body in bodies]

@@ -28,6 +28,7 @@ from pointsman.node.family import FamilyProxy
 from pointsman.node.health_check_ports import HealthCheckPorts
 from pointsman.node.readiness import Readiness
 from pointsman.node.reporter import Reporter
+from pointsman.node.second_look import SecondLook
 from pointsman.node.share_keeper import ShareKeeper
 from pointsman.node.state import NodeState, Settings, StartGate
 from pointsman.node.surroundings import EventSource, Machine, Recorder
@@ -143,6 +144,14 @@ class Proxy:
                 tasks.create_task(family.loop.run())
             for keeper in self._share_keepers.values():
                 tasks.create_task(keeper.run())
+            period = mode_named(self.config.mode).compare_seconds
+            if period is not None:
+                for family in self.families.values():
+                    tasks.create_task(self._second_look(family).run(period))
+
+    def _second_look(self, family: FamilyProxy) -> SecondLook:
+        record = self.reporter.records[family.family]
+        return SecondLook(family, partial(self.node.context, family.family), lambda: record.rejected)
 
     async def _end_when_impossible(self) -> None:
         await self._impossible

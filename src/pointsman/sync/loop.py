@@ -100,6 +100,17 @@ class SyncLoop:
         self._idle.clear()
         self._asked.set()
 
+    @property
+    def idle(self) -> bool:
+        """Whether the kernel has everything that was asked for, as far as is known; never before the first sync."""
+        return self._idle.is_set()
+
+    def damaged(self, drift: Drift) -> None:
+        """A look beside the loop found that someone else changed what we own; a sync about to run repairs it anyway."""
+        if self.idle:
+            self._drifted(drift)
+            self.request(full=True)
+
     async def wait_idle(self) -> None:
         """Until a sync succeeded, with no request left that came after it began."""
         await self._idle.wait()

@@ -18,7 +18,7 @@ from tests.factory import packed
 from tests.uml.inside.world import World, lab
 
 from pointsman.backends import mode_named
-from pointsman.backends.contract import Cleaning, Fate, SyncRequest, Traffic
+from pointsman.backends.contract import Cleaning, Difference, Fate, SyncRequest, Traffic
 from pointsman.backends.iptables import cleanup as iptables_cleanup
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.ipvs.apply import DRAIN_SECONDS, IpvsSettings
@@ -330,6 +330,47 @@ def test_damage_is_noticed_and_repaired(world: World, damage: tuple[str, ...], n
     assert world.answerers("client", WEB, "lb") == {"pod1", "pod2", "pod4"}
 
 
+_REAL = ("-t", "10.96.1.1:80", "-r", "10.244.1.11:8080")
+_PORTALS = ("-m", "comment", "--comment", "kubernetes service portals", "-j", "KUBE-SERVICES")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        [("ipvsadm", "-e", *_REAL, "-m", "-w", "7")],
+        [("ipvsadm", "-d", *_REAL)],
+        [("ipvsadm", "-a", "-t", "10.96.1.1:80", "-r", "192.0.2.1:80", "-m")],
+        [
+            ("ipset", "del", "KUBE-CLUSTER-IP", "10.96.1.1,tcp:80"),
+            ("ipset", "add", "KUBE-CLUSTER-IP", "10.96.99.99,tcp:80"),
+        ],
+        [("iptables-legacy", "-t", "nat", "-D", "PREROUTING", *_PORTALS)],
+        [("iptables-legacy", "-t", "nat", "-F", "KUBE-MARK-MASQ")],
+        [("iptables-legacy", "-t", "nat", "-R", "KUBE-MARK-MASQ", "1", "-j", "RETURN")],
+    ],
+    ids=["weight", "real server gone", "real server added", "member swapped", "jump", "rule gone", "rule"],
+)
+def test_damage_that_no_count_shows_is_found_by_comparing_and_repaired(
+    world: World, damage: list[tuple[str, ...]]
+) -> None:
+    def differences() -> list[Difference]:
+        reconciler = world.reconcilers[Family.IPV4]
+        context = world.contexts[Family.IPV4]
+        with world.cluster["n1"].entered():
+            return reconciler.comparison(reconciler.snapshot(), context).differences()
+
+    world.apply([WEB])
+    assert differences() == []
+    for command in damage:
+        world.in_node(*command)
+    with world.cluster["n1"].entered():
+        assert world.backends[Family.IPV4].drift() is None
+    assert differences() != []
+    world.apply([WEB], full=True)
+    assert differences() == []
+    assert _weights(world, "10.96.1.1") == THREE
+
+
 def test_damage_that_brings_back_an_earlier_state_is_noticed(world: World) -> None:
     backend = world.backends[Family.IPV4]
     world.apply([WEB])
@@ -392,6 +433,9 @@ def test_what_the_kernel_refuses_costs_its_service_ports_only(
     assert {name.service for name in four.rejected} == {"web"}
     assert all("with scheduler sed" in reason for reason in four.rejected.values())
     assert {"virtual servers", "ipset entries", "addresses", "nat", "filter"} <= four.rules_last.keys()
+    later = world.apply([WEB, others[0]])[Family.IPV4].report
+    assert not later.full
+    assert {name.service for name in later.rejected} == {"web"}
     world.close()
     with shared_cluster["n1"].entered():
         list(cleanup(list(iptables.values())))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
 
 from pointsman.backends.contract import (
     Drift,
@@ -30,7 +29,7 @@ from pointsman.backends.iptables.batch import (
     partial_batch,
     rules_written,
 )
-from pointsman.backends.iptables.comparison import LOOK_SECONDS, IptablesComparison
+from pointsman.backends.iptables.comparison import IptablesComparison, LastLook
 from pointsman.backends.iptables.fragment import Fragment
 from pointsman.backends.iptables.isolate import refused_among, remove_leftovers
 from pointsman.backends.iptables.memory import Memory, comments_wanted
@@ -44,9 +43,11 @@ from pointsman.backends.iptables.settings import (
 )
 from pointsman.backends.netfilter import names, saved
 from pointsman.backends.netfilter.jumps import Jump
+from pointsman.backends.netfilter.sleeping import sleeping, wake
 from pointsman.errors import KernelError
 from pointsman.kernel import nfacct
 from pointsman.kernel.iptables import FILTER, NAT, Incompatible, Iptables, RestoreRejected
+from pointsman.kernel.nft_ruleset import LEGACY, Ruleset
 from pointsman.kernel.sysctl import Degraded, Sysctls
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
@@ -71,6 +72,7 @@ class IptablesBackend:
         localhost_node_ports: bool = True,
         ensure_counter: Callable[[str], None] = nfacct.ensure,
         has_counter: Callable[[str], bool] = nfacct.exists,
+        ruleset: Ruleset = LEGACY,
     ) -> None:
         self.family = family
         self._runner = runner
@@ -78,6 +80,8 @@ class IptablesBackend:
         self._localhost_node_ports = localhost_node_ports
         self._ensure_counter = ensure_counter
         self._has_counter = has_counter
+        self._ruleset = ruleset
+        self._last_look = LastLook()
         self._settings: Settings | None = None
         self._memory = Memory()
         self._rejected: dict[ServicePortName, str] = {}
@@ -96,7 +100,12 @@ class IptablesBackend:
         return report
 
     def drift(self) -> Drift | None:
-        return None if self._in_doubt else drift.flush_report(self._runner)
+        if self._in_doubt:
+            return None
+        with contextlib.suppress(KernelError):
+            for found in sleeping(self._ruleset):
+                return found.as_drift()
+        return drift.flush_report(self._runner)
 
     def comparison(
         self, request: SyncRequest, only: Collection[ServicePortName] | None = None
@@ -106,12 +115,13 @@ class IptablesBackend:
             counters = frozenset(filter(self._has_counter, _COUNTERS))
             settings, memory = self._settings_with(request, counters), Memory()
         return IptablesComparison(
-            partial(self._runner.save, seconds=LOOK_SECONDS),
+            self._runner,
+            self._ruleset,
             settings,
             memory,
             request.plans,
             chosen(request.plans, only, self._rejected),
-            complete=only is None,
+            last=self._last_look if only is None else None,
         )
 
     def traffic(self) -> Traffic:
@@ -142,6 +152,7 @@ class IptablesBackend:
             return self._full_batch(settings, fragments, notes)
 
         text = self._restore(batch, dict(fragments), rejected, len(request.plans))
+        notes += wake(self._ruleset)
         self._memory.replace(fragments, request.plans, comments)
         self._rejected = rejected
         if settings.localhost_node_ports:
@@ -184,7 +195,7 @@ class IptablesBackend:
         return full_batch(
             settings,
             fragments,
-            missing_jumps=[jump for jump in static.JUMPS if not self._jump_exists(held[jump.table], jump)],
+            missing_jumps=[jump for jump in static.JUMPS if not jump.stands_in(held[jump.table], self._ask)],
             stale=sorted(stale),
             create_kubelet_firewall=names.KUBELET_FIREWALL not in held[FILTER].chains,
             present=present_in(settings, fragments, blocks),
@@ -200,16 +211,11 @@ class IptablesBackend:
     def _is_known_to_exist(self, jump: Jump) -> bool:
         """False among rules that iptables cannot read: the jump then goes in once more, which does no harm."""
         try:
-            return self._runner.check_rule(jump.table, jump.source, jump.rule)
+            return self._ask(jump)
         except Incompatible:
             return False
 
-    def _jump_exists(self, held: saved.TableOutline, jump: Jump) -> bool:
-        """By the saved text where that is clear; iptables itself decides about unfamiliar spellings."""
-        if jump.is_in(held):
-            return True
-        if not held.jumps_between(jump.source, jump.target):
-            return False
+    def _ask(self, jump: Jump) -> bool:
         return self._runner.check_rule(jump.table, jump.source, jump.rule)
 
     # partial

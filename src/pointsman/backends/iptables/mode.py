@@ -9,7 +9,7 @@ from pointsman.backends.iptables import packet_counters, static
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET, IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
 from pointsman.backends.iptables.render import render
-from pointsman.backends.netfilter.runners import missing_programs, runner_for, runners_in_use
+from pointsman.backends.netfilter.runners import missing_programs, ruleset_of, runner_for, runners_in_use
 from pointsman.backends.packet_quirks import LoopbackNodePort, PacketQuirks
 from pointsman.config.mode_table import IPTABLES
 from pointsman.kernel.sysctl import Degraded, Sysctls
@@ -38,16 +38,22 @@ def _allow_loopback_node_ports(
     return () if found is None else (found,)
 
 
+def _backend(setup: Setup, family: Family, sysctls: Sysctls) -> IptablesBackend:
+    runner = runner_for(family)
+    return IptablesBackend(
+        family,
+        runner=runner,
+        sysctls=sysctls,
+        localhost_node_ports=setup.config.iptables.localhost_node_ports,
+        ruleset=ruleset_of(runner),
+    )
+
+
 MODE = Mode(
     name=IPTABLES,
     preflight=lambda _setup, family: missing_programs(family),
     before_unprivileged=_allow_loopback_node_ports,
-    backend=lambda setup, family, sysctls: IptablesBackend(
-        family,
-        runner=runner_for(family),
-        sysctls=sysctls,
-        localhost_node_ports=setup.config.iptables.localhost_node_ports,
-    ),
+    backend=_backend,
     render=lambda setup, request: render(
         request, localhost_node_ports=setup.config.iptables.localhost_node_ports
     ),
@@ -57,6 +63,7 @@ MODE = Mode(
         refuses_denied_when_empty=True, own_packets_leave=True, loopback_denial=_loopback_denial
     ),
     localhost_node_ports=lambda config: config.iptables.localhost_node_ports,
+    compare_seconds=300.0,
     schedulers=frozenset((Scheduler.RANDOM, Scheduler.WEIGHTED)),
     metrics=frozenset(
         (MetricGroup.FULL_AND_PARTIAL_SYNCS, MetricGroup.RESTORE_FAILURES, MetricGroup.IPTABLES_RULES)

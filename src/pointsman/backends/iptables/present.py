@@ -56,6 +56,20 @@ def present_in(
     return Present(services, frozenset(shared), frames)
 
 
+def stands_as_written(
+    settings: Settings,
+    fragments: Mapping[ServicePortName, Fragment],
+    held: Mapping[str, Held],
+) -> bool:
+    """Whether all of it is there, in the spelling in which it is written."""
+    present = present_in(settings, fragments, held)
+    return (
+        len(present.services) == len(fragments)
+        and present.shared == frozenset(SHARED_CHAINS)
+        and present.frames == frozenset((FILTER, NAT))
+    )
+
+
 def _own_chains_stand(fragment: Fragment, held: Held) -> bool:
     first = fragment.declarations[1:].partition(b" ")[0].decode()
     if first and first not in held:  # as for every service port of a first sync

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from pointsman.backends.contract import Difference
 from pointsman.backends.iptables import static
 from pointsman.backends.iptables.fragment import SHARED_CHAINS, Fragment
 from pointsman.backends.iptables.settings import Settings
 from pointsman.backends.netfilter import names, saved
+from pointsman.backends.netfilter.jumps import Jump
 from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.backends.netfilter.spelling import canonical
 from pointsman.model.service import ServicePortName
@@ -58,23 +59,24 @@ def differences(
     settings: Settings,
     fragments: Mapping[ServicePortName, Fragment],
     kernel: Mapping[str, bytes],
+    ask: Callable[[Jump], bool],
     *,
     complete: bool = True,
 ) -> list[Difference]:
-    """Every disagreement; `kernel` maps table names to what iptables-save printed for them.
+    """Every disagreement; `kernel` maps table names to what iptables-save printed, `ask` knows jumps of unfamiliar spelling.
 
     Unless `complete`, these are the fragments of some service ports: what stands there beside them is none.
     """
     found: list[Difference] = []
     for table, desired in desired_tables(settings, fragments).items():
         held = saved.rules_by_chain(kernel[table])
-        found += _missing_jumps(table, saved.outline(kernel[table]))
+        found += _missing_jumps(table, saved.outline(kernel[table]), ask)
         for chain, want in desired.chains.items():
             if chain not in held:
                 found.append(Difference(f"{table} {chain}", "the chain", "", _owner_of_chain(want, desired)))
             else:
                 have = [canonical(line) for line in held[chain]]
-                if not complete and chain in _UNORDERED:
+                if chain == names.KUBELET_FIREWALL or (not complete and chain in _UNORDERED):
                     own = {*want, *desired.last}
                     have = [rule for rule in have if rule in own]
                 found += _chain_differences(table, chain, want, have, desired)
@@ -110,7 +112,9 @@ def _owner_of_chain(rules: list[str], desired: Desired) -> str:
     return next((desired.owners[rule] for rule in rules if rule in desired.owners), "")
 
 
-def _missing_jumps(table: str, outline: saved.TableOutline) -> Iterator[Difference]:
+def _missing_jumps(
+    table: str, outline: saved.TableOutline, ask: Callable[[Jump], bool]
+) -> Iterator[Difference]:
     for jump in static.JUMPS:
-        if jump.table == table and not jump.is_in(outline):
+        if jump.table == table and not jump.stands_in(outline, ask):
             yield Difference(f"{table} {jump.source}", f"-A {jump.line}", "")

@@ -49,9 +49,11 @@ from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.backends.ipvs.sockets import Sockets
 from pointsman.backends.netfilter import names, saved
 from pointsman.backends.netfilter.runners import RuleTool
+from pointsman.backends.netfilter.sleeping import wake
 from pointsman.errors import KernelError
 from pointsman.kernel.iptables import Incompatible
 from pointsman.kernel.ipvs_objects import IPVS_DEVICE, VirtualKey
+from pointsman.kernel.nft_ruleset import LEGACY, Ruleset
 from pointsman.model.addresses import Cidr, Family, address_text
 from pointsman.model.node_context import NodeContext
 from pointsman.model.service import ServicePortName
@@ -84,12 +86,14 @@ class IpvsBackend:
         random_fully: bool = True,
         clock: Callable[[], float] = time.monotonic,
         open_sockets: Callable[[Family], Sockets] = Sockets,
+        ruleset: Ruleset = LEGACY,
     ) -> None:
         self.family = family
         self._iptables = iptables
         self._settings = settings
         self._random_fully = random_fully
         self._clock = clock
+        self._ruleset = ruleset
         self._sockets = open_sockets(family)
         self._schedulers = Schedulers(settings.scheduler, self._sockets.has_scheduler)
         self._desired = Desired()
@@ -123,6 +127,8 @@ class IpvsBackend:
             touched = self._desired.update({name: fragments.get(name) for name in changes})
         rules = self._desired.rules(request.context, random_fully=self._random_fully)
         self._run(touched, rules, progress)
+        if progress.full:
+            progress.notes += wake(self._ruleset)
         self._draining.retain(self._known.weights)
         self._rejected = progress.rejected
         self._context = request.context
@@ -149,6 +155,7 @@ class IpvsBackend:
             random_fully=random_fully,
             draining=frozenset(self._draining.reals()),
             excluded=self._excluded,
+            ruleset=self._ruleset,
         )
 
     def traffic(self) -> Traffic:

@@ -13,7 +13,9 @@ from pointsman.backends.ipvs.known import Known
 from pointsman.backends.ipvs.rules import FILTER, NAT, RuleSet
 from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.backends.ipvs.sockets import Sockets
+from pointsman.backends.netfilter.sleeping import sleeping
 from pointsman.kernel.ipvs_objects import RealOf, VirtualKey
+from pointsman.kernel.nft_ruleset import Ruleset
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -34,6 +36,7 @@ class IpvsComparison:
         random_fully: bool,
         draining: Collection[RealOf],
         excluded: Callable[[VirtualKey], bool],
+        ruleset: Ruleset,
     ) -> None:
         """`rules` are given when these are the plans of some service ports only: they depend on all of them."""
         self._context = context
@@ -45,6 +48,7 @@ class IpvsComparison:
         self._random_fully = random_fully
         self._draining = draining
         self._excluded = excluded
+        self._ruleset = ruleset
 
     def differences(self) -> list[Difference]:
         with contextlib.closing(Sockets(self._context.family)) as sockets:
@@ -59,6 +63,7 @@ class IpvsComparison:
             *verify.entry_differences(desired, found),
             *verify.address_differences(desired, found),
             *verify.rule_differences(rules, tables),
+            *sleeping(self._ruleset),
         ]
 
     def _read(self, sockets: Sockets, desired: Desired) -> Known:

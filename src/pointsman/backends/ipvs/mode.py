@@ -9,7 +9,7 @@ from pointsman.backends.ipvs.preflight import preflight, prepare, scheduler_of
 from pointsman.backends.ipvs.render import render
 from pointsman.backends.ipvs.rules import CHAINS
 from pointsman.backends.ipvs.server_counts import server_counts
-from pointsman.backends.netfilter.runners import runner_for, runners_in_use
+from pointsman.backends.netfilter.runners import ruleset_of, runner_for, runners_in_use
 from pointsman.backends.packet_quirks import PacketQuirks
 from pointsman.config.mode_table import IPVS
 from pointsman.kernel.sysctl import Sysctls
@@ -25,7 +25,9 @@ def _backend(setup: Setup, family: Family, _sysctls: Sysctls) -> IpvsBackend:
     settings = IpvsSettings(
         scheduler=scheduler_of(setup), exclude_cidrs=tuple(cidr for cidr in ranges if cidr is not None)
     )
-    return IpvsBackend(family, runner, settings, random_fully=runner.features.random_fully)
+    return IpvsBackend(
+        family, runner, settings, random_fully=runner.features.random_fully, ruleset=ruleset_of(runner)
+    )
 
 
 MODE = Mode(
@@ -43,6 +45,7 @@ MODE = Mode(
         untraceable="IPVS chooses the endpoint itself, between the hooks input and output; how cannot be followed",
     ),
     localhost_node_ports=lambda _config: False,
+    compare_seconds=300.0,
     uses_local_addresses=True,
     schedulers=frozenset(Scheduler),
     names_default_scheduler=True,

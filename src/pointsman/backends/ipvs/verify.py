@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from typing import TypeVar
 
 from pointsman.backends.contract import Difference
 from pointsman.backends.ipvs.desired import Desired
@@ -11,6 +12,8 @@ from pointsman.backends.ipvs.rules import CHAINS, JUMPS, RuleSet
 from pointsman.backends.netfilter import saved, spelling
 from pointsman.kernel.ipvs_objects import IPVS_DEVICE, PERSISTENT, RealOf, VirtualKey, VirtualServer
 from pointsman.model.addresses import address_text
+
+_T = TypeVar("_T")
 
 
 def describe(server: VirtualServer) -> str:
@@ -46,9 +49,9 @@ def server_differences(
 
 def entry_differences(desired: Desired, found: Known) -> Iterator[Difference]:
     """Entries of our sets."""
-    for name, entry in desired.entries:
-        if entry not in found.entries.get(name, ()):
-            yield Difference(f"ipset {name}", str(entry), "")
+    missing = [(name, entry) for name, entry in desired.entries if entry not in found.entries.get(name, ())]
+    for (name, entry), service in _with_owners(missing, desired):
+        yield Difference(f"ipset {name}", str(entry), "", service)
     for name, entries in found.entries.items():
         for entry in entries:
             if (name, entry) not in desired.entries:
@@ -57,10 +60,18 @@ def entry_differences(desired: Desired, found: Known) -> Iterator[Difference]:
 
 def address_differences(desired: Desired, found: Known) -> Iterator[Difference]:
     """Addresses of the dummy device."""
-    for address in desired.addresses.keys() - found.addresses:
-        yield Difference(f"address on {IPVS_DEVICE}", address_text(address), "")
+    missing = desired.addresses.keys() - found.addresses
+    for address, service in _with_owners(missing, desired):
+        yield Difference(f"address on {IPVS_DEVICE}", address_text(address), "", service)
     for address in found.addresses - desired.addresses.keys():
         yield Difference(f"address on {IPVS_DEVICE}", "", address_text(address))
+
+
+def _with_owners(items: Collection[_T], desired: Desired) -> Iterator[tuple[_T, str]]:
+    """Set entries or addresses, each with one of the service ports that want it."""
+    owners = desired.owners_of(items) if items else {}
+    for item in items:
+        yield item, str(owners[item][0])
 
 
 def rule_differences(rules: RuleSet, tables: Mapping[str, bytes]) -> Iterator[Difference]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from pointsman.backends.netfilter import spelling
@@ -37,3 +39,9 @@ class Jump(msgspec.Struct, frozen=True, gc=False):
     def is_in(self, outline: TableOutline) -> bool:
         """Whether the built-in chain holds it."""
         return any(self.is_spelled(rule) for rule in outline.jumps)
+
+    def stands_in(self, outline: TableOutline, ask: Callable[[Jump], bool]) -> bool:
+        """The same, where a rule of another spelling leads there: iptables itself decides about that."""
+        if self.is_in(outline):
+            return True
+        return bool(outline.jumps_between(self.source, self.target)) and ask(self)

@@ -10,6 +10,7 @@ from pointsman.kernel.command import SystemCommands
 from pointsman.kernel.iptables import Incompatible, Iptables
 from pointsman.kernel.iptables_programs import choose_variant, variants_in_use
 from pointsman.kernel.nft_chains import chain_names
+from pointsman.kernel.nft_ruleset import LEGACY, NftRuleset, Ruleset
 from pointsman.model.addresses import Family
 
 
@@ -29,6 +30,11 @@ def runner_for(family: Family) -> Iptables:
     """The programs to use; raises NotSupported when there are none."""
     commands = SystemCommands()
     return Iptables(family, commands, variant=choose_variant(commands, family))
+
+
+def ruleset_of(runner: Iptables) -> Ruleset:
+    """Where the rules that these programs write are kept."""
+    return NftRuleset(runner.family) if runner.features.nf_tables else LEGACY
 
 
 def runners_in_use(families: Iterable[Family]) -> list[Iptables]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, KeysView, Mapping, Sequence
 
 import msgspec
 
@@ -19,7 +19,7 @@ from pointsman.backends.contract import (
     ensure_few,
 )
 from pointsman.backends.nftables.batch import Batch
-from pointsman.backends.nftables.blame import explained, guilty_service_ports, is_momentary
+from pointsman.backends.nftables.blame import explained, foreign_object, guilty_service_ports, is_momentary
 from pointsman.backends.nftables.change import Change
 from pointsman.backends.nftables.comparison import NftablesComparison
 from pointsman.backends.nftables.compile import fragment_from_plan
@@ -199,8 +199,8 @@ class NftablesBackend:
                 new = {name: fragment for name, fragment in updates.items() if fragment is not None}
                 faults = self._check(change.batch)
                 guilty = guilty_service_ports(change.batch, faults, new)
-                if not guilty:
-                    raise explained(change.batch, faults, refusal.errno) from refusal
+                if not guilty or guilty.keys() - self._rejected.keys():
+                    return self._sync_in_doubt(request, change.batch, faults, guilty.keys())
                 rejected.update(guilty)
                 ensure_few(rejected, len(request.plans))
                 for name in guilty:
@@ -215,6 +215,23 @@ class NftablesBackend:
         if self._loopback is not None and request.context.node_port_addresses.loopback_asked:
             unopened = self._loopback.update(request.changed, request.context.node_ips)
         return self._report(contents, change.batch, size, full=False, unopened=unopened)
+
+    def _sync_in_doubt(
+        self,
+        request: SyncRequest,
+        batch: Batch,
+        faults: Sequence[Fault],
+        suspects: KeysView[ServicePortName],
+    ) -> SyncReport:
+        """After the refusal of a change whose service ports were not refused before.
+
+        Something that no inventory shows may stand in their way; a full load sweeps it out, or proves them guilty, and what
+        was proved once is believed until the next full load: a bad Service costs no full load at each of its changes.
+        """
+        report = self._full_sync(request)
+        if suspects and suspects <= report.rejected.keys():
+            return report
+        return msgspec.structs.replace(report, drift=foreign_object(batch, faults))
 
     def _report(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping, Sequence
 
+from pointsman.backends.contract import Damage, Drift
 from pointsman.backends.nftables.batch import Batch, Culprit
 from pointsman.backends.nftables.fragment import Fragment
 from pointsman.backends.nftables.key_fields import SLOT_LENGTH
@@ -21,7 +22,10 @@ _FAULTS_SHOWN = 5
 
 
 def is_momentary(code: int) -> bool:
-    """A refusal that says nothing about what was sent: the same may be accepted a second later."""
+    """A refusal that says nothing about what was sent: the same may be accepted a second later.
+
+    Fewer than `KernelError.momentary` knows: ENFILE, for one, says of an element that its set is full.
+    """
     return code in _MOMENTARY
 
 
@@ -49,6 +53,15 @@ def explained(batch: Batch, faults: Sequence[Fault], code: int) -> Rejected:
     reasons = [f"{what}: {fault}" for what, fault in zip(objects, known, strict=True)]
     message = "; ".join(reasons) or "; ".join(map(str, faults)) or errno.errorcode.get(code, str(code))
     return Rejected(f"nftables refused the change: {message}", code, objects)
+
+
+def foreign_object(batch: Batch, faults: Sequence[Fault]) -> Drift | None:
+    """What somebody else must have done, when the kernel refuses a change but not the whole that it leads to."""
+    for fault in faults:
+        if fault.position >= 0 and not is_momentary(fault.errno):
+            damage = Damage.DELETED if fault.errno == errno.ENOENT else Damage.CHANGED
+            return Drift(batch.culprit(fault.position).what, damage, f"a change was refused: {fault}")
+    return None
 
 
 class _Owners:

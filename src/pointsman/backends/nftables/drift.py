@@ -2,8 +2,8 @@
 
 Every transaction of anybody moves the ruleset generation. When it moved by more than our own commits, an inventory
 is taken: the table with its flags, chains with their hooks and use counts (rules inside plus references from rules
-and verdict maps), sets with their types and, where the kernel tells it, their number of elements, and every rule.
-Then a patrol begins that reads the elements slice by slice.
+and verdict maps), sets with their types, what they match when nothing else does and, where the kernel tells it, their
+number of elements, and every rule. Then a patrol begins that reads the elements slice by slice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from pointsman.backends.contract import Damage, Drift
+from pointsman.backends.contract import Damage, Drift, damage_detail
 from pointsman.backends.nftables import inventory
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.expressions import fingerprint
@@ -29,6 +29,8 @@ class Watch:
         self._handle = 0
         self._right_rules: dict[str, tuple[int, int]] = {}
         """Per chain, fingerprints of rules found right: those we wanted and those the kernel listed."""
+        self._kernel_counts = False
+        """Whether the last inventory had the number of elements of each set."""
         self._patrol = ElementPatrol()
 
     def loaded(self, generation: int, reader: Reader) -> None:
@@ -52,7 +54,7 @@ class Watch:
             if trouble is not None:
                 return trouble
             self._generation = generation
-            self._patrol.foreign_commit()
+            self._patrol.foreign_commit(count=not self._kernel_counts)
         return self._patrol.look(contents, reader)
 
     def damage(self, contents: Contents, reader: Reader) -> Drift | None:
@@ -61,6 +63,7 @@ class Watch:
         name = inventory.table_words(contents)
         if table is None:
             return Drift(name, Damage.DELETED)
+        self._kernel_counts = all(held.elements is not None for held in table.sets.values())
         rival = inventory.rival_in(table.head, self._handle, table.chains)
         if table.head.handle != self._handle or table.head.comment != contents.comment:
             return Drift(name, Damage.REPLACED, rival=rival)
@@ -69,12 +72,16 @@ class Watch:
             inventory.chain_findings(contents, table),
             inventory.set_findings(contents, table),
             inventory.count_findings(contents, table),
+            self._catch_all_findings(contents, reader),
             self._rule_findings(contents, reader),
         )
         for found in findings:
-            detail = f"{found.have} instead of {found.want}" if found.want and found.have else ""
-            return Drift(found.what, found.damage, detail, rival)
+            return Drift(found.what, found.damage, damage_detail(found.want, found.have), rival)
         return None
+
+    def _catch_all_findings(self, contents: Contents, reader: Reader) -> Iterator[Finding]:
+        held = reader.catch_alls(list(contents.sets.values()))
+        return inventory.catch_all_findings(contents, held)
 
     def _rule_findings(self, contents: Contents, reader: Reader) -> Iterator[Finding]:
         """Comparing rules is slow, so each listing is compared once and recognised by its fingerprint afterwards."""

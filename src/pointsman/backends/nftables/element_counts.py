@@ -35,6 +35,8 @@ def counts_of(spec: SetSpec, elements: Iterable[KernelElement]) -> Iterator[Coun
     """The counters of one map."""
     for element in elements:
         key, endpoint = element.key, ""
+        if not key:
+            continue
         if spec.data is Data.ENDPOINT:
             key = key[:-SLOT_LENGTH]
             endpoint = host_port_text(element.data[:-4], int.from_bytes(element.data[-4:-2], "big"))

@@ -168,10 +168,13 @@ def slot_items(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
         yield head + key + middle + data
 
 
+_CATCH_ALL = u32be(nf.NFTA_SET_ELEM_FLAGS, nf.NFT_SET_ELEM_CATCHALL)
+
+
 def key_items(keys: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
-    """Encoded list members for deletion: keys only."""
+    """Encoded list members that ask for elements: keys only, empty for what matches when nothing else does."""
     for key, end in keys:
-        body = _key_prefix(len(key)) + key
+        body = _key_prefix(len(key)) + key if key else _CATCH_ALL
         if end:
             body += _key_end(end)
         yield struct.pack("=HH", len(body) + 4, _ITEM) + body

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from pointsman.backends.contract import Damage, Rival
+from pointsman.backends.contract import PRESENT, Damage, Rival
 from pointsman.backends.nftables import text
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.expressions import same_expressions
-from pointsman.backends.nftables.reader import KernelChain, KernelTable, TableHead
+from pointsman.backends.nftables.reader import KernelChain, KernelElement, KernelTable, TableHead
 from pointsman.backends.nftables.schema import COMMENT_PREFIX, TABLE, Chain, Hook
 from pointsman.backends.nftables.set_shape import set_shape
 from pointsman.kernel import nf_tables as nf
@@ -53,12 +53,12 @@ def chain_findings(contents: Contents, table: KernelTable) -> Iterator[Finding]:
     for name, chain in wanted.items():
         held = table.chains.get(name)
         if held is None:
-            yield Finding(f"chain {name}", Damage.DELETED, "present", "", name)
+            yield Finding(f"chain {name}", Damage.DELETED, PRESENT, "", name)
         elif held.hook != chain.hook:
             want, have = text.hook_words(chain.hook), text.hook_words(held.hook)
             yield Finding(f"chain {name}", Damage.CHANGED, want, have, name)
     for name in sorted(table.chains.keys() - wanted.keys()):
-        yield Finding(f"chain {name}", Damage.ADDED, "", "present", name)
+        yield Finding(f"chain {name}", Damage.ADDED, "", PRESENT, name)
 
 
 def set_findings(contents: Contents, table: KernelTable) -> Iterator[Finding]:
@@ -67,13 +67,13 @@ def set_findings(contents: Contents, table: KernelTable) -> Iterator[Finding]:
         what = f"{text.set_keyword(spec)} {name}"
         held = table.sets.get(name)
         if held is None:
-            yield Finding(what, Damage.DELETED, "present", "", name)
+            yield Finding(what, Damage.DELETED, PRESENT, "", name)
         elif held.shape != set_shape(spec, contents.traits):
             definition = text.set_statements(spec, contents.traits)[0]
             yield Finding(what, Damage.REPLACED, definition, "another type", name)
     for name in sorted(table.sets.keys() - wanted.keys()):
         kind = "map" if table.sets[name].shape.flags & nf.NFT_SET_MAP else "set"
-        yield Finding(f"{kind} {name}", Damage.ADDED, "", "present", name)
+        yield Finding(f"{kind} {name}", Damage.ADDED, "", PRESENT, name)
 
 
 def count_findings(contents: Contents, table: KernelTable) -> Iterator[Finding]:
@@ -85,6 +85,17 @@ def count_findings(contents: Contents, table: KernelTable) -> Iterator[Finding]:
         held = table.sets[name].elements
         if held is not None and held != count:
             yield Finding(f"elements of {name}", Damage.CHANGED, str(count), str(held), name)
+
+
+def catch_all_findings(contents: Contents, held: Mapping[str, KernelElement]) -> Iterator[Finding]:
+    """We never put one there."""
+    for name, element in held.items():
+        value = element.verdict or (
+            text.endpoint_words(element.data, contents.traits) if element.data else PRESENT
+        )
+        spec = contents.sets[name]
+        what = f"{text.set_keyword(spec)} {name} {text.key_words(element.key, spec, contents.traits)}"
+        yield Finding(what, Damage.ADDED, "", value, name)
 
 
 def expected_uses(contents: Contents) -> dict[str, int]:

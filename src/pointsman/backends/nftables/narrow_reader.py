@@ -1,4 +1,4 @@
-"""Reads of the table only what some contents name: chains, rules and sets by name, elements by key.
+"""Reads of the table only what some contents name: chains, rules and sets by name, elements by key, and catch-alls.
 
 Looking at one Service among ten thousand costs no more than among ten.
 """
@@ -54,7 +54,7 @@ class NarrowReader(Reader):
             keys = [key for key, _ in self._slots[spec.name]]
         else:
             keys = [element.key for element, _ in self._elements[spec.name]]
-        found = self.look_up([(spec, key) for key in keys])
+        found = self.look_up([(spec, key) for key in (*keys, b"")])
         return {element.key: element for element in found if element is not None}
 
     def _named(self, kind: int, attribute: int, names: Iterable[str]) -> Iterator[dict[int, bytes]]:

@@ -1,8 +1,10 @@
 """Looks at the elements of sets and maps again and again, a slice at a time.
 
-An inventory counts elements but does not read them. After somebody else's transaction, which may have exchanged one
+An inventory counts elements at best and does not read them. After somebody else's transaction, which may have exchanged one
 element for another, a round begins over everything we put there, by key, in slices so small that no sync waits for
-one. Without foreign transactions nothing can have changed and nothing is read.
+one. Where the kernel does not say how many elements a set has, they are counted first: a set that has as many as we put
+there, with each of ours among them, has none of anybody else. Without foreign transactions nothing can have changed and
+nothing is read.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.fragment import Element, Fragment
 from pointsman.backends.nftables.reader import KernelElement, Reader
 from pointsman.backends.nftables.schema import SetSpec
+from pointsman.backends.nftables.verify import element_differences
 
 SLICES = 300
 """How many looks a round takes at most: at one look per second the whole is read within five minutes."""
@@ -30,7 +33,9 @@ def slice_size(elements: int) -> int:
     return max(_LEAST_ELEMENTS, math.ceil(elements / SLICES))
 
 
-class _Expected(NamedTuple):
+class Expected(NamedTuple):
+    """An element of ours and where it belongs."""
+
     spec: SetSpec
     element: KernelElement
 
@@ -39,24 +44,31 @@ class ElementPatrol:
     """One table's rounds."""
 
     def __init__(self) -> None:
-        self._round: Iterator[_Expected] | None = None
+        self._round: Iterator[Expected] | None = None
         self._due = False
+        self._count = False
+        self._uncounted: list[SetSpec] = []
 
     def restart(self) -> None:
         """Everything was just loaded: nothing needs to be read."""
-        self._round, self._due = None, False
+        self._round, self._due, self._uncounted = None, False, []
 
-    def foreign_commit(self) -> None:
-        """Somebody else committed a transaction: what was read before may have changed."""
-        self._due = True
+    def foreign_commit(self, *, count: bool) -> None:
+        """Somebody else committed a transaction: what was read before may have changed; `count` as well."""
+        self._due, self._count = True, count
 
     def look(self, contents: Contents, reader: Reader) -> Drift | None:
         """Read the next slice; what differs, if something does."""
         if self._round is None:
             if not self._due:
                 return None
-            self._round, self._due = _expected(contents), False
+            self._round, self._due = expected_elements(contents), False
+            self._uncounted = list(contents.sets.values()) if self._count else []
         size = slice_size(contents.counts.total())
+        if self._uncounted:
+            trouble = self._count_some(size, contents, reader)
+            self._due = self._due or trouble is not None
+            return trouble
         wanted = list(itertools.islice(self._round, size))
         if len(wanted) < size:
             self._round = None
@@ -67,8 +79,20 @@ class ElementPatrol:
                 return _difference(expected, found, contents)
         return None
 
+    def _count_some(self, size: int, contents: Contents, reader: Reader) -> Drift | None:
+        """Count set after set until about that many elements were told; a large set takes a look of its own."""
+        while self._uncounted and size > 0:
+            spec = self._uncounted.pop()
+            wanted = contents.counts[spec.name]
+            size -= wanted
+            if reader.count(spec) != wanted:
+                # Or its hash table is growing: a listing that is repeated until it is whole knows.
+                for found in element_differences(contents, [spec], reader):
+                    return found.as_drift()
+        return None
 
-def _expected(contents: Contents) -> Iterator[_Expected]:
+
+def expected_elements(contents: Contents) -> Iterator[Expected]:
     """What the kernel should hold; a service port that changes during the round is left to the commit that did it."""
     for element, _ in contents.node_port_addresses:
         yield _plain(element, contents)
@@ -82,23 +106,23 @@ def _expected(contents: Contents) -> Iterator[_Expected]:
             yield expected
 
 
-def _of_fragment(fragment: Fragment, contents: Contents) -> Iterator[_Expected]:
+def _of_fragment(fragment: Fragment, contents: Contents) -> Iterator[Expected]:
     for element in itertools.chain(fragment.elements, fragment.shared):
         yield _plain(element, contents)
     for pool in fragment.pools:
         spec = contents.sets[pool.where]
         for key, data in pool.elements():
-            yield _Expected(spec, KernelElement(key, data=data))
+            yield Expected(spec, KernelElement(key, data=data))
 
 
-def _plain(element: Element, contents: Contents) -> _Expected:
+def _plain(element: Element, contents: Contents) -> Expected:
     verdict = "" if element.chain is None else text.verdict_words(element.chain)
-    return _Expected(
+    return Expected(
         contents.sets[element.where], KernelElement(element.key, element.key_end, verdict=verdict)
     )
 
 
-def _difference(expected: _Expected, found: KernelElement | None, contents: Contents) -> Drift:
+def _difference(expected: Expected, found: KernelElement | None, contents: Contents) -> Drift:
     spec, traits = expected.spec, contents.traits
     words = text.key_words(expected.element.key, spec, traits)
     what = f"{text.set_keyword(spec)} {spec.name} {words}"

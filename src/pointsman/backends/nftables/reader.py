@@ -24,6 +24,7 @@ class KernelElement(NamedTuple):
     """One element as the kernel stores it."""
 
     key: bytes
+    """Empty for a catch-all, which matches when no other element does."""
     key_end: bytes = b""
     """Interval sets: the last key of the range."""
     data: bytes = b""
@@ -129,8 +130,18 @@ class Reader:
         items = self._socket.dump_elements(self._traits.nfproto, body, what)
         return {element.key: element for element in (_element(item, spec) for item in items)}
 
+    def count(self, spec: SetSpec) -> int:
+        """How many elements a set has, where `KernelSet` does not say; more or fewer while its hash table grows."""
+        body = encode.element_list(spec.name)
+        return self._socket.count_elements(self._traits.nfproto, body, f"count elements of {spec.name}")
+
+    def catch_alls(self, specs: Sequence[SetSpec]) -> dict[str, KernelElement]:
+        """What matches when no other element does, by set; no count includes it."""
+        found = self.look_up([(spec, b"") for spec in specs])
+        return {spec.name: held for spec, held in zip(specs, found, strict=True) if held is not None}
+
     def look_up(self, wanted: Sequence[tuple[SetSpec, bytes]]) -> list[KernelElement | None]:
-        """The elements under these keys, None where there is none that such a key can find."""
+        """The elements under these keys (empty: the catch-all), None where there is none that such a key can find."""
         bodies = [
             encode.element_list(spec.name, list(encode.key_items([(key, b"")]))) for spec, key in wanted
         ]

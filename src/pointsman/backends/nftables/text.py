@@ -17,8 +17,8 @@ _PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
 
 
 def key_words(key: bytes, spec: SetSpec, traits: FamilyTraits) -> str:
-    """`10.96.0.1 . tcp . 443`."""
-    return " . ".join(_fields(key, spec.key, traits))
+    """`10.96.0.1 . tcp . 443`, or `*` for what matches when nothing else does."""
+    return " . ".join(_fields(key, spec.key, traits)) if key else "*"
 
 
 def _fields(key: bytes, fields: Sequence[Field], traits: FamilyTraits) -> Iterator[str]:

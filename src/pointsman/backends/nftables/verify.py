@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from pointsman.backends.contract import Damage, Difference
+from pointsman.backends.contract import PRESENT, Damage, Difference
 from pointsman.backends.nftables import inventory, text
 from pointsman.backends.nftables.balancers import is_balancer_name
 from pointsman.backends.nftables.contents import Contents
@@ -60,12 +60,19 @@ def _inventory(contents: Contents, table: KernelTable, reader: Reader) -> Iterat
 
 
 def _elements(contents: Contents, table: KernelTable, reader: Reader) -> Iterator[Difference]:
+    kept = [
+        spec
+        for spec in contents.sets.values()
+        if spec.name in table.sets and table.sets[spec.name].shape == set_shape(spec, contents.traits)
+    ]
+    yield from element_differences(contents, kept, reader)
+
+
+def element_differences(contents: Contents, specs: Iterable[SetSpec], reader: Reader) -> Iterator[Difference]:
+    """Of sets that are of the right type."""
     elements, slots = contents.elements(), contents.slots()
     owners = _Owners(contents)
-    for spec in contents.sets.values():
-        held = table.sets.get(spec.name)
-        if held is None or held.shape != set_shape(spec, contents.traits):
-            continue
+    for spec in specs:
         have = reader.elements(spec)
         if spec.data is Data.ENDPOINT:
             yield from _slots(contents, spec, dict(slots[spec.name]), have, owners)
@@ -86,7 +93,7 @@ def _plain(
 
     for key, element in wanted.items():
         found = have.get(key)
-        want = "present" if element.chain is None else text.verdict_words(element.chain)
+        want = PRESENT if element.chain is None else text.verdict_words(element.chain)
         if found is None:
             yield Difference(what(element), want, "", owners.of(spec.name, key))
         elif element.chain is not None and found.verdict != want:
@@ -96,7 +103,7 @@ def _plain(
     for key, found in have.items():
         if key not in wanted:
             extra = Element(spec.name, key, None, found.key_end)
-            yield Difference(what(extra), "", found.verdict or "present")
+            yield Difference(what(extra), "", found.verdict or PRESENT)
 
 
 def _slots(

@@ -27,7 +27,7 @@ from pointsman.model.service import ServicePortName
 class Bench:
     """A backend, its tables, and the plans it was given."""
 
-    def __init__(self, root: Path, **options: bool) -> None:
+    def __init__(self, root: Path, *, localhost_node_ports: bool = True) -> None:
         self.tables = IptablesTables()
         for name, value in (
             ("ipv4/conf/all/route_localnet", "0"),
@@ -41,16 +41,16 @@ class Bench:
         self.runner = Iptables(Family.IPV4, self.tables)
         self.plans: dict[ServicePortName, ServicePlan] = {}
         self.context = context()
-        self.backend = self.new_backend(**options)
+        self.backend = self.new_backend(localhost_node_ports=localhost_node_ports)
 
-    def new_backend(self, **options: bool) -> IptablesBackend:
+    def new_backend(self, *, localhost_node_ports: bool = True) -> IptablesBackend:
         return IptablesBackend(
             Family.IPV4,
             runner=self.runner,
             sysctls=self.sysctls,
             ensure_counter=self.counters.append,
             has_counter=self.counters.__contains__,
-            **options,
+            localhost_node_ports=localhost_node_ports,
         )
 
     def sync(self, *plans: ServicePlan, gone: Iterable[ServicePlan] = (), full: bool = False) -> SyncReport:

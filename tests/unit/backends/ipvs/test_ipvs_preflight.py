@@ -118,13 +118,13 @@ def test_verification_names_every_kind_of_difference() -> None:
         ("virtual server tcp 10.96.9.9:80", "", "scheduler rr, flags 0x0", ""),
     ]
     found.entries = {"KUBE-CLUSTER-IP": {SetEntry(packed("10.0.0.9"), 6, 80)}}
-    assert [(d.what, d.want, d.have) for d in entry_differences(desired, found)] == [
-        ("ipset KUBE-CLUSTER-IP", "10.96.0.1,tcp:80", ""),
-        ("ipset KUBE-IPVS-IPS", "10.96.0.1", ""),
-        ("ipset KUBE-CLUSTER-IP", "", "10.0.0.9,tcp:80"),
+    assert [(d.what, d.want, d.have, d.service) for d in entry_differences(desired, found)] == [
+        ("ipset KUBE-CLUSTER-IP", "10.96.0.1,tcp:80", "", "default/web:http"),
+        ("ipset KUBE-IPVS-IPS", "10.96.0.1", "", "default/web:http"),
+        ("ipset KUBE-CLUSTER-IP", "", "10.0.0.9,tcp:80", ""),
     ]
     found.addresses = {packed("10.9.9.9")}
-    assert [(d.want, d.have) for d in address_differences(desired, found)] == [
-        ("10.96.0.1", ""),
-        ("", "10.9.9.9"),
+    assert [(d.want, d.have, d.service) for d in address_differences(desired, found)] == [
+        ("10.96.0.1", "", "default/web:http"),
+        ("", "10.9.9.9", ""),
     ]

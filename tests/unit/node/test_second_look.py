@@ -1,0 +1,157 @@
+"""A comparison of everything beside the syncs finds what a mode's own look for foreign changes does not see."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from functools import partial
+
+from tests import factory
+from tests.process.assembled import Assembly, assembled, until
+
+from pointsman.backends import mode_named
+from pointsman.config.mode_table import MODES
+from pointsman.config.types import NFTables
+from pointsman.errors import KernelError
+from pointsman.model.addresses import Family
+from pointsman.model.service import ServicePortName
+from pointsman.node.second_look import SecondLook
+from pointsman.testing.recording import RecordingBackend
+
+AT_ONCE = NFTables(min_sync_period=timedelta(milliseconds=1))
+WEB = factory.service_port().name
+API = factory.service_port("api").name
+
+
+class Node:
+    """A proxy of one IP family with two Services, and a second look at what it programmed."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self.assembly = assembly
+        self.family = assembly.proxy.families[Family.IPV4]
+        context = partial(assembly.proxy.node.context, Family.IPV4)
+        self.record = assembly.proxy.reporter.records[Family.IPV4]
+        self.look = SecondLook(self.family, context, lambda: self.record.rejected)
+
+    @property
+    def backend(self) -> RecordingBackend:
+        return self.assembly.backends[Family.IPV4]
+
+    @property
+    def syncs(self) -> list[bool]:
+        """Of each, whether it was a full one."""
+        return [full for full, _ in self.backend.requests]
+
+    def put(self) -> None:
+        addresses = [{"type": "InternalIP", "address": "192.168.1.10"}]
+        self.assembly.source.put(
+            factory.node("n1", addresses=addresses),
+            factory.service(),
+            factory.endpoint_slice("10.244.1.5"),
+            factory.service("api", clusterIP="10.96.0.11"),
+        )
+        self.assembly.source.listed()
+
+    def damage(self, *names: ServicePortName) -> None:
+        for name in names:
+            del self.backend.programmed[name]
+
+
+@contextlib.asynccontextmanager
+async def started() -> AsyncIterator[Node]:
+    async with assembled(families=(Family.IPV4,), nftables=AT_ONCE) as assembly:
+        yield Node(assembly)
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[Node]:
+    async with started() as node:
+        node.put()
+        await node.assembly.settled()
+        assert WEB in node.backend.programmed
+        yield node
+
+
+def test_modes_whose_look_for_drift_sees_only_part_compare_everything_every_five_minutes() -> None:
+    periods = {name: mode_named(name).compare_seconds for name in MODES}
+    assert periods == {"nftables": None, "iptables": 300.0, "ipvs": 300.0}
+
+
+async def test_what_others_changed_is_repaired_and_counted() -> None:
+    async with served() as node:
+        before = len(node.syncs)
+        node.damage(WEB, API)
+        await node.look.look()
+        await node.assembly.settled()
+        assert node.syncs[before:] == [True]
+        assert node.record.drift_repaired == 1
+        assert {WEB, API} <= node.backend.programmed.keys()
+
+
+async def test_what_is_in_order_is_left_alone() -> None:
+    async with served() as node:
+        before = node.syncs
+        await node.look.look()
+        assert (node.syncs, node.record.drift_repaired) == (before, 0)
+
+
+async def test_nothing_is_compared_before_the_first_sync_because_the_rules_may_be_those_of_the_last_process() -> (
+    None
+):
+    async with started() as node:
+        node.backend.reading = lambda: 1 / 0
+        await node.look.look()
+        assert (node.syncs, node.record.drift_repaired) == ([], 0)
+
+
+async def test_what_the_kernel_refused_is_not_taken_for_the_work_of_others() -> None:
+    async with started() as node:
+        node.backend.refuse = {WEB: "no"}
+        node.put()
+        await node.assembly.settled()
+        node.backend.refuse = {}
+        before = node.syncs
+        await node.look.look()
+        assert (node.syncs, node.record.drift_repaired) == (before, 0)
+        node.damage(API)
+        await node.look.look()
+        await node.assembly.settled()
+        assert node.record.drift_repaired == 1
+
+
+async def test_a_change_on_its_way_is_not_taken_for_the_work_of_others() -> None:
+    async with served() as node:
+        loop = asyncio.get_running_loop()
+
+        def changing() -> None:
+            node.backend.failures = [KernelError("no buffers")] * 10
+            asyncio.run_coroutine_threadsafe(replaced(), loop).result(20)
+
+        async def replaced() -> None:
+            node.assembly.source.put(factory.endpoint_slice("10.244.1.99"))
+            await until(lambda: bool(node.family.loop.unsynced))
+
+        node.backend.reading = changing
+        await node.look.look()
+        assert node.record.drift_repaired == 0
+
+
+async def test_neither_a_kernel_that_cannot_be_read_nor_a_bug_ends_the_looks() -> None:
+    async with served() as node:
+        errors = [KernelError("no buffers"), ZeroDivisionError("bug")]
+
+        def fails() -> None:
+            if errors:
+                raise errors.pop()
+
+        node.backend.reading = fails
+        looking = asyncio.create_task(node.look.run(0.001))
+        try:
+            await until(lambda: not errors)
+            assert node.record.drift_repaired == 0
+            node.damage(WEB)
+            await until(lambda: node.record.drift_repaired == 1)
+        finally:
+            looking.cancel()
