@@ -58,9 +58,10 @@ def merged(lists: Iterable[tuple[Endpoint, ...]]) -> tuple[Endpoint, ...]:
     best: dict[Identity, Endpoint] = {}
     for endpoints in lists:
         for endpoint in endpoints:
-            known = best.get(endpoint.identity)
+            key = (endpoint.address, endpoint.port)  # its identity, without the price of a property
+            known = best.get(key)
             if known is None or _rank(endpoint) > _rank(known):
-                best[endpoint.identity] = endpoint
+                best[key] = endpoint
     return tuple(sorted(best.values(), key=str))
 
 
