@@ -27,12 +27,12 @@ class Decoder(Protocol):
         """To be called after the last chunk; raises BadEncoding when something is missing."""
 
 
-def decoder_for(content_encoding: str) -> Decoder:
+def decoder_for(content_encoding: str, asked_for: str) -> Decoder:
     """The decoder for a Content-Encoding header; raises BadEncoding for one that was not asked for."""
     match content_encoding.strip().lower():
         case "" | "identity":
             return _Identity()
-        case "gzip" | "x-gzip":
+        case "gzip" | "x-gzip" if asked_for == "gzip":
             return _Gzip()
     raise BadEncoding(f"the answer's Content-Encoding {content_encoding!r} was not asked for")
 

@@ -189,22 +189,43 @@ async def answer_head(http: h11.Connection, reader: asyncio.StreamReader) -> h11
 
 async def next_event(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Event:
     """The next thing that the peer says. Raises NotHttp, or ConnectionError when it says nothing more."""
-    begun, ended = http.their_state is h11.SEND_BODY, False
-    while True:
-        try:
-            event = http.next_event()
-            if event is h11.NEED_DATA:
-                data = await reader.read(READ_BYTES)
-                ended = not data
-                http.receive_data(data)
-                continue
-        except h11.RemoteProtocolError as error:
-            if ended:
-                raise ConnectionError(_BROKEN if begun else _NO_ANSWER) from error
-            raise NotHttp(str(error)) from error
-        if isinstance(event, h11.ConnectionClosed) or not isinstance(event, h11.Event):
-            raise ConnectionError(_NO_ANSWER)
-        return event
+    while (event := _event_in(http)) is None:
+        http.receive_data(await reader.read(READ_BYTES))
+    return event
+
+
+async def next_data(http: h11.Connection, reader: asyncio.StreamReader) -> bytes:
+    """All that has arrived of a body since the last call, at least a byte; nothing once it is complete. Raises as above.
+
+    However small the chunks are that a peer makes of it, what came together is handled together.
+    """
+    found: list[bytes | bytearray] = []
+    while http.their_state is h11.SEND_BODY:
+        event = _event_in(http)
+        if isinstance(event, h11.Data):
+            found.append(event.data)
+        elif event is None and found:
+            break
+        elif event is None:
+            http.receive_data(await reader.read(READ_BYTES))
+    return b"".join(found)
+
+
+def _event_in(http: h11.Connection) -> h11.Event | None:
+    """The next event in what has arrived; None when more must arrive first."""
+    begun = http.their_state is h11.SEND_BODY
+    try:
+        event = http.next_event()
+    except h11.RemoteProtocolError as error:
+        _, ended = http.trailing_data
+        if ended:
+            raise ConnectionError(_BROKEN if begun else _NO_ANSWER) from error
+        raise NotHttp(str(error)) from error
+    if event is h11.NEED_DATA:
+        return None
+    if isinstance(event, h11.ConnectionClosed) or not isinstance(event, h11.Event):
+        raise ConnectionError(_NO_ANSWER)
+    return event
 
 
 def _notice_dead_peers(writer: asyncio.StreamWriter) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 import h11
 
-from pointsman.kube.dialling import LARGEST_HEAD, Dialler, Line, answer_head, next_event
+from pointsman.kube.dialling import LARGEST_HEAD, Dialler, Line, answer_head, next_data
 
 _KEEP_SECONDS: Final = 15.0
 """For which an idle connection is kept: a start and a burst of events reuse it, a quiet hour does not hold it."""
@@ -85,11 +85,10 @@ class Connection:
         """The body as it arrives; raises TimeoutError when nothing arrives for `idle` seconds."""
         while True:
             async with asyncio.timeout(idle):
-                event = await next_event(self._http, self.line.reader)
-            if isinstance(event, h11.EndOfMessage):
+                data = await next_data(self._http, self.line.reader)
+            if not data:
                 return
-            assert isinstance(event, h11.Data)
-            yield bytes(event.data)
+            yield data
 
     def ready_again(self) -> bool:
         """Whether the exchange is over and another one may follow."""

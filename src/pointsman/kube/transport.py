@@ -6,6 +6,7 @@ Whatever goes wrong leaves here as a KubeError with a message fit for a log: no 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import ssl
 import time
@@ -153,15 +154,14 @@ class Transport:
 
     async def _whole_answer(self, call: _Call) -> Response:
         async with asyncio.timeout(_WHOLE_ANSWER_SECONDS), self._exchange(call) as response:
-            pieces, length = [], 0
+            body = io.BytesIO()
             async for piece in self._pieces(call, response):
-                length += len(piece)
-                if length > self._largest_body:
+                if body.tell() + len(piece) > self._largest_body:
                     raise TooLarge(
                         f"{self._what(call)}: the answer is longer than {self._largest_body >> 20} MiB"
                     )
-                pieces.append(piece)
-            return Response(response.status, response.headers, b"".join(pieces))
+                body.write(piece)
+            return Response(response.status, response.headers, body.getvalue())
 
     @asynccontextmanager
     async def stream(
@@ -232,13 +232,15 @@ class Transport:
                 return await self._client.ask(request, presented.tls)
 
     async def _pieces(self, call: _Call, response: Answer) -> AsyncGenerator[bytes, None]:
-        """The body, uncompressed, in pieces of bounded size as they arrive."""
+        """The body, uncompressed, in pieces of bounded size as they arrive; everybody else has a turn after each."""
         what = self._what(call)
         with translated(what, Idle(f"{what}: no data for {call.idle:.0f} s")):
-            decoder = decoder_for(response.headers.get("Content-Encoding", ""))
+            encoding = response.headers.get("Content-Encoding", "")
+            decoder = decoder_for(encoding, call.headers["Accept-Encoding"])
             async for chunk in response.body(call.idle):
                 for piece in decoder.feed(chunk):
                     yield piece
+                    await asyncio.sleep(0)
             decoder.finish()
 
     async def _error_body(self, call: _Call, response: Answer) -> bytes:

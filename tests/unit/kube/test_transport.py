@@ -278,6 +278,48 @@ async def test_a_compressed_answer_takes_no_more_memory_than_is_allowed(status: 
     assert peak < 8 << 20
 
 
+async def test_a_stream_that_comes_compressed_is_refused() -> None:
+    """It was not asked for, and a few bytes of it could stand for more than anybody wants to read."""
+    line = gzip.compress(b'{"type":"BOOKMARK","object":{}}\n')
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(line)}\r\nContent-Encoding: gzip\r\n\r\n"
+    async with FakeApiServer() as server, transport_to(Access(server.url, "test")) as transport:
+        server.answer_raw(head.encode() + line)
+        async with transport.stream(PATH, idle_timeout=10) as stream:
+            with pytest.raises(KubeError, match="Content-Encoding 'gzip' was not asked for"):
+                await anext(stream.chunks)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+async def test_a_long_answer_lets_others_have_their_turn(encoding: str) -> None:
+    body = bytes(16 << 20)
+    sent = gzip.compress(body, 1) if encoding == "gzip" else body
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(sent)}\r\nContent-Encoding: {encoding}\r\n\r\n"
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with FakeApiServer() as server:
+        server.answer_raw(head.encode() + sent)
+        running = asyncio.ensure_future(others())
+        assert (await get(Access(server.url, "test"))).body == body
+        running.cancel()
+    assert turns > 50
+
+
+async def test_a_body_in_tiny_chunks_is_handed_on_in_pieces_of_what_came_together() -> None:
+    tiny = b"1\r\nx\r\n" * 20_000 + b"0\r\n\r\n"
+    async with FakeApiServer() as server, transport_to(Access(server.url, "test")) as transport:
+        server.answer_raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + tiny)
+        async with transport.stream(PATH, idle_timeout=10) as stream:
+            pieces = [piece async for piece in stream.chunks]
+    assert b"".join(pieces) == b"x" * 20_000
+    assert len(pieces) < 20
+
+
 async def test_gzip_in_several_members_is_one_answer() -> None:
     body = gzip.compress(b'{"a":') + gzip.compress(b"1" * 700_000) + gzip.compress(b"}")
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nContent-Encoding: gzip\r\n\r\n"
