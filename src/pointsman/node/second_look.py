@@ -45,9 +45,9 @@ class SecondLook:
             pause = max(period, _LEISURE * (loop.time() - started))
 
     async def look(self) -> None:
-        """What differs although no sync is due is the work of somebody else, and is repaired as such."""
+        """What differs from what the last sync brought is the work of somebody else, and is repaired as such."""
         family = self._family
-        if not family.loop.idle:
+        if not family.loop.in_force:
             return
         try:
             compared = await family.compared(self._context(), lambda _plans: None)

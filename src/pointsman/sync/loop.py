@@ -85,8 +85,8 @@ class SyncLoop:
         self._run_blocking = run_blocking
         self._listeners = listeners
         self._scope = Scope.CHANGES
-        self._in_force = False
-        """The last sync succeeded: what the kernel should hold is known."""
+        self._succeeded = False
+        """The last sync."""
         self._asked = asyncio.Event()
         self._idle = asyncio.Event()
 
@@ -101,13 +101,16 @@ class SyncLoop:
         self._asked.set()
 
     @property
-    def idle(self) -> bool:
-        """Whether the kernel has everything that was asked for, as far as is known; never before the first sync."""
-        return self._idle.is_set()
+    def in_force(self) -> bool:
+        """Whether what the kernel should hold is known: the last sync succeeded, and no full one is to follow.
+
+        Changes that wait are no doubt about it: a sync of changes repairs nothing else, and they may arrive for ever.
+        """
+        return self._succeeded and self._scope < Scope.FULL
 
     def damaged(self, drift: Drift) -> None:
-        """A look beside the loop found that someone else changed what we own; a sync about to run repairs it anyway."""
-        if self.idle:
+        """A look beside the loop found that someone else changed what we own."""
+        if self.in_force:
             self._drifted(drift)
             self.request(full=True)
 
@@ -144,11 +147,7 @@ class SyncLoop:
                     await self._asked.wait()
 
     async def _check_drift(self) -> None:
-        """Unless nothing is ours yet, or a full sync is to follow, which repairs whatever there is.
-
-        Changes that wait are no reason not to look: a sync of changes repairs nothing, and they may arrive for ever.
-        """
-        if not self._in_force or self._scope >= Scope.FULL:
+        if not self.in_force:
             return
         family = self._tracker.family
         try:
@@ -195,7 +194,7 @@ class SyncLoop:
             self._sync_failed(SyncFailed(f"internal error: {error!r}", full=full), Scope.ANEW)
             return
         self.unsynced = frozenset()
-        self._in_force = True
+        self._succeeded = True
         self.pacer.succeeded(loop.time(), full=outcome.report.full)
         for listener in self._listeners:
             listener.synced(outcome)
@@ -206,7 +205,7 @@ class SyncLoop:
 
     def _sync_failed(self, failure: SyncFailed, needed: Scope) -> None:
         self._scope = max(self._scope, needed)
-        self._in_force = False
+        self._succeeded = False
         self._idle.clear()
         retry_in = self.pacer.failed(asyncio.get_running_loop().time())
         for listener in self._listeners:

@@ -297,6 +297,25 @@ async def test_no_drift_check_before_the_first_sync() -> None:
 
 
 @bench
+async def test_damage_seen_beside_the_loop_is_repaired_while_changes_arrive_during_every_sync() -> None:
+    b = Bench(min_period=0.0, sync_takes=0.5)
+    damage = Drift("chain", Damage.CHANGED)
+    b.loop.damaged(damage)
+    assert b.notes.events == []
+    b.change(1)
+    await b.loop.wait_idle()
+    for number in range(2, 12):
+        b.change(number)
+        await asyncio.sleep(0.2)
+        if number == 8:
+            b.loop.damaged(damage)
+    await b.loop.wait_idle()
+    assert len(b.notes.times(f"drift: {damage}")) == 1
+    assert len(b.notes.times("full")) == 2
+    await b.stop()
+
+
+@bench
 async def test_nothing_is_synced_before_the_first_request_however_long_it_takes() -> None:
     b = Bench(drift_period=1.0)
     await asyncio.sleep(2 * 3600)
