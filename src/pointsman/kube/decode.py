@@ -13,12 +13,16 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from pointsman.errors import KubeError
+from pointsman.json_density import is_too_dense
 from pointsman.model.objects import EndpointSlice, KubeObject
 
 T = TypeVar("T", bound=KubeObject)
 
-LONGEST_LINE = 32 * 1024 * 1024
-"""Many times what an API server stores of one object."""
+LONGEST_LINE = 8 * 1024 * 1024
+"""Several times what an API server stores of one object."""
+MOST_OBJECTS = 1_000_000
+"""Of one list; more are to be had in pages."""
+_MOST_NAMELESS = 1000
 _LONGEST_KIND = 100
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
@@ -36,6 +40,7 @@ class BadObject(msgspec.Struct, frozen=True):
     key: str
     resource_version: str
     error: str
+    nameless: bool = False
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -44,6 +49,24 @@ class Page(msgspec.Struct, frozen=True):
     metadata: ListMeta
     objects: list[KubeObject]
     bad: list[BadObject]
+
+
+class BadObjects:
+    """Those of one page, each once. An API server has no object without a name: many of them are no list at all."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, BadObject] = {}
+        self._nameless = 0
+
+    def add(self, bad: BadObject) -> None:
+        """Raises Unreadable."""
+        self._by_key[bad.key] = bad
+        self._nameless += bad.nameless
+        if self._nameless > _MOST_NAMELESS:
+            raise Unreadable(f"more than {_MOST_NAMELESS} objects have no name")
+
+    def all(self) -> list[BadObject]:
+        return list(self._by_key.values())
 
 
 class StatusObject(msgspec.Struct, frozen=True):
@@ -144,6 +167,11 @@ def decode_status(data: bytes | msgspec.Raw) -> StatusObject:
         return StatusObject()
 
 
+def _refuse_excess(data: bytes) -> None:
+    if is_too_dense(data):
+        raise Unreadable("it holds more values than any API server puts into so few bytes")
+
+
 def refuse_other_kind(found: str, wanted: str) -> None:
     """Raises Unreadable: objects of another kind may well fit our structs, and would take the place of all of ours.
 
@@ -169,9 +197,12 @@ class JsonDecoder(Generic[T]):
         self._decode_page = msgspec.json.Decoder(page).decode
         self._decode = msgspec.json.Decoder(kind).decode
         self._kind = kind.__name__
+        self._usual = f'{{"kind":"{self._kind}",'.encode()
+        """How objects of this kind begin in the events of an API server: it spares looking into each."""
 
     def page(self, body: bytes) -> Page:
         """Raises Unreadable when the body is no list of this kind."""
+        _refuse_excess(body)
         try:
             fast: Any = _decoded(self._decode_page, body)
         except Unreadable:
@@ -187,22 +218,23 @@ class JsonDecoder(Generic[T]):
         raw = _decoded(_decode_raw_page, body)
         refuse_other_kind(raw.kind, f"{self._kind}List")
         objects: list[KubeObject] = []
-        bad: list[BadObject] = []
+        bad = BadObjects()
         for item in raw.items or ():
             result = self.object(item)
             if isinstance(result, BadObject):
-                bad.append(result)
+                bad.add(result)
             else:
                 objects.append(result)
-        return Page(raw.metadata, objects, bad)
+        return Page(raw.metadata, objects, bad.all())
 
     def splitter(self) -> LineSplitter:
         return LineSplitter()
 
     def event(self, frame: bytes) -> WatchEvent:
         """Raises Unreadable for anything that is no watch event of this kind."""
+        _refuse_excess(frame)
         event = _decoded(_decode_event, frame)
-        if event.type != "ERROR":
+        if event.type != "ERROR" and memoryview(event.object)[: len(self._usual)] != self._usual:
             refuse_other_kind(_kind_of(event.object), self._kind)
         return WatchEvent(event.type, event.object)
 
@@ -238,7 +270,7 @@ def _kind_of(data: msgspec.Raw) -> str:
 def bad_object(identity: Identity, error: str) -> BadObject:
     """By as much of its identity as could be read."""
     key = f"{identity.namespace}/{identity.name}" if identity.namespace else identity.name
-    return BadObject(key or "(unnamed)", identity.resource_version, error)
+    return BadObject(key or "(unnamed)", identity.resource_version, error, nameless=not identity.name)
 
 
 def share_names(objects: list[KubeObject] | tuple[KubeObject, ...]) -> None:

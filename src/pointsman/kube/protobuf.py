@@ -12,7 +12,9 @@ from typing import Any, Generic
 import msgspec
 
 from pointsman.kube.decode import (
+    MOST_OBJECTS,
     BadObject,
+    BadObjects,
     Bookmark,
     BookmarkMeta,
     Identity,
@@ -42,8 +44,8 @@ from pointsman.model.objects import KubeObject
 
 PROTOBUF = "application/vnd.kubernetes.protobuf"
 MAGIC = b"k8s\0"
-LONGEST_FRAME = 32 * 1024 * 1024
-"""Many times what an API server stores of one object."""
+LONGEST_FRAME = 8 * 1024 * 1024
+"""Several times what an API server stores of one object."""
 _LENGTH_BYTES = 4
 _ENVELOPE_TYPE, _ENVELOPE_CONTENTS = 1, 2
 _LIST_METADATA, _LIST_ITEMS = 1, 2
@@ -143,6 +145,8 @@ class ProtobufDecoder(Generic[T]):
     def __init__(self, kind: type[T]) -> None:
         self._read = READERS[kind]
         self._kind = kind.__name__
+        self._usual = b"none yet"
+        """How envelopes of this kind begin: it spares looking into each."""
 
     def page(self, body: bytes) -> Page:
         """Raises Unreadable when the body is no list of this kind."""
@@ -153,17 +157,19 @@ class ProtobufDecoder(Generic[T]):
     def _page(self, body: bytes) -> Page:
         metadata = ListMeta()
         objects: list[KubeObject] = []
-        bad: list[BadObject] = []
+        bad = BadObjects()
         for number, part in parts(_contents(body)):
             if number == _LIST_METADATA:
                 metadata = _list_meta(bytes(part))
             elif number == _LIST_ITEMS:
                 result = self._object(bytes(part))
                 if isinstance(result, BadObject):
-                    bad.append(result)
-                else:
+                    bad.add(result)
+                elif len(objects) < MOST_OBJECTS:
                     objects.append(result)
-        return Page(metadata, objects, bad)
+                else:
+                    raise Unreadable(f"it holds more than {MOST_OBJECTS} objects")
+        return Page(metadata, objects, bad.all())
 
     def splitter(self) -> FrameSplitter:
         return FrameSplitter()
@@ -173,9 +179,13 @@ class ProtobufDecoder(Generic[T]):
         event: _Event = _decoded(_event, frame)
         if not event.type:
             raise Unreadable("an event has no type")
-        if event.type != "ERROR":
-            refuse_other_kind(_kind_of(event.object.raw), self._kind)
-        return WatchEvent(event.type, event.object.raw)
+        envelope = event.object.raw
+        if event.type != "ERROR" and not envelope.startswith(self._usual):
+            named = _kind_of(envelope)
+            refuse_other_kind(named, self._kind)
+            if named:
+                self._usual = envelope[: envelope.index(named.encode()) + len(named)]
+        return WatchEvent(event.type, envelope)
 
     def bookmark(self, data: bytes | msgspec.Raw) -> Bookmark:
         """Raises Unreadable."""

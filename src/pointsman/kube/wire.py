@@ -14,11 +14,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from pointsman.model.objects import MOST_ENTRIES
+
 T = TypeVar("T")
 Reader = Callable[[bytes], T]
 Collect = Callable[[list[Any], int, Any], None]
 
-_REMEMBERED = 4096
+_REMEMBERED, _LONGEST_REMEMBERED = 4096, 256
+_MOST_PAIRS = 100_000
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 _FIXED_LENGTHS = {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}
 _LONGEST_VARINT_SHIFT = 63
@@ -49,7 +52,7 @@ class _Slot(NamedTuple):
 class Remembered(dict[bytes, T], Generic[T]):
     """Gives the same value for the same bytes: a hundred thousand endpoints have a handful of conditions and zones.
 
-    It forgets everything rather than grow without end.
+    It forgets everything rather than grow without end, and does not keep long ones.
     """
 
     def __init__(self, read: Reader[T]) -> None:
@@ -57,6 +60,8 @@ class Remembered(dict[bytes, T], Generic[T]):
         self._read = read
 
     def __missing__(self, data: bytes) -> T:
+        if len(data) > _LONGEST_REMEMBERED:
+            return self._read(data)
         if len(self) >= _REMEMBERED:
             self.clear()
         value = self[data] = self._read(data)
@@ -168,16 +173,23 @@ def message(kind: Callable[..., T], /, **fields: Field) -> Reader[T]:
 
 
 def _append(values: list[Any], where: int, item: object) -> None:
-    if values[where] is None:
+    found = values[where]
+    if found is None:
         values[where] = [item]
+    elif len(found) < MOST_ENTRIES:
+        found.append(item)
     else:
-        values[where].append(item)
+        raise Malformed(f"a list has more than {MOST_ENTRIES} entries")
 
 
 def _add_entry(values: list[Any], where: int, entry: tuple[str, str]) -> None:
-    if values[where] is None:
-        values[where] = {}
-    values[where][entry[0]] = entry[1]
+    found = values[where]
+    if found is None:
+        values[where] = {entry[0]: entry[1]}
+    elif len(found) < _MOST_PAIRS:
+        found[entry[0]] = entry[1]
+    else:
+        raise Malformed(f"a map has more than {_MOST_PAIRS} entries")
 
 
 def parts(data: memoryview) -> Iterator[tuple[int, memoryview]]:

@@ -7,6 +7,7 @@ optional has the API's meaning of "absent" as its default, so one struct serves 
 from __future__ import annotations
 
 import sys
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -16,6 +17,11 @@ SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TRIGGER_TIME_ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
+
+MOST_ENTRIES = 20_000
+"""Of one list in an object: an EndpointSlice may have as many ports, and 1,000 endpoints."""
+T = TypeVar("T")
+Entries = Annotated[list[T], msgspec.Meta(max_length=MOST_ENTRIES)]
 
 
 class Meta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -85,16 +91,16 @@ class ServiceSpec(
 
     type: str = "ClusterIP"
     cluster_ip: str = ""
-    cluster_ips: list[str] | None = None
-    ports: list[ServicePortSpec] | None = None
+    cluster_ips: Entries[str] | None = None
+    ports: Entries[ServicePortSpec] | None = None
     session_affinity: str = "None"
     session_affinity_config: SessionAffinityConfig | None = None
-    external_ips: list[str] | None = None
-    load_balancer_source_ranges: list[str] | None = None
+    external_ips: Entries[str] | None = None
+    load_balancer_source_ranges: Entries[str] | None = None
     internal_traffic_policy: str | None = None
     external_traffic_policy: str | None = None
     health_check_node_port: int = 0
-    ip_families: list[str] | None = None
+    ip_families: Entries[str] | None = None
 
 
 class Ingress(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -107,7 +113,7 @@ class Ingress(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 class LoadBalancerStatus(msgspec.Struct, frozen=True, gc=False):
     """status.loadBalancer"""
 
-    ingress: list[Ingress] | None = None
+    ingress: Entries[Ingress] | None = None
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -141,8 +147,8 @@ class Hint(msgspec.Struct, frozen=True, gc=False):
 class Hints(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """endpoints[].hints"""
 
-    for_zones: list[Hint] | None = None
-    for_nodes: list[Hint] | None = None
+    for_zones: Entries[Hint] | None = None
+    for_nodes: Entries[Hint] | None = None
 
 
 class TargetRef(msgspec.Struct, frozen=True, gc=False):
@@ -155,7 +161,7 @@ class TargetRef(msgspec.Struct, frozen=True, gc=False):
 class SliceEndpoint(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """endpoints[]"""
 
-    addresses: list[str] | None = None
+    addresses: Entries[str] | None = None
     conditions: Conditions | None = None
     node_name: str | None = None
     zone: str | None = None
@@ -176,8 +182,8 @@ class EndpointSlice(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
     metadata: Meta
     address_type: str = ""
-    endpoints: list[SliceEndpoint] | None = None
-    ports: list[SlicePort] | None = None
+    endpoints: Entries[SliceEndpoint] | None = None
+    ports: Entries[SlicePort] | None = None
 
 
 class Taint(msgspec.Struct, frozen=True, gc=False):
@@ -192,8 +198,8 @@ class NodeSpec(
     """spec"""
 
     pod_cidr: str = ""
-    pod_cidrs: list[str] | None = None
-    taints: list[Taint] | None = None
+    pod_cidrs: Entries[str] | None = None
+    taints: Entries[Taint] | None = None
 
 
 class NodeAddress(msgspec.Struct, frozen=True, gc=False):
@@ -206,7 +212,7 @@ class NodeAddress(msgspec.Struct, frozen=True, gc=False):
 class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     """status"""
 
-    addresses: list[NodeAddress] | None = None
+    addresses: Entries[NodeAddress] | None = None
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
@@ -220,7 +226,7 @@ class Node(msgspec.Struct, frozen=True, gc=False):
 class ServiceCIDRSpec(msgspec.Struct, frozen=True, gc=False):
     """spec"""
 
-    cidrs: list[str] | None = None
+    cidrs: Entries[str] | None = None
 
 
 class ServiceCIDR(msgspec.Struct, frozen=True, gc=False):

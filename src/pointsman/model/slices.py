@@ -28,6 +28,9 @@ PortKey = tuple[str, Protocol]
 
 SliceEndpoints = dict[PortKey, tuple[Endpoint, ...]]
 
+MOST_ENDPOINT_PORTS = 100_000
+"""Of one slice: endpoints times ports. The API allows 1,000 and 20,000, of which no node could hold a few."""
+
 
 def endpoints_from_slice(
     endpoint_slice: EndpointSlice, family: Family, node_name: str
@@ -40,10 +43,16 @@ def endpoints_from_slice(
     unique = len({address for _, address, _ in usable}) == len(usable)
     weights = weights_from(endpoint_slice.metadata, problems)
     found: SliceEndpoints = {}
+    room = MOST_ENDPOINT_PORTS
     for port in endpoint_slice.ports or ():
         key = _port_key(port, problems)
         if key is None or port.port is None:
             continue
+        room -= len(usable)
+        if room < 0:
+            message = f"port {port.name!r} and those after it are left out: {len(usable)} endpoints have more than {MOST_ENDPOINT_PORTS} ports in all"
+            problems.append(Problem("TooManyEndpointPorts", message))
+            break
         number = port.port
         entries = tuple([_endpoint(address, number, item, node_name, weights) for _, address, item in usable])
         if key in found:

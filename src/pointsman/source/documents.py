@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from pointsman.json_density import is_too_dense
 from pointsman.model.findings import DOCUMENT, FILE, Finding, Rejection, Remark
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.source.admission import Admitted, Refused, admit
@@ -98,6 +99,8 @@ def parse(data: bytes, name: str, admission: Admission = admit) -> Parsed:
 
 def _documents(data: bytes) -> list[Any]:
     if data.lstrip()[:1] == b"{":
+        if is_too_dense(data):
+            raise YamlError("more values than objects of Kubernetes have in so few bytes")
         try:
             return [msgspec.json.decode(data)]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

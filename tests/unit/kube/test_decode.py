@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.kube.decode import BadObject, JsonDecoder, LineSplitter, Unreadable
-from pointsman.model.objects import EndpointSlice, Service
+from pointsman.model.objects import MOST_ENTRIES, EndpointSlice, Service
 from pointsman.testing.kube_objects import endpoint_slice, service
 
 
@@ -73,10 +74,13 @@ def test_a_list_of_another_kind_is_no_list_of_ours() -> None:
 
 @pytest.mark.parametrize("type_", ["ADDED", "MODIFIED", "DELETED", "BOOKMARK"])
 def test_an_event_about_another_kind_is_no_event_of_ours(type_: str) -> None:
-    frame = json.dumps({"type": type_, "object": service("a")}).encode()
-    assert JsonDecoder(Service).event(frame).type == type_
-    with pytest.raises(Unreadable, match="its kind is 'Service', not EndpointSlice"):
-        JsonDecoder(EndpointSlice).event(frame)
+    decoder = JsonDecoder(EndpointSlice)
+    for separators in (None, (",", ":")):
+        ours = json.dumps({"type": type_, "object": {"kind": "EndpointSlice"}}, separators=separators)
+        assert decoder.event(ours.encode()).type == type_
+        other = json.dumps({"type": type_, "object": {"kind": "Service"}}, separators=separators)
+        with pytest.raises(Unreadable, match="its kind is 'Service', not EndpointSlice"):
+            decoder.event(other.encode())
 
 
 def test_the_kind_may_be_left_out() -> None:
@@ -114,3 +118,53 @@ def test_object_that_is_not_unicode_is_bad_and_the_others_are_kept() -> None:
 def test_event_that_is_not_unicode_is_no_event() -> None:
     with pytest.raises(Unreadable):
         JsonDecoder(Service).event(b'{"type":"\xff","object":{}}')
+
+
+def nothings(count: int) -> bytes:
+    return b",".join([b"{}"] * count)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"metadata":{"resourceVersion":"7"},"items":[%s]}' % nothings(300_000),
+        b'{"metadata":{"resourceVersion":"7"},"items":[{"metadata":{"name":"a"},"endpoints":[%s]}]}'
+        % nothings(700_000),
+    ],
+    ids=["items", "endpoints"],
+)
+def test_more_values_than_so_few_bytes_honestly_hold_are_not_built(body: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(Unreadable, match="more values than any API server puts into so few bytes"):
+            JsonDecoder(EndpointSlice).page(body)
+        with pytest.raises(Unreadable, match="more values"):
+            JsonDecoder(EndpointSlice).event(b'{"type":"ADDED","object":%s}' % body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * len(body)
+
+
+def test_a_large_list_of_small_honest_objects_is_taken_in_one_piece() -> None:
+    items = [service(f"s{number}", "10.96.0.1") for number in range(50_000)]
+    result = JsonDecoder(Service).page(
+        json.dumps({"metadata": {}, "items": items}, separators=(",", ":")).encode()
+    )
+    assert len(result.objects) == 50_000
+
+
+def test_a_thousand_objects_without_a_name_are_told_as_one_and_more_are_no_list() -> None:
+    assert [bad.key for bad in JsonDecoder(Service).page(page(*[{}] * 1000)).bad] == ["(unnamed)"]
+    with pytest.raises(Unreadable, match="more than 1000 objects have no name"):
+        JsonDecoder(Service).page(page(*[{}] * 1001))
+
+
+def test_an_object_with_a_list_beyond_all_limits_is_left_out_by_name() -> None:
+    bad = {"metadata": {"name": "bad", "namespace": "shop"}, "endpoints": [{}] * (MOST_ENTRIES + 1)}
+    result = JsonDecoder(EndpointSlice).page(
+        json.dumps({"metadata": {}, "items": [endpoint_slice("a", "10.1.0.1"), bad]}).encode()
+    )
+    assert [item.metadata.name for item in result.objects] == ["a"]
+    assert [found.key for found in result.bad] == ["shop/bad"]
+    assert "length <= 20000" in result.bad[0].error

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pointsman.kube.decode import BadObject, JsonDecoder, Unreadable
 from pointsman.kube.formats import JSON, PREFER_PROTOBUF, Decoder, accept_header, decode_status
 from pointsman.kube.protobuf import PROTOBUF, FrameSplitter, ProtobufDecoder
+from pointsman.kube.wire import Remembered
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from pointsman.testing import protobuf as server_side
 from pointsman.testing.kube_objects import endpoint_slice, node, service, service_cidr
@@ -293,10 +294,39 @@ def test_a_list_of_another_kind_is_no_list_of_ours() -> None:
 
 @pytest.mark.parametrize("type_", ["ADDED", "MODIFIED", "DELETED", "BOOKMARK"])
 def test_an_event_about_another_kind_is_no_event_of_ours(type_: str) -> None:
-    (frame,) = FrameSplitter().feed(server_side.Encoder().frame({"type": type_, "object": service("a")}))
-    assert ProtobufDecoder(Service).event(frame).type == type_
-    with pytest.raises(Unreadable, match="its kind is 'Service', not EndpointSlice"):
-        ProtobufDecoder(EndpointSlice).event(frame)
+    def frame(item: dict[str, Any]) -> bytes:
+        return server_side.Encoder().frame({"type": type_, "object": item})[4:]
+
+    decoder = ProtobufDecoder(EndpointSlice)
+    assert decoder.event(frame(endpoint_slice("a"))).type == type_
+    for _ in range(2):
+        with pytest.raises(Unreadable, match="its kind is 'Service', not EndpointSlice"):
+            decoder.event(frame(service("a")))
+
+
+def test_an_object_with_a_list_beyond_all_limits_is_left_out_by_name() -> None:
+    bad = {"metadata": {"name": "bad", "namespace": "shop"}, "endpoints": [{}] * 500_000}
+    body = server_side.Encoder().listing("EndpointSlice", "v1", {}, [endpoint_slice("a", "10.1.0.1"), bad])
+    page = ProtobufDecoder(EndpointSlice).page(body)
+    assert [found.metadata.name for found in page.objects] == ["a"]
+    assert [(found.key, found.error) for found in page.bad] == [
+        ("shop/bad", "a list has more than 20000 entries")
+    ]
+
+
+def test_a_thousand_objects_without_a_name_are_told_as_one_and_more_are_no_list() -> None:
+    def nothings(count: int) -> bytes:
+        return server_side.envelope("ServiceList", "v1", b"\x12\x00" * count)
+
+    assert [bad.key for bad in ProtobufDecoder(Service).page(nothings(1000)).bad] == ["(unnamed)"]
+    with pytest.raises(Unreadable, match="more than 1000 objects have no name"):
+        ProtobufDecoder(Service).page(nothings(1001))
+
+
+def test_long_values_are_not_remembered() -> None:
+    remembered = Remembered(bytes.decode)
+    assert remembered[b"a" * 256] is remembered[b"a" * 256]
+    assert remembered[b"a" * 257] is not remembered[b"a" * 257]
 
 
 def test_an_error_names_the_field() -> None:

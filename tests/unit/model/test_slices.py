@@ -9,7 +9,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.objects import EndpointSlice
 from pointsman.model.service import Protocol
-from pointsman.model.slices import endpoints_from_slice, merged
+from pointsman.model.slices import MOST_ENDPOINT_PORTS, endpoints_from_slice, merged
 
 HTTP = ("http", Protocol.TCP)
 
@@ -140,3 +140,12 @@ def test_merging_does_not_depend_on_order(first: list[Endpoint], second: list[En
     assert one == merged([tuple(reversed(second)), tuple(reversed(first))])
     assert one == merged([one])
     assert len({str(e) for e in one}) == len(one)
+
+
+def test_a_slice_holds_no_more_endpoints_times_ports_than_a_node_can() -> None:
+    addresses = [f"10.244.{number // 250}.{number % 250 + 1}" for number in range(1000)]
+    ports = [{"name": f"p{number}", "port": number + 1} for number in range(20_000)]
+    found, (problem,) = endpoints_from_slice(endpoint_slice(*addresses, ports=ports), Family.IPV4, "n1")
+    assert sum(map(len, found.values())) == MOST_ENDPOINT_PORTS
+    assert problem.reason == "TooManyEndpointPorts"
+    assert problem.message.startswith("port 'p100' and those after it are left out")
