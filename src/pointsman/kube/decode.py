@@ -52,21 +52,18 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class BadObjects:
-    """Those of one page, each once. An API server has no object without a name: many of them are no list at all."""
+    """Those of one page. An API server has no object without a name: many of them are no list at all."""
 
     def __init__(self) -> None:
-        self._by_key: dict[str, BadObject] = {}
+        self.found: list[BadObject] = []
         self._nameless = 0
 
     def add(self, bad: BadObject) -> None:
         """Raises Unreadable."""
-        self._by_key[bad.key] = bad
+        self.found.append(bad)
         self._nameless += bad.nameless
         if self._nameless > _MOST_NAMELESS:
             raise Unreadable(f"more than {_MOST_NAMELESS} objects have no name")
-
-    def all(self) -> list[BadObject]:
-        return list(self._by_key.values())
 
 
 class StatusObject(msgspec.Struct, frozen=True):
@@ -225,7 +222,7 @@ class JsonDecoder(Generic[T]):
                 bad.add(result)
             else:
                 objects.append(result)
-        return Page(raw.metadata, objects, bad.all())
+        return Page(raw.metadata, objects, bad.found)
 
     def splitter(self) -> LineSplitter:
         return LineSplitter()

@@ -25,6 +25,8 @@ _SECOND_ADDRESS_SECONDS: Final = 0.25
 _BROKEN: Final = "the connection broke in the middle of the answer"
 _NO_ANSWER: Final = "the server closed the connection without an answer"
 _PORTS: Final = {"http": 80, "https": 443}
+_TURNS_TO_READ: Final = 2
+"""Of the event loop, until what the kernel has received is in a reader's buffer."""
 
 
 class NoConnection(Exception):
@@ -61,6 +63,8 @@ class Line:
         """Whether the server waits to be asked, as it must. If not, what it said answers no request: the line is closed."""
         waits = False
         try:
+            for _ in range(_TURNS_TO_READ):
+                await asyncio.sleep(0)
             async with asyncio.timeout(0):
                 await self.reader.read(1)
         except TimeoutError:

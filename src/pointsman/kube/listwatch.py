@@ -18,6 +18,7 @@ from pointsman.errors import Gone, KubeError
 from pointsman.kube.decode import BadObject, Page, T, Unreadable, WatchEvent
 from pointsman.kube.formats import JSON, PREFER_PROTOBUF, Decoder, Decoders, decode_status
 from pointsman.kube.mirror import Mirror
+from pointsman.kube.page_cursor import PageCursor
 from pointsman.kube.resources import Resource
 from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.kube.timing import Retries, Timing
@@ -127,53 +128,31 @@ class ListWatch(Generic[T]):
                 yield event
 
     async def _paged_list(self) -> AsyncGenerator[SourceEvent, None]:
-        limit, token = self._page_limit, ""
+        cursor = PageCursor(self._page_limit)
         seen: set[str] = set()
-        tokens: set[int] = set()
-        """Hashes: nobody says how long a token may be."""
         while True:
             try:
-                page = await self._page(limit, token)
-            except Gone:
-                if not token:
-                    raise
-                # The snapshot expired between two pages: paging is too slow here, take the list in one piece.
-                limit, token = 0, ""
+                page = await self._page(cursor.params)
+            except (Gone, TooLarge) as error:
+                cursor.begin_again(error)
+                self._page_limit = cursor.limit or self._page_limit
                 seen.clear()
-                tokens.clear()
-                continue
-            except TooLarge:
-                if limit <= 1:
-                    raise
-                limit = self._page_limit = max(1, limit // 4)
-                token = ""
-                seen.clear()
-                tokens.clear()
                 continue
             if page is None:
                 continue
             self._heard()
             for event in self._page_events(page, seen):
                 yield event
-            token = page.metadata.continue_token
-            if not token:
+            if not cursor.advance(page.metadata.continue_token):
                 break
-            if hash(token) in tokens:
-                raise Unreadable("the list goes round in circles: the same continue token came twice")
-            tokens.add(hash(token))
         for event in self._complete(seen, page.metadata.resource_version):
             yield event
 
-    async def _page(self, limit: int, token: str) -> Page | None:
+    async def _page(self, params: dict[str, str]) -> Page | None:
         """One page of a list; None when it is to be asked for again, without a field selector."""
-        params = self._selectors()
-        if limit:
-            params["limit"] = str(limit)
-        if token:
-            params["continue"] = token
         try:
             response = await self._transport.request(
-                "GET", self._resource.path, params=params, accept=self._accept_header
+                "GET", self._resource.path, params=self._selectors() | params, accept=self._accept_header
             )
         except KubeError as error:
             if error.status != 400 or not self._field_selector or self._resource.field_selector_required:

@@ -169,7 +169,7 @@ class ProtobufDecoder(Generic[T]):
                     objects.append(result)
                 else:
                     raise Unreadable(f"it holds more than {MOST_OBJECTS} objects")
-        return Page(metadata, objects, bad.all())
+        return Page(metadata, objects, bad.found)
 
     def splitter(self) -> FrameSplitter:
         return FrameSplitter()

@@ -154,8 +154,8 @@ def test_a_large_list_of_small_honest_objects_is_taken_in_one_piece() -> None:
     assert len(result.objects) == 50_000
 
 
-def test_a_thousand_objects_without_a_name_are_told_as_one_and_more_are_no_list() -> None:
-    assert [bad.key for bad in JsonDecoder(Service).page(page(*[{}] * 1000)).bad] == ["(unnamed)"]
+def test_a_thousand_objects_without_a_name_are_bad_ones_and_more_are_no_list() -> None:
+    assert len(JsonDecoder(Service).page(page(*[{}] * 1000)).bad) == 1000
     with pytest.raises(Unreadable, match="more than 1000 objects have no name"):
         JsonDecoder(Service).page(page(*[{}] * 1001))
 

@@ -314,11 +314,11 @@ def test_an_object_with_a_list_beyond_all_limits_is_left_out_by_name() -> None:
     ]
 
 
-def test_a_thousand_objects_without_a_name_are_told_as_one_and_more_are_no_list() -> None:
+def test_a_thousand_objects_without_a_name_are_bad_ones_and_more_are_no_list() -> None:
     def nothings(count: int) -> bytes:
         return server_side.envelope("ServiceList", "v1", b"\x12\x00" * count)
 
-    assert [bad.key for bad in ProtobufDecoder(Service).page(nothings(1000)).bad] == ["(unnamed)"]
+    assert len(ProtobufDecoder(Service).page(nothings(1000)).bad) == 1000
     with pytest.raises(Unreadable, match="more than 1000 objects have no name"):
         ProtobufDecoder(Service).page(nothings(1001))
 
