@@ -182,14 +182,14 @@ async def test_small_pages_deliver_everything_once(which: str, accept: str) -> N
             watch_list=False,
             page_limit=2,
         )
-        seen: list[str] = []
+        seen: list[tuple[str, str]] = []
         async with aclosing(watch.events()) as stream, asyncio.timeout(60):
             async for event in stream:
                 if isinstance(event, Synced):
                     break
                 assert isinstance(event, Upsert)
-                seen.append(event.object.metadata.name)
-        assert names <= set(seen)
+                seen.append((event.object.metadata.namespace, event.object.metadata.name))
+        assert names <= {name for _, name in seen}
         assert len(seen) == len(set(seen))
 
 

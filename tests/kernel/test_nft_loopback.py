@@ -273,8 +273,11 @@ def test_connections_are_bounded_and_who_comes_too_late_is_refused(
 def _carried(
     stack: contextlib.ExitStack, family: Family, server: socket.socket
 ) -> tuple[socket.socket, socket.socket] | None:
-    """Both ends of a new connection; None when it is reset."""
-    client = stack.enter_context(socket.create_connection((LOOPBACK[family], PORT), timeout=10))
+    """Both ends of a new connection; None when it is reset, which may be before the client knows that it was accepted."""
+    try:
+        client = stack.enter_context(socket.create_connection((LOOPBACK[family], PORT), timeout=10))
+    except ConnectionResetError:
+        return None
     ready, _, _ = select.select([server, client], [], [], 10)
     if server in ready:
         return client, stack.enter_context(server.accept()[0])
