@@ -15,6 +15,7 @@ from pointsman.kernel.sysctl import Degraded
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import Situation
 from pointsman.node.degraded import DegradedChecks
+from pointsman.node.footprint import give_back
 from pointsman.obs.log import get_log
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.reconcile import SyncOutcome
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 RETRY_SECONDS = 10.0
 _FLOWS: Final = "tracked flows"
+_MANY: Final = 1000
+"""Service ports; a check of so many takes memory worth giving back."""
 
 _log = get_log(__name__)
 
@@ -121,6 +124,8 @@ class FlowCare(SyncListener):
             self._background.later(
                 lambda: self._clean_after(self._to_look_again, family), cleaner.second_look
             )
+        elif report.checked >= _MANY:
+            self._background.run(give_back, lambda _: None)
 
     def _clean_after(self, pause: set[Family], family: Family) -> None:
         pause.discard(family)

@@ -48,5 +48,10 @@ def settle() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+    give_back()
+
+
+def give_back() -> None:
+    """Return free heap pages to the system, after work that needed many of them for a moment."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -45,6 +45,8 @@ class CleanReport(msgspec.Struct, frozen=True):
     problem: str = ""
     unfinished: bool = False
     """What was noted is to be tried again; there are also problems that another attempt would meet again."""
+    checked: int = 0
+    """Service ports whose flows were looked at."""
 
 
 class _Notes(msgspec.Struct, frozen=True):
@@ -194,7 +196,9 @@ class StaleFlowCleaner:
                 flows=deleted,
                 seconds=round(seconds, 3),
             )
-        return CleanReport(deleted, seconds, problem, unfinished)
+        return CleanReport(
+            deleted, seconds, problem, unfinished, checked=len(notes.unsettled) + len(notes.again)
+        )
 
     def _note(self, name: ServicePortName, change: PlanChange) -> None:
         noted = unsettled_after(self._unsettled.pop(name, None), change)
