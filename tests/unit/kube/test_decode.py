@@ -146,6 +146,15 @@ def test_more_values_than_so_few_bytes_honestly_hold_are_not_built(body: bytes) 
     assert peak < 2 * len(body)
 
 
+def test_an_annotation_full_of_commas_takes_no_other_object_away() -> None:
+    item = service("s", "10.96.0.1")
+    item["metadata"]["annotations"] = {"x": r"\"," + "," * 260_000}
+    body = json.dumps({"metadata": {}, "items": [item]}).encode()
+    assert len(JsonDecoder(Service).page(body).objects) == 1
+    event = b'{"type":"ADDED","object":%s}' % json.dumps(item).encode()
+    assert JsonDecoder(Service).event(event).type == "ADDED"
+
+
 def test_a_large_list_of_small_honest_objects_is_taken_in_one_piece() -> None:
     items = [service(f"s{number}", "10.96.0.1") for number in range(50_000)]
     result = JsonDecoder(Service).page(
