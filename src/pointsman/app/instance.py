@@ -116,18 +116,24 @@ def _holder(name: str) -> Holder | None:
 @contextlib.contextmanager
 def _kept(listener: socket.socket) -> Iterator[None]:
     """Whoever asks is hung up on at once; the kernel has told them all by then."""
+    ended = threading.Event()
 
     def hang_up() -> None:
-        with contextlib.suppress(OSError):
-            while True:
+        while not ended.is_set():
+            try:
                 listener.accept()[0].close()
-                time.sleep(0.01)  # no stranger who asks without end gets more of the processor than this
+            except (
+                OSError
+            ):  # without a descriptor left, for one: who asks must be heard again when there are some
+                ended.wait(_PAUSE)
+            ended.wait(0.01)  # no stranger who asks without end gets more of the processor than this
 
     thread = threading.Thread(target=hang_up, daemon=True, name="instance")
     thread.start()
     try:
         yield
     finally:
+        ended.set()
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
         listener.close()

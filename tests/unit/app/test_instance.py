@@ -69,6 +69,34 @@ def test_however_many_ask_the_next_is_told_as_well(name: str) -> None:
                 pytest.fail("two instances ran at once")
 
 
+def test_a_holder_that_ran_out_of_descriptors_for_a_moment_tells_everybody_afterwards(name: str) -> None:
+    code = f"""{IMPORTS}import resource
+    with sole_instance(sys.argv[1], wait=False):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
+        print("none left", flush=True)
+        sys.stdin.readline()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        print("enough", flush=True)
+        sys.stdin.readline()
+    """.replace("\n    ", "\n")
+    command = (sys.executable, "-c", code, name)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "none left\n"
+        with pytest.raises(Busy), sole_instance(name, wait=False):
+            pytest.fail("two instances ran at once")
+        time.sleep(0.1)
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == "enough\n"
+        for _ in range(100):
+            with pytest.raises(Busy), sole_instance(name, wait=False):
+                pytest.fail("two instances ran at once")
+        holder.stdin.close()
+
+
 def test_one_that_waits_takes_over_when_the_first_ends(name: str) -> None:
     with sole_instance(name, wait=False):
         second = started(WAITS, name)
