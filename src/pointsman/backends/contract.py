@@ -51,13 +51,15 @@ def compiled_each(
     return fragments
 
 
-def ensure_few(rejected: Mapping[ServicePortName, str], total: int) -> None:
+def ensure_few(
+    rejected: Mapping[ServicePortName, str], total: int, before: Collection[ServicePortName]
+) -> None:
     """Raise when more than half of all service ports would be left out; to be asked before the kernel loses anything.
 
     So many cannot all be wrong: the fault lies with this program or the kernel, and the rules that stand serve better
-    than none.
+    than none. Those that the last good sync left out as well are no news: when the others are deleted, that must go on.
     """
-    if 2 * len(rejected) > total:
+    if 2 * len(rejected) > total and not rejected.keys() <= set(before):
         name, reason = next(iter(rejected.items()))
         raise Rejected(
             f"{len(rejected)} of {total} service ports were refused, {name} among them ({reason});"

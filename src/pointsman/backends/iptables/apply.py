@@ -143,7 +143,7 @@ class IptablesBackend:
         fragments = compiled_each(
             request.plans, lambda plan: self._memory.compiled(plan, settings, comments), rejected
         )
-        ensure_few(rejected, len(request.plans))
+        ensure_few(rejected, len(request.plans), self._rejected)
         notes: list[str] = []
 
         def batch() -> Batch:
@@ -226,7 +226,7 @@ class IptablesBackend:
         rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
         present = {name: plan for name, plan in request.changed.items() if plan is not None}
         compiled = compiled_each(present, lambda plan: memory.compiled(plan, settings, comments), rejected)
-        ensure_few(rejected, len(request.plans))
+        ensure_few(rejected, len(request.plans), self._rejected)
         after = dict(memory.fragments)
 
         def batch() -> Batch:
@@ -269,7 +269,7 @@ class IptablesBackend:
                 if not found or len(rejected) + len(found) > _ISOLATION_LIMIT:
                     raise
                 rejected.update(dict.fromkeys(found, str(error)))
-                ensure_few(rejected, total)
+                ensure_few(rejected, total, self._rejected)
                 continue
             return text
 

@@ -117,7 +117,7 @@ class IpvsBackend:
         plans = {name: plan for name, plan in changes.items() if plan is not None}
         compiler = Compiler(request.context, self._schedulers)
         fragments = compiled_each(plans, compiler.fragment, progress.rejected)
-        ensure_few(progress.rejected, progress.total)
+        ensure_few(progress.rejected, progress.total, self._rejected)
         progress.notes += [fragment.note for fragment in fragments.values() if fragment.note]
         if full:
             self._desired = Desired(fragments)
@@ -270,7 +270,7 @@ class IpvsBackend:
                 self._servers_refused({item.server: error for item, error in refused.items()}, progress)
             case _:
                 raise next(iter(refused.values()))
-        ensure_few(progress.rejected, progress.total)
+        ensure_few(progress.rejected, progress.total, self._rejected)
 
     def _await_addresses(self, addresses: Sequence[bytes], progress: _Progress) -> None:
         """Until they are in force, packets to them leave the node, and their flows stay untranslated."""

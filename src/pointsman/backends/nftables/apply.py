@@ -133,7 +133,7 @@ class NftablesBackend:
         rejected: dict[ServicePortName, str] = {}
         with _collector_paused():
             fragments = self._compile_all(request, rejected)
-            ensure_few(rejected, len(request.plans))
+            ensure_few(rejected, len(request.plans), self._rejected)
             contents, batch, size = self._load(request, fragments, table, rejected)
         notes: list[str] = []
         if table is not None and table.head.comment != contents.comment:
@@ -172,7 +172,7 @@ class NftablesBackend:
             if not guilty:
                 raise explained(batch, faults, refusal.errno) from refusal
             rejected.update(guilty)
-            ensure_few(rejected, len(request.plans))
+            ensure_few(rejected, len(request.plans), self._rejected)
             for name in guilty:
                 del fragments[name]
         raise Rejected("the kernel keeps refusing parts of the table", errno.EINVAL)
@@ -181,7 +181,7 @@ class NftablesBackend:
         rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
         self._look_for_hashes(request.changed)
         updates = self._compile_changed(request, contents, rejected)
-        ensure_few(rejected, len(request.plans))
+        ensure_few(rejected, len(request.plans), self._rejected)
         for _ in range(_BLAME_ROUNDS):
             change = Change(contents, updates)
             if not change.batch:
@@ -202,7 +202,7 @@ class NftablesBackend:
                 if not guilty or guilty.keys() - self._rejected.keys():
                     return self._sync_in_doubt(request, change.batch, faults, guilty.keys())
                 rejected.update(guilty)
-                ensure_few(rejected, len(request.plans))
+                ensure_few(rejected, len(request.plans), self._rejected)
                 for name in guilty:
                     del updates[name]
         else:

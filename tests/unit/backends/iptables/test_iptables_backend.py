@@ -573,3 +573,11 @@ def test_scratch_chains_of_a_killed_search_go_with_a_full_sync_and_with_clean_up
         assert len(scratch()) == 4
         get_rid()
         assert scratch() == []
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_others_can_be_deleted_while_one_stays_refused(bench: Bench, full: bool) -> None:
+    bench.tables.refuses = lambda line: "10.244.1.9" in line and "DNAT" in line
+    assert list(bench.sync(web("10.244.1.1"), db("10.244.1.9")).rejected) == [db().name]
+    assert list(bench.sync(gone=[web()], full=full).rejected) == [db().name]
+    assert not any("KUBE-SEP" in chain for chain in bench.tables.tables["nat"])
