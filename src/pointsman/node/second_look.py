@@ -49,12 +49,14 @@ class SecondLook:
         family = self._family
         if not family.loop.in_force:
             return
+        context = self._context()
         try:
-            compared = await family.compared(self._context(), lambda _plans: None)
+            compared = await family.compared(context, lambda _plans: None)
         except Exception as error:  # noqa: BLE001 whatever it was, a look must end neither the proxy nor the looks after it
             _log.warning("What the kernel holds cannot be compared", err=error, ipFamily=family.family.value)
             return
         refused = set(map(str, self._refused()))
         found = [one for one in compared.differences if one.service not in refused]
-        if found and not compared.taken.unsynced:
+        as_synced = compared.taken.context == context and not compared.taken.unsynced
+        if found and as_synced:
             family.loop.damaged(found[0].as_drift(len(found) - 1))

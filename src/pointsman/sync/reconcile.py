@@ -100,6 +100,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     unsynced: frozenset[ServicePortName]
     syncs: int
     """How many syncs were begun before: a later snapshot with the same number says that nothing was written since."""
+    context: NodeContext | None
+    """That of the last sync."""
 
 
 class Reconciler:
@@ -171,7 +173,7 @@ class Reconciler:
 
     def snapshot(self) -> Snapshot:
         """The plans as they are now."""
-        return Snapshot(dict(self.plans), frozenset(self._before), self._syncs)
+        return Snapshot(dict(self.plans), frozenset(self._before), self._syncs, self._context)
 
     def comparison(
         self, taken: Snapshot, context: NodeContext, only: Collection[ServicePortName] | None = None

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from functools import partial
 
+import msgspec
 from tests import factory
 from tests.process.assembled import Assembly, assembled, until
 
@@ -136,6 +137,16 @@ async def test_a_change_on_its_way_is_not_taken_for_the_work_of_others() -> None
         node.backend.reading = changing
         await node.look.look()
         assert node.record.drift_repaired == 0
+
+
+async def test_a_look_by_other_settings_than_those_of_the_last_sync_proves_nothing() -> None:
+    async with served() as node:
+        other = msgspec.structs.replace(node.assembly.proxy.node.context(Family.IPV4), masquerade_all=True)
+        node.damage(WEB)
+        await SecondLook(node.family, lambda: other, lambda: ()).look()
+        assert node.record.drift_repaired == 0
+        await node.look.look()
+        assert node.record.drift_repaired == 1
 
 
 async def test_neither_a_kernel_that_cannot_be_read_nor_a_bug_ends_the_looks() -> None:
