@@ -10,8 +10,12 @@ import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.golden.recorded_node import recorded_node
 
-from pointsman.backends.contract import SyncReport, SyncRequest
+from pointsman.backends.contract import Cleaning, Fate, SyncReport, SyncRequest
+from pointsman.backends.iptables import static
 from pointsman.backends.iptables.apply import IptablesBackend
+from pointsman.backends.iptables.cleanup import cleanup as clean_up_iptables
+from pointsman.backends.ipvs.cleanup import cleanup as clean_up_ipvs
+from pointsman.backends.ipvs.rules import CHAINS
 from pointsman.backends.netfilter.runners import missing_programs
 from pointsman.cli.cleanup import clean_up
 from pointsman.kernel.command import SystemCommands
@@ -99,3 +103,17 @@ def test_syncs_go_on_while_such_rules_are_there(node: Namespace, rule: str) -> N
     assert report.rejected == {}
     assert "move them" in " ".join(report.notes)
     assert runner().chain_exists(NAT, "KUBE-SERVICES")
+
+
+@pytest.mark.parametrize("rule", NATIVE)
+def test_chains_of_the_running_mode_are_no_leftovers_of_another(node: Namespace, rule: str) -> None:
+    sync(IptablesBackend(Family.IPV4, runner=runner(), sysctls=Sysctls()))
+    spoil(node, rule)
+    assert list(clean_up_ipvs([runner()], static.CHAINS)) == []
+    cleaning = Cleaning(Sysctls(), (Family.IPV4,), keep=CHAINS)
+    found = list(clean_up_iptables([runner()], cleaning, delete_counter=no_counter))
+    assert [one.where for one in found if one.fate is Fate.FAILED] == ["iptables-nft table nat"]
+
+
+def no_counter(_name: str) -> bool:
+    return False

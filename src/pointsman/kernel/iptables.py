@@ -34,7 +34,7 @@ _MOMENTARY = re.compile("Cannot allocate memory|Resource temporarily unavailable
 """Complaints that say nothing about the line they name: the same may be accepted a second later."""
 _LINE = re.compile(r"line:? (\d+)")
 _INCOMPATIBLE = re.compile("is incompatible, use 'nft' tool|Parsing nftables rule failed")
-_UNREADABLE = re.compile(rb"^# Table `\w+' is incompatible", re.MULTILINE)
+_UNREADABLE = re.compile(rb"^# Table `\w+' is incompatible[ -~]*", re.MULTILINE)
 _DENIED = re.compile("Permission denied|Operation not permitted")
 _UNSUPPORTED = re.compile(
     "Table does not exist|Could not fetch rule set generation id|Failed to initialize nft|Protocol not available"
@@ -124,8 +124,11 @@ class Iptables:
         """
         arguments = (self.programs.save, "-t", table)
         result = self._commands.run(arguments, timeout=seconds or self._restore_seconds)
-        if result.status != 0 or _UNREADABLE.search(result.stdout, 0, 500):
+        if result.status != 0:
             raise self._error(arguments, result)
+        unreadable = _UNREADABLE.search(result.stdout, 0, 500)
+        if unreadable:
+            raise _incompatible(" ".join(arguments), unreadable[0].decode().lstrip("# "))
         return result.stdout
 
     def restore(self, text: bytes) -> None:
@@ -173,9 +176,7 @@ class Iptables:
         if _NO_LOCK_FILE_TEXT in complaint:
             return LockNotOpened(f"{command}: {complaint}")
         if _INCOMPATIBLE.search(complaint):
-            return Incompatible(
-                f"{command}: {complaint}; rules written with nft stand in a table that iptables owns: move them"
-            )
+            return _incompatible(command, complaint)
         if _MOMENTARY.search(complaint):
             return KernelError(f"{command} failed with status {result.status}: {complaint}", errno.EAGAIN)
         if _DENIED.search(complaint):
@@ -183,6 +184,12 @@ class Iptables:
         if result.status == _STATUS_OLD_KERNEL or _UNSUPPORTED.search(complaint):
             return NotSupported(f"{command}: {complaint}; the kernel lacks this table")
         return KernelError(f"{command} failed with status {result.status}: {complaint}")
+
+
+def _incompatible(command: str, complaint: str) -> Incompatible:
+    return Incompatible(
+        f"{command}: {complaint}; rules written with nft stand in a table that iptables owns: move them"
+    )
 
 
 def _names_missing_chain(text: str) -> bool:

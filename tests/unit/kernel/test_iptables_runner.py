@@ -202,6 +202,9 @@ def test_a_table_that_iptables_cannot_list_is_not_an_empty_one() -> None:
     text = "# Table `nat' is incompatible, use 'nft' tool.\n"
     with pytest.raises(Incompatible, match="move them"):
         Iptables(Family.IPV4, Scripted(_says(0, output=text))).save(NAT)
+    warning = "# Warning: iptables-legacy tables present, use iptables-legacy-save to see them\n"
+    with pytest.raises(Incompatible, match=r"Table `nat' is incompatible.*move them"):
+        Iptables(Family.IPV4, Scripted(_says(0, warning, text))).save(NAT)
     beside = "# Table `nat' contains incompatible base-chains, use 'nft' tool to list them.\n*nat\nCOMMIT\n"
     assert Iptables(Family.IPV4, Scripted(_says(0, output=beside))).save(NAT) == beside.encode()
 

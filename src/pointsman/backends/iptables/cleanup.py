@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from pointsman.backends.contract import Cleaning, Fate, Removed
 from pointsman.backends.iptables import isolate, static
@@ -50,7 +51,8 @@ def _clean_family(
     held: dict[str, dict[str, list[str]]] = {}
     for table in (MANGLE, FILTER, NAT):
         try:
-            held[table] = saved.rules_by_chain(text_to_clean(runner, table))
+            unwanted = partial(_is_ours, table, keep.get(table, ()))
+            held[table] = saved.rules_by_chain(text_to_clean(runner, table, unwanted))
         except NotSupported:
             continue  # a kernel that lacks it holds nothing of it
         except KernelError as error:
@@ -59,14 +61,18 @@ def _clean_family(
     for table, scratch in isolate.remove_leftovers(runner, held).items():
         yield Removed("scratch chains", where=_where(runner, table), count=len(scratch))
     for table, chains in held.items():
-        ours = {chain for chain in chains if chain in static.CHAINS[table]}
-        if table == NAT:
-            ours |= {chain for chain in chains if names.is_service_chain(chain)}
+        kept = keep.get(table, ())
+        ours = {chain for chain in chains if _is_ours(table, kept, chain)}
         if table == FILTER and not has_kubelet and not loopback_is_routed and _guards_only(chains):
-            ours.add(names.KUBELET_FIREWALL)
-        ours.difference_update(keep.get(table, ()))
+            ours |= {names.KUBELET_FIREWALL}.difference(kept)
         if ours:
             yield from _clean_table(runner, table, chains, ours)
+
+
+def _is_ours(table: str, keep: Collection[str], chain: str) -> bool:
+    return chain not in keep and (
+        chain in static.CHAINS[table] or (table == NAT and names.is_service_chain(chain))
+    )
 
 
 def _where(runner: Iptables, table: str) -> str:

@@ -51,7 +51,12 @@ def cleanup(tools: Sequence[RuleTool], keep: Mapping[str, Collection[str]] = {})
 
 
 def _remove_rules(tool: RuleTool, keep: Mapping[str, Collection[str]]) -> Iterator[Removed]:
-    outlines = {table: saved.outline(text_to_clean(tool, table)) for table in (NAT, FILTER)}
+    outlines = {
+        table: saved.outline(
+            text_to_clean(tool, table, OWN_CHAINS.difference(keep.get(table, ())).__contains__)
+        )
+        for table in (NAT, FILTER)
+    }
     # Where iptables mode was here as well, its own clean-up takes the chains that both have.
     own_only = any(names.NODE_PORTS in found.chains for found in outlines.values())
     lines: list[str] = []

@@ -35,6 +35,8 @@ IPVS_OUT_FILTER = "KUBE-IPVS-OUT-FILTER"
 
 # the kubelet's
 KUBELET_FIREWALL = "KUBE-FIREWALL"
+KUBELET_TOO = frozenset((KUBELET_FIREWALL, POSTROUTING, MARK_MASQUERADE))
+"""Chains of a proxy that some kubelets make as well."""
 KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
 """Chains only a kubelet makes, in table mangle."""
 
@@ -53,11 +55,6 @@ _PROXY_CHAINS = frozenset(
 def is_proxy_chain(chain: str) -> bool:
     """A chain of a service proxy, or the kubelet's: not one of a firewall of the host."""
     return chain in _PROXY_CHAINS or is_service_chain(chain)
-
-
-def is_left_by_proxy(chain: str) -> bool:
-    """A chain that only a service proxy makes."""
-    return chain == CANARY or (is_proxy_chain(chain) and chain != KUBELET_FIREWALL)
 
 
 def is_service_chain(chain: str) -> bool:

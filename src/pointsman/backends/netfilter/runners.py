@@ -48,13 +48,16 @@ def runners_in_use(families: Iterable[Family]) -> list[Iptables]:
 
 
 def text_to_clean(
-    tool: RuleTool, table: str, chains_in: Callable[[Family, str], Collection[str]] = chain_names
+    tool: RuleTool,
+    table: str,
+    unwanted: Callable[[str], bool],
+    chains_in: Callable[[Family, str], Collection[str]] = chain_names,
 ) -> bytes:
-    """The table as text; empty when it cannot be listed and, as nft sees it, no proxy has a chain there."""
+    """The table as text; empty when it cannot be listed and, as nft sees it, no unwanted chain of a proxy is there."""
     try:
         return tool.save(table)
     except Incompatible:
-        if any(map(names.is_left_by_proxy, chains_in(tool.family, table))):
+        if any(unwanted(chain) for chain in chains_in(tool.family, table) if chain not in names.KUBELET_TOO):
             raise
         return b""
 
