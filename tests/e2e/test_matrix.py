@@ -9,11 +9,12 @@ import pytest
 from tests.e2e import harness
 from tests.e2e.behaviour import Case, disagreement
 from tests.e2e.matrix import SERVICES, SETTINGS, Setting
+from tests.e2e.world import settles
 from tests.patience import PATIENCE
 
 from pointsman.errors import PointsmanError
 from pointsman.lab import Cluster
-from pointsman.lab.probe import DEADLINE, PATIENT_DEADLINE, Outcome, run_probes
+from pointsman.lab.probe import DEADLINE, PATIENT_DEADLINE, Kind, Outcome, run_probes
 
 pytestmark = [
     pytest.mark.kernel,
@@ -57,11 +58,24 @@ def _measure(setting_name: str, mode: str, directory: Path) -> Results:
         proxy.write(SERVICES.values())
         proxy.start()
         proxy.wait(20 * PATIENCE)
+        _wait_for_listeners(cluster, asked, mode)
         results: Results = {}
         for deadline, silent in ((PATIENT_DEADLINE, False), (DEADLINE, True)):
             chosen = [(case, family) for case, family in asked if case.expects_silence(mode) is silent]
             results |= _ask(cluster, chosen, mode, deadline * PATIENCE)
         return results
+
+
+def _wait_for_listeners(cluster: Cluster, asked: list[tuple[Case, int]], mode: str) -> None:
+    """Listeners at loopback may open a little after the rules are in force, by which the lab tells that all is there."""
+    probes = []
+    for case, family in asked:
+        expected = case.expectation(mode)
+        if case.to == "nodeport@loopback" and expected is not None and expected.kind is Kind.ANSWERED:
+            probes += case.probes(SERVICES, family, mode)[:1]
+    settles(
+        lambda: run_probes(cluster, probes), lambda found: all(one.kind is Kind.ANSWERED for one in found)
+    )
 
 
 def _ask(cluster: Cluster, asked: list[tuple[Case, int]], mode: str, deadline: float) -> Results:
