@@ -85,7 +85,7 @@ class NextSync(SyncListener):
     def __init__(self) -> None:
         self.event = asyncio.Event()
 
-    def synced(self, outcome: SyncOutcome) -> None:
+    def on_synced(self, outcome: SyncOutcome) -> None:
         if outcome.family is Family.IPV4:
             self.event.set()
 

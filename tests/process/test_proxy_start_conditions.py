@@ -246,7 +246,7 @@ class Told(SyncListener):
     def __init__(self) -> None:
         self.situations: list[Situation] = []
 
-    def readdressed(self, situation: Situation) -> None:
+    def on_addresses_changed(self, situation: Situation) -> None:
         self.situations.append(situation)
 
 

@@ -82,7 +82,7 @@ class FlowCare(SyncListener):
         """Failed a moment ago: what comes meanwhile waits with the rest, or every sync would add an attempt."""
         self._to_look_again: set[Family] = set()
 
-    def synced(self, outcome: SyncOutcome) -> None:
+    def on_synced(self, outcome: SyncOutcome) -> None:
         family, situation = outcome.family, outcome.situation
         own_addresses = self._own_addresses.get(family, situation.own_addresses)
         cleaner = self._cleaners[family]
@@ -92,7 +92,7 @@ class FlowCare(SyncListener):
         if noted:
             self._clean(family)
 
-    def readdressed(self, situation: Situation) -> None:
+    def on_addresses_changed(self, situation: Situation) -> None:
         family = situation.context.family
         self._own_addresses[family] = situation.own_addresses
         if self._cleaners[family].readdressed(situation):
@@ -168,7 +168,7 @@ class TidyUp(SyncListener):
         self._waiting: set[str] = set()
         """For the next attempt."""
 
-    def synced(self, outcome: SyncOutcome) -> None:
+    def on_synced(self, outcome: SyncOutcome) -> None:
         if self._unsynced:
             self._unsynced.discard(outcome.family)
             self.again()

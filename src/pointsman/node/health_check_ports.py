@@ -42,7 +42,7 @@ class HealthCheckPorts(SyncListener):
         self._closed: dict[Family, dict[str, str]] = {}
         self._under_way: set[asyncio.Task[None]] = set()
 
-    def synced(self, outcome: SyncOutcome) -> None:
+    def on_synced(self, outcome: SyncOutcome) -> None:
         task = asyncio.get_running_loop().create_task(self._follow(outcome.situation.context))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)

@@ -26,7 +26,7 @@ class LooseTracking(SyncListener):
         self._read_setting = read_setting
         self._asking: set[tuple[Family, ServicePortName]] = set()
 
-    def synced(self, outcome: SyncOutcome) -> None:
+    def on_synced(self, outcome: SyncOutcome) -> None:
         for name, change in outcome.changes.items():
             if change.new is not None and change.new.resets_gone:
                 self._asking.add((outcome.family, name))

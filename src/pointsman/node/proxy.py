@@ -368,7 +368,7 @@ class Proxy:
             for family, addresses in self.node.addresses.items():
                 if addresses != before[family]:
                     for listener in self._heard_by:
-                        listener.readdressed(self.node.situation(family))
+                        listener.on_addresses_changed(self.node.situation(family))
 
     async def _read_addresses(self) -> dict[Family, tuple[bytes, ...]]:
         """The machine's addresses; a kernel short of memory is asked again, the last known ones stay meanwhile."""

@@ -46,19 +46,19 @@ class Readiness(SyncListener):
         self._health = health
         self._unserved, self._waiting_for, self._closed_ports = unserved, waiting_for, closed_ports
 
-    def synced(self, outcome: SyncOutcome) -> None:
+    def on_synced(self, outcome: SyncOutcome) -> None:
         self._families[outcome.family].sync = ""
 
-    def failed(self, family: Family, failure: SyncFailed, _retry_in: float) -> None:
+    def on_sync_failed(self, family: Family, failure: SyncFailed, _retry_in: float) -> None:
         self._families[family].sync = str(failure)
 
-    def intact(self, family: Family) -> None:
+    def on_drift_check_passed(self, family: Family) -> None:
         self._families[family].drift = ""
 
-    def drifted(self, family: Family, drift: Drift, _restored_in: float) -> None:
+    def on_drift(self, family: Family, drift: Drift, _restored_in: float) -> None:
         self._families[family].drift = f"changed by others: {drift}"
 
-    def unsure(self, family: Family, error: Exception) -> None:
+    def on_drift_check_failed(self, family: Family, error: Exception) -> None:
         self._families[family].drift = f"cannot be read: {error}"
 
     def probed(self, family: Family, trouble: str) -> None:

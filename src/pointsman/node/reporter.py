@@ -83,11 +83,11 @@ class Reporter(SyncListener):
         ):
             counter.labels(ip_family=label)
 
-    def queued(self, family: Family) -> None:
+    def on_queued(self, family: Family) -> None:
         self._health.queued(family)
         self._metrics.last_queued.labels(ip_family=family.value).set(time.time())
 
-    def synced(self, outcome: SyncOutcome) -> None:
+    def on_synced(self, outcome: SyncOutcome) -> None:
         family, report, now = outcome.family, outcome.report, time.time()
         self._health.updated(family)
         self._measure(outcome, now)
@@ -109,7 +109,7 @@ class Reporter(SyncListener):
             ms=round(outcome.seconds * 1000, 1),
         )
 
-    def failed(self, family: Family, failure: SyncFailed, retry_in: float) -> None:
+    def on_sync_failed(self, family: Family, failure: SyncFailed, retry_in: float) -> None:
         metrics, label = self._metrics, family.value
         self._health.queued(family)
         metrics.nftables_failures.labels(ip_family=label).inc()
@@ -124,10 +124,10 @@ class Reporter(SyncListener):
             "Sync failed, the old rules stand", err=failure, ipFamily=label, retryIn=f"{retry_in:.0f}s"
         )
 
-    def unsure(self, family: Family, error: Exception) -> None:
+    def on_drift_check_failed(self, family: Family, error: Exception) -> None:
         _log.warning("Cannot read our rules; rewriting them", err=error, ipFamily=family.value)
 
-    def drifted(self, family: Family, drift: Drift, restored_in: float) -> None:
+    def on_drift(self, family: Family, drift: Drift, restored_in: float) -> None:
         self.records[family].drift_repaired += 1
         self._metrics.drift_repaired.labels(ip_family=family.value).inc()
         _log.warning(
@@ -141,7 +141,7 @@ class Reporter(SyncListener):
         if drift.rival is not None and restored_in > 0:
             self._degraded.report(_contest(family), [_contested(family, drift.rival)])
 
-    def undisputed(self, family: Family) -> None:
+    def on_conflict_ended(self, family: Family) -> None:
         self._degraded.report(_contest(family), ())
 
     def left_out(self, kind: str, key: str, problem: Problem, *, shown: str = "") -> None:

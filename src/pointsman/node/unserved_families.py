@@ -24,6 +24,6 @@ class UnservedFamilies(SyncListener):
         facts = self._node.facts
         return {family: why for family, why in self._refused.items() if facts.ips_of(family)}
 
-    def synced(self, _outcome: SyncOutcome) -> None:
+    def on_synced(self, _outcome: SyncOutcome) -> None:
         found = [Degraded(f"{family.value} not served", why) for family, why in self.current.items()]
         self._degraded.report("IP families", found)

@@ -26,31 +26,31 @@ class RunBlocking(Protocol):
 
 
 class SyncListener:
-    """What the rest of the process hears of syncs, in the event loop; each part overrides what concerns it."""
+    """Callbacks about the syncs of one process, called in the event loop; a listener overrides those it needs."""
 
-    def queued(self, family: Family) -> None:
-        """A change arrived that the kernel does not have yet."""
+    def on_queued(self, family: Family) -> None:
+        """A change is waiting for the next sync."""
 
-    def synced(self, outcome: SyncOutcome) -> None:
-        """The kernel accepted everything taken so far."""
+    def on_synced(self, outcome: SyncOutcome) -> None:
+        """A sync succeeded; the kernel holds every change taken so far."""
 
-    def readdressed(self, situation: Situation) -> None:
-        """The node's own addresses of a family are others now, whether or not rules name them."""
+    def on_addresses_changed(self, situation: Situation) -> None:
+        """The node's own addresses of one family changed, whether or not a rule depends on them."""
 
-    def failed(self, family: Family, failure: SyncFailed, retry_in: float) -> None:
-        """A sync failed; the old state stands."""
+    def on_sync_failed(self, family: Family, failure: SyncFailed, retry_in: float) -> None:
+        """A sync failed; the previous rules remain."""
 
-    def unsure(self, family: Family, error: Exception) -> None:
-        """Whether someone changed what we own is unknown; a full sync follows to be sure."""
+    def on_drift_check_failed(self, family: Family, error: Exception) -> None:
+        """The drift check failed; a full sync follows."""
 
-    def drifted(self, family: Family, drift: Drift, restored_in: float) -> None:
-        """Someone else changed what we own; a full sync follows, later when another proxy does it again and again."""
+    def on_drift(self, family: Family, drift: Drift, restored_in: float) -> None:
+        """Our rules were changed externally; a full sync follows, after `restored_in` seconds in a conflict."""
 
-    def intact(self, family: Family) -> None:
-        """A look at what we own found that nobody has changed it."""
+    def on_drift_check_passed(self, family: Family) -> None:
+        """The drift check found no difference."""
 
-    def undisputed(self, family: Family) -> None:
-        """Another proxy that rewrote what we own has left it alone for a while."""
+    def on_conflict_ended(self, family: Family) -> None:
+        """Another proxy has stopped rewriting our rules."""
 
 
 class Scope(enum.IntEnum):
@@ -94,7 +94,7 @@ class SyncLoop:
         """Ask for a sync soon; requests made before it runs are served together."""
         if not self._asked.is_set():
             for listener in self._listeners:
-                listener.queued(self._tracker.family)
+                listener.on_queued(self._tracker.family)
         if full:
             self._scope = max(self._scope, Scope.FULL)
         self._idle.clear()
@@ -154,7 +154,7 @@ class SyncLoop:
             drift = await self._run_blocking(self._reconciler.backend.drift)
         except Exception as error:  # noqa: BLE001 whatever it was, a full sync is the answer to not knowing
             for listener in self._listeners:
-                listener.unsure(family, error)
+                listener.on_drift_check_failed(family, error)
             self.request(full=True)
             return
         if drift is not None:
@@ -162,16 +162,16 @@ class SyncLoop:
             self.request(full=True)
             return
         for listener in self._listeners:
-            listener.intact(family)
+            listener.on_drift_check_passed(family)
         if self.pacer.peace(asyncio.get_running_loop().time()):
             for listener in self._listeners:
-                listener.undisputed(family)
+                listener.on_conflict_ended(family)
 
     def _drifted(self, drift: Drift) -> None:
         now = asyncio.get_running_loop().time()
         restored_in = 0.0 if drift.rival is None else self.pacer.rewritten(now)
         for listener in self._listeners:
-            listener.drifted(self._tracker.family, drift, restored_in)
+            listener.on_drift(self._tracker.family, drift, restored_in)
 
     async def _sync_once(self) -> None:
         loop = asyncio.get_running_loop()
@@ -197,7 +197,7 @@ class SyncLoop:
         self._succeeded = True
         self.pacer.succeeded(loop.time(), full=outcome.report.full)
         for listener in self._listeners:
-            listener.synced(outcome)
+            listener.on_synced(outcome)
         if outcome.report.drift is not None:
             self._drifted(outcome.report.drift)
         if not self._asked.is_set():
@@ -209,4 +209,4 @@ class SyncLoop:
         self._idle.clear()
         retry_in = self.pacer.failed(asyncio.get_running_loop().time())
         for listener in self._listeners:
-            listener.failed(self._tracker.family, failure, retry_in)
+            listener.on_sync_failed(self._tracker.family, failure, retry_in)

@@ -115,13 +115,13 @@ async def test_leftovers_go_only_after_every_family_and_are_tried_again() -> Non
 
     background = Background(retry_seconds=0.01)
     tidying = TidyUp([Family.IPV4, Family.IPV6], background, {"remove leftovers": remove}, lambda: None)
-    tidying.synced(synced(Family.IPV4))
-    tidying.synced(synced(Family.IPV4))
+    tidying.on_synced(synced(Family.IPV4))
+    tidying.on_synced(synced(Family.IPV4))
     await asyncio.sleep(0.05)
     assert attempts == []
-    tidying.synced(synced(Family.IPV6))
+    tidying.on_synced(synced(Family.IPV6))
     await until(lambda: len(attempts) == 3)
-    tidying.synced(synced(Family.IPV6))
+    tidying.on_synced(synced(Family.IPV6))
     await asyncio.sleep(0.05)
     await background.close()
     assert len(attempts) == 3
@@ -141,7 +141,7 @@ async def test_no_job_runs_beside_itself_however_often_it_is_asked_for() -> None
 
     background = Background()
     tidying = TidyUp([Family.IPV4], background, {"remove leftovers": remove}, lambda: None)
-    tidying.synced(synced())
+    tidying.on_synced(synced())
     await until(lambda: running == 1)
     tidying.again()
     tidying.again()
@@ -164,7 +164,7 @@ async def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked() -> Non
     asyncio.get_running_loop().set_exception_handler(lambda _loop, details: complaints.append(details))
     background = Background(retry_seconds=0.01)
     tidying = TidyUp([Family.IPV4], background, {"remove leftovers": remove}, lambda: None)
-    tidying.synced(synced())
+    tidying.on_synced(synced())
     await until(begun.is_set)
     closing = asyncio.create_task(background.close())
     await asyncio.sleep(0.05)
@@ -172,7 +172,7 @@ async def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked() -> Non
     let_go.set()
     await closing
     table = SlowTable()
-    flow_care(table, background).synced(synced(change=MOVED))
+    flow_care(table, background).on_synced(synced(change=MOVED))
     await asyncio.sleep(0.1)
     assert table.looks == 0
     assert complaints == []
@@ -181,7 +181,7 @@ async def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked() -> Non
 async def test_where_node_ports_answer_everywhere_flows_to_any_own_address_are_checked() -> None:
     table, background = SlowTable(), Background()
     table.go_on.set()
-    flow_care(table, background).synced(synced(change=MOVED))
+    flow_care(table, background).on_synced(synced(change=MOVED))
     await until(lambda: table.entries == [])
     await background.close()
 
@@ -189,10 +189,10 @@ async def test_where_node_ports_answer_everywhere_flows_to_any_own_address_are_c
 async def test_what_came_while_flows_were_checked_is_checked_at_once_afterwards() -> None:
     table, background = SlowTable(), Background(retry_seconds=3600.0)
     care = flow_care(table, background)
-    care.synced(synced(change=MOVED))
+    care.on_synced(synced(change=MOVED))
     await until(table.begun.is_set)
     first = table.looks
-    care.synced(synced(change=PlanChange(MOVED.new, None)))
+    care.on_synced(synced(change=PlanChange(MOVED.new, None)))
     table.go_on.set()
     await until(lambda: table.looks > 2 * first)
     await background.close()
@@ -204,10 +204,10 @@ async def test_after_a_full_sync_all_flows_are_checked(full: bool) -> None:
     table, background = SlowTable(), Background()
     table.go_on.set()
     care = flow_care(table, background)
-    care.synced(synced(change=MOVED, full=False))
+    care.on_synced(synced(change=MOVED, full=False))
     await until(lambda: table.entries == [])
     table.entries = [STALE]
-    care.synced(synced(full=full))
+    care.on_synced(synced(full=full))
     if full:
         await until(lambda: table.entries == [])
     await background.close()
@@ -224,7 +224,7 @@ async def test_when_rules_of_another_mode_went_the_flows_they_made_are_checked(t
 
     background = Background()
     tidying = TidyUp([Family.IPV4], background, {"leftovers": remove}, lambda: told.append("all flows"))
-    tidying.synced(synced())
+    tidying.on_synced(synced())
     expected = ["removal", *(["all flows"] if tidied is not Tidied.NOTHING else [])]
     await until(lambda: len(told) == len(expected))
     await background.close()
@@ -235,7 +235,7 @@ async def test_every_flow_can_be_checked_without_a_sync() -> None:
     table, background = SlowTable(), Background()
     table.go_on.set()
     care = flow_care(table, background)
-    care.synced(synced(change=MOVED, full=False))
+    care.on_synced(synced(change=MOVED, full=False))
     await until(lambda: table.entries == [])
     table.entries = [STALE]
     care.check_everything()
@@ -265,11 +265,11 @@ async def test_a_check_that_fails_is_tried_again_once_however_many_syncs_there_a
     table.go_on.set()
     table.failure = Busy("no buffer space")
     care = flow_care(table, background)
-    care.synced(synced(change=MOVED))
+    care.on_synced(synced(change=MOVED))
     for attempt in range(1, 4):
         await until(lambda: bool(background.pending))
         for _ in range(40):
-            care.synced(synced(change=MOVED))
+            care.on_synced(synced(change=MOVED))
             await asyncio.sleep(0.001)
         assert (table.looks, len(background.pending)) == (attempt, 1)
         background.end()
@@ -284,7 +284,7 @@ async def test_flows_are_looked_at_again_a_little_later_and_then_no_more() -> No
     table, background = SlowTable(), Pauses()
     table.go_on.set()
     table.entries = []
-    flow_care(table, background, second_look=timedelta(0)).synced(synced(change=MOVED))
+    flow_care(table, background, second_look=timedelta(0)).on_synced(synced(change=MOVED))
     await until(lambda: bool(background.pending))
     table.entries = [STALE]
     looks = table.looks
@@ -302,18 +302,18 @@ async def test_flows_that_cannot_be_checked_are_a_degraded_check_until_they_can(
     table.failure = failure
     degraded = DegradedChecks(Metrics("iptables"))
     care = flow_care(table, background, degraded)
-    care.synced(synced(change=MOVED))
+    care.on_synced(synced(change=MOVED))
     await until(lambda: bool(degraded.current))
     assert str(failure) in degraded.current["tracked flows"]
     table.failure = None
-    care.synced(synced(change=MOVED))
+    care.on_synced(synced(change=MOVED))
     await until(lambda: not degraded.current)
     await background.close()
 
 
 async def test_a_long_look_at_flows_does_not_hold_up_the_end() -> None:
     table, background = SlowTable(), Background()
-    flow_care(table, background).synced(synced(change=MOVED))
+    flow_care(table, background).on_synced(synced(change=MOVED))
     await until(table.begun.is_set)
     async with asyncio.timeout(5):
         await background.close()
@@ -330,12 +330,12 @@ async def test_flows_to_a_new_address_of_the_node_are_checked_without_a_sync_and
     care = flow_care(table, background)
     floating = b"\xc0\0\x02\x09"
     to_floating = STALE._replace(destination=floating, reply_source=floating, reply_source_port=NODE_PORT)
-    care.synced(synced(change=MOVED))
+    care.on_synced(synced(change=MOVED))
     await until(lambda: table.looks > 0)
     table.entries = [to_floating]
-    care.readdressed(Situation(factory.context(Family.IPV4), (OWN_ADDRESS, floating)))
+    care.on_addresses_changed(Situation(factory.context(Family.IPV4), (OWN_ADDRESS, floating)))
     await until(lambda: table.entries == [])
     table.entries = [to_floating]
-    care.synced(synced(full=True))
+    care.on_synced(synced(full=True))
     await until(lambda: table.entries == [])
     await background.close()

@@ -27,18 +27,18 @@ def test_it_is_reported_as_long_as_somebody_asks_and_the_setting_is_0() -> None:
     settings: dict[str, int | None] = {LOOSE_TRACKING: 0}
     degraded = DegradedChecks(Metrics("nftables"))
     check = LooseTracking(degraded, settings.get)
-    check.synced(synced(PlanChange(None, NOT_ASKING)))
+    check.on_synced(synced(PlanChange(None, NOT_ASKING)))
     assert not degraded.current
-    check.synced(synced(PlanChange(NOT_ASKING, ASKING)))
+    check.on_synced(synced(PlanChange(NOT_ASKING, ASKING)))
     (message,) = degraded.current.values()
     assert "gone endpoints of default/web are not reset" in message
     assert "sysctl -w net.netfilter.nf_conntrack_tcp_loose=1" in message
     for value in (1, None):
         settings[LOOSE_TRACKING] = value
-        check.synced(synced())
+        check.on_synced(synced())
         assert not degraded.current
     settings[LOOSE_TRACKING] = 0
-    check.synced(synced())
+    check.on_synced(synced())
     assert degraded.current
-    check.synced(synced(PlanChange(ASKING, None)))
+    check.on_synced(synced(PlanChange(ASKING, None)))
     assert not degraded.current

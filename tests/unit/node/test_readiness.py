@@ -43,8 +43,8 @@ class Surroundings:
         return {check.name: check.reason for check in self.readiness.checks() if check.reason}
 
     def settle(self) -> None:
-        self.readiness.synced(outcome())
-        self.readiness.intact(Family.IPV4)
+        self.readiness.on_synced(outcome())
+        self.readiness.on_drift_check_passed(Family.IPV4)
         self.health.updated(Family.IPV4)
 
 
@@ -68,18 +68,18 @@ def test_a_node_is_ready_after_its_first_sync_was_found_intact() -> None:
         "IPv4-rules-intact": "not yet",
     }
     node.waiting_for = ""
-    node.readiness.synced(outcome())
+    node.readiness.on_synced(outcome())
     assert node.failing == {"IPv4-rules-intact": "not yet"}
-    node.readiness.intact(Family.IPV4)
+    node.readiness.on_drift_check_passed(Family.IPV4)
     assert node.failing == {}
 
 
 def test_a_failed_sync_counts_until_the_next_success() -> None:
     node = Surroundings()
     node.settle()
-    node.readiness.failed(Family.IPV4, SyncFailed("no memory", full=True), 1.0)
+    node.readiness.on_sync_failed(Family.IPV4, SyncFailed("no memory", full=True), 1.0)
     assert node.failing == {"IPv4-synced": "no memory"}
-    node.readiness.synced(outcome())
+    node.readiness.on_synced(outcome())
     assert node.failing == {}
 
 
@@ -87,12 +87,12 @@ def test_changed_or_unreadable_rules_count_until_they_are_found_intact() -> None
     node = Surroundings()
     node.settle()
     drift = Drift("table kube-proxy", Damage.CHANGED)
-    node.readiness.drifted(Family.IPV4, drift, 0.0)
+    node.readiness.on_drift(Family.IPV4, drift, 0.0)
     assert node.failing == {"IPv4-rules-intact": f"changed by others: {drift}"}
-    node.readiness.intact(Family.IPV4)
-    node.readiness.unsure(Family.IPV4, OSError("busy"))
+    node.readiness.on_drift_check_passed(Family.IPV4)
+    node.readiness.on_drift_check_failed(Family.IPV4, OSError("busy"))
     assert node.failing == {"IPv4-rules-intact": "cannot be read: busy"}
-    node.readiness.intact(Family.IPV4)
+    node.readiness.on_drift_check_passed(Family.IPV4)
     assert node.failing == {}
 
 

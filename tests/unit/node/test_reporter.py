@@ -76,8 +76,8 @@ def outcome(**fields: object) -> SyncOutcome:
 
 def test_one_sync_sets_all_its_metrics_its_history_and_health() -> None:
     desk = Desk()
-    desk.reporter.queued(Family.IPV4)
-    desk.reporter.synced(outcome())
+    desk.reporter.on_queued(Family.IPV4)
+    desk.reporter.on_synced(outcome())
     family = 'ip_family="IPv4"'
     expected = {
         f"pointsman_service_ports{{{family}}}": 3,
@@ -103,12 +103,12 @@ def test_one_sync_sets_all_its_metrics_its_history_and_health() -> None:
 @pytest.mark.parametrize(("full", "counted"), [(True, 0), (False, 1)])
 def test_failed_restores_are_counted_and_partial_ones_apart(full: bool, counted: int) -> None:
     desk = Desk("iptables")
-    desk.reporter.failed(Family.IPV4, SyncFailed("line 3 refused", full=full), 1.0)
+    desk.reporter.on_sync_failed(Family.IPV4, SyncFailed("line 3 refused", full=full), 1.0)
     prefix = "kubeproxy_sync_proxy_rules_iptables"
     assert desk.metric(f'{prefix}_restore_failures_total{{ip_family="IPv4"}}') == 1
     assert desk.metric(f'{prefix}_partial_restore_failures_total{{ip_family="IPv4"}}') == counted
     assert desk.record.last_error == "line 3 refused"
-    desk.reporter.synced(outcome())
+    desk.reporter.on_synced(outcome())
     assert desk.record.last_error == ""
     assert [point.error for point in desk.record.history] == ["line 3 refused", ""]
 
@@ -119,9 +119,9 @@ def test_a_refusal_becomes_a_metric_and_an_event_on_its_service(failing: bool) -
     contested = Problem("ContestedAddress", "198.51.100.1:80 is served by default/old")
     problems = (PortProblem(WEB.name, contested),)
     if failing:
-        desk.reporter.failed(Family.IPV4, SyncFailed("no", full=True, problems=problems), 1.0)
+        desk.reporter.on_sync_failed(Family.IPV4, SyncFailed("no", full=True, problems=problems), 1.0)
     else:
-        desk.reporter.synced(outcome(problems=problems))
+        desk.reporter.on_synced(outcome(problems=problems))
     skipped = 'pointsman_objects_skipped_total{kind="Service",reason="ContestedAddress"}'
     assert desk.metric(skipped) == 1
     assert desk.events.told == [
@@ -137,12 +137,12 @@ def test_a_flood_of_problems_writes_few_lines_and_hides_no_other_reason(
     flood = Problem("BadAnnotation", "annotation x: 'a' is ignored", served=served)
     contested = Problem("ContestedAddress", "198.51.100.1:80 is served by default/old", served=served)
     told = [*[flood] * 5000, contested]
-    desk.reporter.synced(outcome(problems=tuple(PortProblem(WEB.name, problem) for problem in told)))
+    desk.reporter.on_synced(outcome(problems=tuple(PortProblem(WEB.name, problem) for problem in told)))
     lines = [record.__dict__["fields"] for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(lines) == 21
     assert lines[-1]["reason"] == contested.message
     desk.now = 10.0
-    desk.reporter.synced(outcome(problems=(PortProblem(WEB.name, flood),)))
+    desk.reporter.on_synced(outcome(problems=(PortProblem(WEB.name, flood),)))
     told_again = [record for record in caplog.records if record.levelno >= logging.WARNING][-1]
     assert told_again.__dict__["fields"]["unmentioned"] == 4980
     name = "object_warnings" if served else "objects_skipped"
@@ -154,7 +154,7 @@ def test_a_warning_about_what_is_served_becomes_a_metric_and_an_event_and_is_not
 ):
     desk = Desk()
     doubtful = Problem("AddressInServiceRange", "10.96.0.77 lies in the service range", served=True)
-    desk.reporter.synced(outcome(problems=(PortProblem(WEB.name, doubtful),)))
+    desk.reporter.on_synced(outcome(problems=(PortProblem(WEB.name, doubtful),)))
     labels = '{kind="Service",reason="AddressInServiceRange"}'
     assert desk.metric(f"pointsman_object_warnings_total{labels}") == 1
     assert desk.metric(f"pointsman_objects_skipped_total{labels}") is None
@@ -163,7 +163,7 @@ def test_a_warning_about_what_is_served_becomes_a_metric_and_an_event_and_is_not
 
 def test_repaired_drift_is_counted_and_told_on_the_node() -> None:
     desk = Desk()
-    desk.reporter.drifted(Family.IPV4, Drift("table kube-proxy", Damage.DELETED), 0.0)
+    desk.reporter.on_drift(Family.IPV4, Drift("table kube-proxy", Damage.DELETED), 0.0)
     assert desk.record.drift_repaired == 1
     assert desk.metric('pointsman_drift_repaired_total{ip_family="IPv4"}') == 1
     assert [entry[:3] for entry in desk.events.told] == [("node", "warning", "ProxyRulesRestored")]
@@ -172,12 +172,12 @@ def test_repaired_drift_is_counted_and_told_on_the_node() -> None:
 def test_another_proxy_that_keeps_rewriting_the_rules_is_a_degraded_check_until_it_stops() -> None:
     desk = Desk()
     rewritten = Drift("table ip kube-proxy", Damage.REPLACED, rival=Rival.KUBE_PROXY)
-    desk.reporter.drifted(Family.IPV4, rewritten, 0.0)
+    desk.reporter.on_drift(Family.IPV4, rewritten, 0.0)
     assert desk.degraded.current == {}
-    desk.reporter.drifted(Family.IPV4, rewritten, 2.0)
+    desk.reporter.on_drift(Family.IPV4, rewritten, 2.0)
     assert "kube-proxy rewrites our rules" in desk.degraded.current["IPv4 rules contested"]
     assert desk.metric('pointsman_degraded{check="IPv4 rules contested"}') == 1
-    desk.reporter.undisputed(Family.IPV4)
+    desk.reporter.on_conflict_ended(Family.IPV4)
     assert desk.degraded.current == {}
 
 

@@ -24,25 +24,25 @@ class Notes(SyncListener):
     def _note(self, what: str) -> None:
         self.events.append((what, round(asyncio.get_running_loop().time(), 6)))
 
-    def queued(self, family: Family) -> None:
+    def on_queued(self, family: Family) -> None:
         self._note("queued")
 
-    def synced(self, outcome: SyncOutcome) -> None:
+    def on_synced(self, outcome: SyncOutcome) -> None:
         self._note("full" if outcome.report.full else "partial")
 
-    def failed(self, family: Family, failure: SyncFailed, retry_in: float) -> None:
+    def on_sync_failed(self, family: Family, failure: SyncFailed, retry_in: float) -> None:
         self._note("failed")
 
-    def unsure(self, family: Family, error: Exception) -> None:
+    def on_drift_check_failed(self, family: Family, error: Exception) -> None:
         self._note("unsure")
 
-    def drifted(self, family: Family, drift: Drift, restored_in: float) -> None:
+    def on_drift(self, family: Family, drift: Drift, restored_in: float) -> None:
         self._note(f"drift: {drift}")
 
-    def intact(self, family: Family) -> None:
+    def on_drift_check_passed(self, family: Family) -> None:
         self._note("intact")
 
-    def undisputed(self, family: Family) -> None:
+    def on_conflict_ended(self, family: Family) -> None:
         self._note("undisputed")
 
     def times(self, *kinds: str) -> list[float]:
