@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-
-from pointsman.testing.apiserver import FakeApiServer
-from pointsman.testing.apistore import PATHS
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.apistore import PATHS
 
 TOKEN = "fleet"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import msgspec
 from bench.objects import service_json, slice_json
+from tests.fake.recording import RecordingBackend
 
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, Service
 from pointsman.model.tracker import Tracker
 from pointsman.sync.reconcile import Reconciler
-from pointsman.testing.recording import RecordingBackend
 
 
 def resident_mb() -> float:

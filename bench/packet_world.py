@@ -18,10 +18,10 @@ from bench.objects import service_address, service_json, slice_json
 from bench.packet_figures import Round
 from bench.packet_server import SWALLOWED
 from bench.process import CONFIG, KUBECONFIG, NODE, as_shipped
+from tests.fake.apistore import PATHS
 
 from pointsman.kube.protobuf import PROTOBUF
 from pointsman.lab.netns import Namespace
-from pointsman.testing.apistore import PATHS
 
 NODE_ADDRESS, SERVER, POD, OUTSIDE = "172.30.0.10", "10.128.2.2", "10.128.1.2", "172.30.0.2"
 PORT, SERVICE_PORT, NODE_PORT, API_PORT = 8080, 80, 30080, 18099

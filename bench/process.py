@@ -224,7 +224,7 @@ def one_round(command: list[str], services: int, endpoints: int, mode: str, chan
         del items
         (work / "kubeconfig").write_text(KUBECONFIG.format(port=PORT))
         (work / "config.yaml").write_text(CONFIG.format(mode=mode, kubeconfig=work / "kubeconfig"))
-        server = [sys.executable, "-m", "pointsman.testing", "--objects", str(work / "objects.json")]
+        server = [sys.executable, "-m", "tests.fake.serve_api", "--objects", str(work / "objects.json")]
         with started(inside(*server, "--port", str(PORT)), work / "api.log"):
             wait(lambda: fetch(f"http://127.0.0.1:{PORT}/api/v1/nodes"), 300, "the API server")
             for path in ("/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"):

@@ -24,6 +24,8 @@ from typing import Any, TypeVar
 from bench.nftables import CONTEXT
 from bench.objects import service_json, slice_json
 from bench.process import IMPORTS, NODE, as_shipped, started
+from tests.fake.protobuf import Encoder
+from tests.fake.recording import RecordingBackend
 
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
@@ -38,8 +40,6 @@ from pointsman.model.source_events import Synced
 from pointsman.model.tracker import Tracker
 from pointsman.source.api import ApiSource
 from pointsman.sync.reconcile import Reconciler
-from pointsman.testing.protobuf import Encoder
-from pointsman.testing.recording import RecordingBackend
 
 KINDS = 4
 PAGE = 2000
@@ -95,7 +95,7 @@ def received(objects: list[dict[str, Any]], phases: Phases) -> None:
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         (work / "objects.json").write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": objects}))
-        server = [sys.executable, "-m", "pointsman.testing", "--objects", str(work / "objects.json")]
+        server = [sys.executable, "-m", "tests.fake.serve_api", "--objects", str(work / "objects.json")]
         with started(server, work / "api.log"):
             while not (url := (work / "api.log").read_text().strip()):
                 time.sleep(0.1)

@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from bench.reliability.world import Done, Row, Work, World
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.kube_objects import endpoint_slice, node, service
 from tests.faults.churn import flood
 from tests.process.node_space import eventually
 from tests.unit.kube.consumer import all_watched, consuming, until
 from tests.unit.kube.lies import LIES, Lie
-
-from pointsman.testing.apiserver import FakeApiServer
-from pointsman.testing.kube_objects import endpoint_slice, node, service
 
 FORMS = 40
 

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from functools import partial
 
 from bench.reliability.world import Done, Work, World
+from tests.fake.apiserver import FakeApiServer
 from tests.process.node_space import NodeProcess, eventually, web_service, web_slices
-
-from pointsman.testing.apiserver import FakeApiServer
 
 BULK = 300
 """Services that change while the process is killed."""

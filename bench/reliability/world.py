@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.fake.apiserver import FakeApiServer
 from tests.process.api_thread import ApiThread
 from tests.process.node_space import (
     NODE_IP,
@@ -22,8 +23,6 @@ from tests.process.node_space import (
     web_service,
     web_slices,
 )
-
-from pointsman.testing.apiserver import FakeApiServer
 
 NODE_PORT = {"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080, "nodePort": 30080}
 WEB = web_service(type="NodePort", externalTrafficPolicy="Cluster", ports=[NODE_PORT])

@@ -13,8 +13,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from pointsman.testing.apiserver import FakeApiServer
-from pointsman.testing.apistore import key_of
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.apistore import key_of
 
 _POLL_SECONDS = 0.02
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.fake.apiserver import FakeApiServer
 from tests.process.api_thread import ApiThread
 from tests.process.node_space import (
     NodeProcess,
@@ -18,8 +19,6 @@ from tests.process.node_space import (
     web_service,
     web_slices,
 )
-
-from pointsman.testing.apiserver import FakeApiServer
 
 pytestmark = needs_root
 

@@ -17,6 +17,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.kube_objects import endpoint_slice, node, service
 
 from pointsman.errors import KubeError
 from pointsman.kube.access import Access
@@ -30,8 +32,6 @@ from pointsman.kube.transport import Response, Stream, Transport
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.source.api import ApiSource
-from pointsman.testing.apiserver import FakeApiServer
-from pointsman.testing.kube_objects import endpoint_slice, node, service
 
 SERVICE_PATH = "/api/v1/namespaces/default/services"
 SLICE_PATH = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"

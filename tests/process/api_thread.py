@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from tests.fake.apiserver import FakeApiServer
 from tests.process.node_space import NodeSpace
-
-from pointsman.testing.apiserver import FakeApiServer
 
 T = TypeVar("T")
 

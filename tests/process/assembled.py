@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tests.fake.recording import RecordingBackend
+
 from pointsman.config.defaults import with_file_defaults, with_mode
 from pointsman.config.mode_table import NFTABLES
 from pointsman.config.types import KubeProxyConfiguration
@@ -21,7 +23,6 @@ from pointsman.node.state import Settings
 from pointsman.node.surroundings import SYNCING, SilentRecorder
 from pointsman.obs.registry import Metrics
 from pointsman.sync.loop import SyncListener
-from pointsman.testing.recording import RecordingBackend
 
 
 async def until(condition: Callable[[], bool]) -> None:

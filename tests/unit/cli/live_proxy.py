@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tests.fake.recording import RecordingBackend
 from tests.process.assembled import Assembly
 
 from pointsman.app.control_handlers import control_routes, page_data_routes
@@ -23,7 +24,6 @@ from pointsman.report.status import ReloadReport
 from pointsman.serve.control import ControlServer
 from pointsman.serve.http import Listener, routed
 from pointsman.serve.page import page_routes
-from pointsman.testing.recording import RecordingBackend
 
 
 def _addresses(objects: Sequence[KubeObject]) -> list[bytes]:

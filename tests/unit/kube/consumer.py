@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from tests.fake.apiserver import FakeApiServer
 from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.access import Access
@@ -14,7 +15,6 @@ from pointsman.kube.transport import Transport
 from pointsman.model.objects import Service
 from pointsman.model.source_events import Delete, SourceEvent, Upsert
 from pointsman.source.api import ApiSource
-from pointsman.testing.apiserver import FakeApiServer
 
 
 class Consumer:

@@ -8,6 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.fake.apiserver import FakeApiServer
 from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.access import Access
@@ -18,7 +19,6 @@ from pointsman.kube.timing import Timing
 from pointsman.kube.transport import LARGEST_BODY, Transport
 from pointsman.model.findings import Finding
 from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
-from pointsman.testing.apiserver import FakeApiServer
 
 
 class Follower:

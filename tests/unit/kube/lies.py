@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from pointsman.testing import protobuf
-from pointsman.testing.kube_objects import endpoint_slice
+from tests.fake import protobuf
+from tests.fake.kube_objects import endpoint_slice
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import contextlib
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.kube_objects import service
 from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.errors import KubeError
@@ -13,8 +15,6 @@ from pointsman.kube.access import Access, ExecPlugin
 from pointsman.kube.client_metrics import ClientMetrics
 from pointsman.kube.transport import Transport
 from pointsman.obs.registry import Metrics
-from pointsman.testing.apiserver import FakeApiServer
-from pointsman.testing.kube_objects import service
 
 SERVICES = "/api/v1/services"
 GRANTED = (

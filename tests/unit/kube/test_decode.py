@@ -8,10 +8,10 @@ import tracemalloc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fake.kube_objects import endpoint_slice, service
 
 from pointsman.kube.decode import BadObject, JsonDecoder, LineSplitter, Unreadable
 from pointsman.model.objects import MOST_ENTRIES, EndpointSlice, Service
-from pointsman.testing.kube_objects import endpoint_slice, service
 
 
 @given(st.lists(st.binary(max_size=6).map(lambda line: line.replace(b"\n", b"")), max_size=8), st.data())

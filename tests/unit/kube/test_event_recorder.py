@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.fake.apiserver import FakeApiServer
 from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.access import Access
 from pointsman.kube.event_recorder import EventRecorder, ObjectReference, node_reference
 from pointsman.kube.transport import Transport
-from pointsman.testing.apiserver import FakeApiServer
 
 NODE = node_reference("n1")
 

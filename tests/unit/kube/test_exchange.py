@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fake.apiserver import FakeApiServer
 from tests.unit.kube.certificates import server_tls
 from tests.unit.kube.raw_servers import Answering, head_of, listening, transport_to
 
 from pointsman.errors import KubeError
 from pointsman.kube.access import Access
 from pointsman.kube.transport import Transport
-from pointsman.testing.apiserver import FakeApiServer
 
 PATH = "/api/v1/services"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.kube_objects import endpoint_slice, service
 from tests.unit.kube.following import both_ways, eventually, following, given_up
 
 from pointsman.kube.resources import ENDPOINT_SLICES
 from pointsman.model.objects import EndpointSlice
 from pointsman.model.source_events import Upsert
-from pointsman.testing.apiserver import FakeApiServer
-from pointsman.testing.kube_objects import endpoint_slice, service
 
 
 @both_ways

@@ -8,14 +8,14 @@ import struct
 from typing import Any
 
 import pytest
+from tests.fake import protobuf as server_side
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.kube_objects import service
 from tests.unit.kube.following import eventually, following, text
 
 from pointsman.kube.formats import JSON, PREFER_PROTOBUF
 from pointsman.model.objects import Service
 from pointsman.model.source_events import Upsert
-from pointsman.testing import protobuf as server_side
-from pointsman.testing.apiserver import FakeApiServer
-from pointsman.testing.kube_objects import service
 
 every_combination = pytest.mark.parametrize(
     ("watch_list", "speaks_protobuf", "accept"),

@@ -6,13 +6,13 @@ import asyncio
 import logging
 
 import pytest
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.kube_objects import endpoint_slice, node, service, service_cidr
 from tests.unit.kube.following import both_ways, eventually, following, text
 
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, own_node
 from pointsman.model.objects import EndpointSlice, Node, ServiceCIDR
 from pointsman.model.source_events import Synced, Upsert
-from pointsman.testing.apiserver import FakeApiServer
-from pointsman.testing.kube_objects import endpoint_slice, node, service, service_cidr
 
 
 @both_ways

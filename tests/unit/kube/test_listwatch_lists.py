@@ -6,13 +6,13 @@ import asyncio
 import json
 
 import pytest
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.kube_objects import service
 from tests.unit.kube.following import both_ways, eventually, following, text
 from tests.unit.kube.lies import LIES
 
 from pointsman.model.objects import Service
 from pointsman.model.source_events import Upsert
-from pointsman.testing.apiserver import FakeApiServer
-from pointsman.testing.kube_objects import service
 
 
 @both_ways

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.kube_objects import service
 from tests.unit.kube.following import eventually, following, given_up
-
-from pointsman.testing.apiserver import FakeApiServer
-from pointsman.testing.kube_objects import service
 
 
 async def test_server_that_forgets_at_once_again_and_again_is_given_time() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.kube_objects import endpoint_slice, node, service
 from tests.unit.kube.consumer import all_watched, consuming, until
 from tests.unit.kube.lies import LIES, Lie, chunked, http, listing
 
 from pointsman.errors import KubeError
 from pointsman.kube.access import Access
 from pointsman.kube.transport import Transport
-from pointsman.testing.apiserver import FakeApiServer
-from pointsman.testing.kube_objects import endpoint_slice, node, service
 
 PATH = "/api/v1/services"
 LONGEST_PAUSE = 60.0

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fake import protobuf as server_side
+from tests.fake.kube_objects import endpoint_slice, node, service, service_cidr
 
 from pointsman.kube.decode import BadObject, JsonDecoder, Unreadable
 from pointsman.kube.formats import JSON, PREFER_PROTOBUF, Decoder, accept_header, decode_status
 from pointsman.kube.protobuf import PROTOBUF, FrameSplitter, ProtobufDecoder
 from pointsman.kube.wire import Remembered
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
-from pointsman.testing import protobuf as server_side
-from pointsman.testing.kube_objects import endpoint_slice, node, service, service_cidr
 
 RECORDED = Path(__file__).parent / "recorded"
 KINDS: dict[str, type[Any]] = {

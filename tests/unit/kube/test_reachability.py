@@ -6,12 +6,12 @@ import asyncio
 import logging
 
 import pytest
+from tests.fake.apiserver import FakeApiServer
 
 from pointsman.errors import KubeError
 from pointsman.kube.access import Access
 from pointsman.kube.reachability import Reachability
 from pointsman.kube.transport import Transport
-from pointsman.testing.apiserver import FakeApiServer
 
 PATH = "/api/v1/services"
 

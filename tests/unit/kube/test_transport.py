@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.kube_objects import service
 from tests.fake.skipping_clock import SkippingClock
 from tests.unit.kube.certificates import server_tls
 from tests.unit.kube.raw_servers import head_of, listening, transport_to
@@ -22,8 +24,6 @@ from pointsman.kube.auth import Credentials
 from pointsman.kube.execplugin import ExecCredential
 from pointsman.kube.kubeconfig import load_access
 from pointsman.kube.transport import Idle, RequestFailed, Response, Transport, translated
-from pointsman.testing.apiserver import FakeApiServer
-from pointsman.testing.kube_objects import service
 
 PATH = "/api/v1/services"
 

@@ -10,6 +10,7 @@ from functools import partial
 
 import msgspec
 from tests import factory
+from tests.fake.recording import RecordingBackend
 from tests.process.assembled import Assembly, assembled, until
 
 from pointsman.backends import mode_named
@@ -19,7 +20,6 @@ from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
 from pointsman.node.second_look import SecondLook
-from pointsman.testing.recording import RecordingBackend
 
 AT_ONCE = NFTables(min_sync_period=timedelta(milliseconds=1))
 WEB = factory.service_port().name

@@ -2,6 +2,7 @@ from collections import Counter
 
 from prometheus_client.parser import text_string_to_metric_families
 from tests import factory
+from tests.fake.recording import RecordingBackend
 
 from pointsman.backends.contract import Traffic
 from pointsman.model.addresses import Family
@@ -17,7 +18,6 @@ from pointsman.node.service_metrics import (
 )
 from pointsman.node.zone_totals import ZoneTotals
 from pointsman.obs.registry import Metrics
-from pointsman.testing.recording import RecordingBackend
 
 
 def name(service: str) -> ServicePortName:

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from tests.fake.kube_objects import endpoint_slice, service, service_cidr
 
 from pointsman.model.objects import EndpointSlice, KubeObject, Service
 from pointsman.source.documents import parse
-from pointsman.testing.kube_objects import endpoint_slice, service, service_cidr
 
 
 def load(document: dict[str, Any]) -> tuple[list[KubeObject], list[str]]:

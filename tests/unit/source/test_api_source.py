@@ -7,6 +7,8 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.kube_objects import endpoint_slice, node, service, service_cidr
 from tests.fake.skipping_clock import SkippingClock
 
 from pointsman.kube.access import Access
@@ -16,8 +18,6 @@ from pointsman.model.findings import Finding
 from pointsman.model.objects import KubeObject
 from pointsman.model.source_events import SourceEvent, Synced, Upsert
 from pointsman.source.api import ApiSource
-from pointsman.testing.apiserver import FakeApiServer
-from pointsman.testing.kube_objects import endpoint_slice, node, service, service_cidr
 
 
 def source_for(server: FakeApiServer, **options: Any) -> tuple[Transport, ApiSource]:

@@ -7,11 +7,11 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fake.kube_objects import endpoint_slice, node, service, service_cidr
 
 from pointsman.model.objects import KubeObject, Service
 from pointsman.source.admission import Admitted, Refused, admit
 from pointsman.source.documents import parse
-from pointsman.testing.kube_objects import endpoint_slice, node, service, service_cidr
 
 
 def objects_and_problems(data: bytes, name: str) -> tuple[list[KubeObject], list[str]]:

@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.fake.kube_objects import endpoint_slice, node, service
 
 from pointsman.model.findings import Finding
 from pointsman.model.objects import Node, Service
 from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.source.manifest_files import ManifestFiles, load_objects
 from pointsman.source.manifests import ManifestSource
-from pointsman.testing.kube_objects import endpoint_slice, node, service
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.factory import cidr, context, endpoint, endpoint_slice, service, service_port
+from tests.fake.recording import RecordingBackend
 
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
@@ -16,7 +17,6 @@ from pointsman.model.problem import Problem
 from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.tracker import Changes, PortState, Tracker
 from pointsman.sync.reconcile import PortProblem, Reconciler, SyncFailed, Totals
-from pointsman.testing.recording import RecordingBackend
 
 WEB = service_port()
 API = service_port("api", cluster_ip="10.96.0.11")

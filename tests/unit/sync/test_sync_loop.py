@@ -4,6 +4,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tests.factory import context, service
+from tests.fake.recording import RecordingBackend
 from tests.fake.virtual_time import run
 
 from pointsman.backends.contract import Damage, Drift, Rival
@@ -14,7 +15,6 @@ from pointsman.model.tracker import Tracker
 from pointsman.sync.loop import SyncListener, SyncLoop
 from pointsman.sync.pacing import Pace, Pacer
 from pointsman.sync.reconcile import Reconciler, SyncFailed, SyncOutcome
-from pointsman.testing.recording import RecordingBackend
 
 
 class Notes(SyncListener):

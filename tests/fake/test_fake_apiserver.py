@@ -11,10 +11,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.fake.apiserver import FakeApiServer
+from tests.fake.kube_objects import endpoint_slice, node, service
 
-from pointsman.testing.apiserver import FakeApiServer
-from pointsman.testing.kube_objects import endpoint_slice, node, service
-
+ROOT = Path(__file__).parents[2]
 SERVICES = "/api/v1/services"
 
 
@@ -186,8 +186,8 @@ async def test_stop_and_start_keep_the_address_and_the_objects() -> None:
 def test_runs_as_a_process(tmp_path: Path) -> None:
     objects = tmp_path / "objects.json"
     objects.write_text(json.dumps({"kind": "List", "items": [service("a"), node("n1")]}), encoding="utf-8")
-    command = [sys.executable, "-m", "pointsman.testing", "--objects", str(objects)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+    command = [sys.executable, "-m", "tests.fake.serve_api", "--objects", str(objects)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().strip()

@@ -5,7 +5,7 @@
         server.fail_next(500, path="services")
         server.break_watches(partial=b'{"type":"MOD')
 
-`python -m pointsman.testing` runs it alone, for tests of whole processes.
+`python -m tests.fake.serve_api` runs it alone, for tests of whole processes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Self
 
-from pointsman.testing import protobuf
-from pointsman.testing.api_watches import Watcher, Watches
-from pointsman.testing.apistore import (
+from aiohttp import web
+from tests.fake import protobuf
+from tests.fake.api_faults import Fault, Faults, SeenRequest, send_raw_answer
+from tests.fake.api_watches import Watcher, Watches
+from tests.fake.apistore import (
     API_VERSIONS,
     Conflict,
     KubeDict,
@@ -31,12 +33,6 @@ from pointsman.testing.apistore import (
     selector,
     status_object,
 )
-from pointsman.testing.faults import Fault, Faults, SeenRequest, send_raw_answer
-
-try:
-    from aiohttp import web
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("the fake API server needs aiohttp: install pointsman[testing]") from error
 
 _JSON = "application/json"
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import NoReturn
 
-from pointsman.testing.apistore import status_object
+from tests.fake.apistore import status_object
 
 
 @dataclass(frozen=True)

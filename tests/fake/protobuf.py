@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
-from pointsman.testing.apistore import KubeDict
+from tests.fake.apistore import KubeDict
 
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
 

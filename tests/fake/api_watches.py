@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pointsman.testing.apistore import (
+from tests.fake.apistore import (
     API_VERSIONS,
     Change,
     KubeDict,

@@ -1,4 +1,4 @@
-"""The fake API server alone: `python -m pointsman.testing --objects objects.json --port 8080`."""
+"""The fake API server alone: `python -m tests.fake.serve_api --objects objects.json --port 8080`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from pointsman.testing.apiserver import FakeApiServer
+from tests.fake.apiserver import FakeApiServer
 
 
 async def _serve(server: FakeApiServer) -> None:
@@ -20,7 +20,7 @@ async def _serve(server: FakeApiServer) -> None:
 def main() -> None:
     """Serves until interrupted; the first line printed is the address."""
     parser = argparse.ArgumentParser(
-        prog="python -m pointsman.testing", description="A fake Kubernetes API server on loopback."
+        prog="python -m tests.fake.serve_api", description="A fake Kubernetes API server on loopback."
     )
     parser.add_argument("--objects", type=Path, help="JSON file with a List or one object")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (any free one)")

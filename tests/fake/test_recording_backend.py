@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from tests.factory import context, endpoint, plan, service_port
+from tests.fake.recording import RecordingBackend
 
 from pointsman.backends.contract import SyncRequest
 from pointsman.errors import KernelError
-from pointsman.testing import RecordingBackend
 
 WEB = plan(service_port("web"), endpoint())
 API = plan(service_port("api", cluster_ip="10.96.0.11"), endpoint())
@@ -46,11 +43,3 @@ def test_what_is_refused_is_reported_and_left_out() -> None:
     report = backend.sync(SyncRequest(context(), BOTH, {}, full=True))
     assert report.rejected == {API.name: "EINVAL"}
     assert backend.programmed == {WEB.name: WEB}
-
-
-def test_the_program_does_not_load_the_test_parts() -> None:
-    code = (
-        "import sys, pointsman.cli.main, pointsman.app.supervisor; print('pointsman.testing' in sys.modules)"
-    )
-    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
