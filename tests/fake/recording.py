@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic, chosen
+from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic, plans_to_compare
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -67,7 +67,7 @@ class RecordingBackend:
     def comparison(
         self, request: SyncRequest, only: Collection[ServicePortName] | None = None
     ) -> RecordingComparison:
-        return RecordingComparison(self, chosen(request.plans, only, self.refuse))
+        return RecordingComparison(self, plans_to_compare(request.plans, only, self.refuse))
 
     def traffic(self) -> Traffic:
         return Traffic()

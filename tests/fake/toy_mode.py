@@ -12,13 +12,13 @@ from pathlib import Path
 
 from pointsman.backends.contract import (
     Announcement,
-    Cleaning,
+    CleanupContext,
+    CleanupItem,
     Damage,
     Difference,
     Drift,
     KernelCounter,
     Mode,
-    Removed,
     Setup,
     SyncReport,
     SyncRequest,
@@ -109,11 +109,11 @@ def _render(_setup: Setup, request: SyncRequest) -> str:
     return wanted(request)
 
 
-def _cleanup(_cleaning: Cleaning) -> Iterator[Removed]:
+def _cleanup(_cleaning: CleanupContext) -> Iterator[CleanupItem]:
     for family in Family:
         if held(family).exists():
             held(family).unlink()
-            yield Removed("toy lines", where=family.value)
+            yield CleanupItem("toy lines", where=family.value)
 
 
 def _synced_families() -> int:

@@ -14,7 +14,7 @@ from tests.golden import compare_iptables
 from tests.golden import scenario as scenarios
 from tests.golden.recorded_node import recorded_node
 
-from pointsman.backends.contract import Cleaning, Difference, SyncReport, SyncRequest
+from pointsman.backends.contract import CleanupContext, Difference, SyncReport, SyncRequest
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET, IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
 from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
@@ -332,7 +332,7 @@ def test_cleanup_restores_what_was_there_before(host: Host) -> None:
         db("10.244.1.9", affinity_seconds=60),
     )
     assert host.sysctls.read(ROUTE_LOCALNET) == "1"
-    cleaning = Cleaning(host.sysctls, (Family.IPV4,))
+    cleaning = CleanupContext(host.sysctls, (Family.IPV4,))
     assert [one.name for one in host.sysctls.undo()] == [ROUTE_LOCALNET]
     assert list(cleanup([host.runner], cleaning))
     assert compare_iptables.differences(before, host.saved()) == []

@@ -10,7 +10,7 @@ import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.golden.recorded_node import recorded_node
 
-from pointsman.backends.contract import Cleaning, Fate, SyncReport, SyncRequest
+from pointsman.backends.contract import CleanupContext, CleanupStatus, SyncReport, SyncRequest
 from pointsman.backends.iptables import static
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup as clean_up_iptables
@@ -110,9 +110,9 @@ def test_chains_of_the_running_mode_are_no_leftovers_of_another(node: Namespace,
     sync(IptablesBackend(Family.IPV4, runner=runner(), sysctls=Sysctls()))
     spoil(node, rule)
     assert list(clean_up_ipvs([runner()], static.CHAINS)) == []
-    cleaning = Cleaning(Sysctls(), (Family.IPV4,), keep=CHAINS)
+    cleaning = CleanupContext(Sysctls(), (Family.IPV4,), keep=CHAINS)
     found = list(clean_up_iptables([runner()], cleaning, delete_counter=no_counter))
-    assert [one.where for one in found if one.fate is Fate.FAILED] == ["iptables-nft table nat"]
+    assert [one.where for one in found if one.status is CleanupStatus.FAILED] == ["iptables-nft table nat"]
 
 
 def no_counter(_name: str) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from tests.factory import context, endpoint, packed, plan, service_port
 from tests.kernel.nft_kernel import everything, listing, needs_nft, part, table, table_handle
 
-from pointsman.backends.contract import Cleaning, Damage, Drift, Removed
+from pointsman.backends.contract import CleanupContext, CleanupItem, Damage, Drift
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.compile import fragment_from_plan
@@ -344,8 +344,8 @@ def test_cleanup_removes_both_tables_and_is_content_with_none(namespace: Namespa
         backend.sync(everything(context(family), {}))
         backend.close()
     namespace.run(["nft", "add", "table", "ip", "other"])
-    cleaning = Cleaning(Sysctls(), tuple(Family))
-    both = [Removed("table", "ip kube-proxy"), Removed("table", "ip6 kube-proxy")]
+    cleaning = CleanupContext(Sysctls(), tuple(Family))
+    both = [CleanupItem("table", "ip kube-proxy"), CleanupItem("table", "ip6 kube-proxy")]
     assert list(cleanup(cleaning)) == both
     assert listing(namespace).split() == ["table", "ip", "other", "{", "}"]
     assert list(cleanup(cleaning)) == []

@@ -10,7 +10,7 @@ from tests.factory import context, endpoint, endpoint_slice, packed, plan, servi
 from tests.kernel.nft_kernel import everything, listing, needs_nft, part, table, table_handle
 from tests.unit.explain.explaining import asked, codes, view_of
 
-from pointsman.backends.contract import Cleaning, Damage, Drift, Fate, Rival, SyncRequest
+from pointsman.backends.contract import CleanupContext, CleanupStatus, Damage, Drift, Rival, SyncRequest
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.cleanup import cleanup
@@ -468,10 +468,10 @@ def owned_table() -> NftablesSocket:
 def test_clean_up_names_the_owner_of_a_table_it_may_not_remove(namespace: Namespace) -> None:
     namespace.run(["nft", "add", "table", "ip6", "kube-proxy"])
     owner = owned_table()
-    owned, other = cleanup(Cleaning(Sysctls(), list(Family)))
-    assert (owned.name, owned.fate) == ("ip kube-proxy", Fate.FAILED)
+    owned, other = cleanup(CleanupContext(Sysctls(), list(Family)))
+    assert (owned.name, owned.status) == ("ip kube-proxy", CleanupStatus.FAILED)
     assert "owned by another process" in owned.why
-    assert (other.name, other.fate) == ("ip6 kube-proxy", Fate.REMOVED)
+    assert (other.name, other.status) == ("ip6 kube-proxy", CleanupStatus.REMOVED)
     owner.close()
 
 

@@ -33,7 +33,7 @@ from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.endpoint import Endpoint, Identity
 from pointsman.model.plan import ServicePlan
-from pointsman.model.scheduling import Balancing, Scheduler, Scheduling
+from pointsman.model.scheduling import Balancing, Capabilities, Scheduler, Scheduling
 from pointsman.model.service import Protocol
 from pointsman.model.shares import balanced, warmed, weights_of
 from pointsman.model.slots import slots_of
@@ -302,7 +302,9 @@ def test_weights_of_iptables_mode_are_probabilities(
     weights = {1: 3, 2: 1}
     node = context(
         world.family,
-        balancing=Balancing(possible=frozenset((Scheduler.RANDOM, Scheduler.WEIGHTED)), adjusts=False),
+        balancing=Balancing(
+            capabilities=Capabilities(schedulers=frozenset((Scheduler.RANDOM, Scheduler.WEIGHTED)))
+        ),
     )
     made = plan(udp(world.family), *servers(world.family, weights), node_context=node)
     with contextlib.closing(World(world.family)) as apart:

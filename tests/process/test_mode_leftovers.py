@@ -9,7 +9,7 @@ from tests.factory import context, endpoint, plan, service_port
 from tests.fake.iptables_tables import IptablesTables
 
 from pointsman.backends import mode_named
-from pointsman.backends.contract import Cleaning, SyncRequest
+from pointsman.backends.contract import CleanupContext, SyncRequest
 from pointsman.backends.iptables import cleanup as iptables_cleanup
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.ipvs import cleanup as ipvs_cleanup
@@ -54,7 +54,7 @@ def test_after_a_switch_to_ipvs_nothing_rejects_for_iptables_mode_any_more(
     _iptables_mode(tables, tmp_path)
     assert "10.96.0.66" in tables.saved("filter")
     _ipvs_mode(tables)
-    cleaning = Cleaning(Sysctls(tmp_path), (Family.IPV4,), mode_named("ipvs").chains)
+    cleaning = CleanupContext(Sysctls(tmp_path), (Family.IPV4,), mode_named("ipvs").chains)
     runner = Iptables(Family.IPV4, tables)
     assert list(iptables_cleanup.cleanup([runner], cleaning, delete_counter=lambda name: False))
     for table, chains in ipvs_rules.CHAINS.items():

@@ -36,11 +36,11 @@ def announce(options: RunOptions, mode: Mode, recorder: Recorder) -> None:
 def _without_effect(asked: Balancing, mode: Mode) -> Iterator[str]:
     if asked.scheduler is not Scheduler.RANDOM:
         flag = f"--default-scheduler={asked.scheduler.value} has no effect in {mode.name} mode"
-        if mode.names_default_scheduler:
+        if mode.capabilities.has_default_scheduler:
             yield f"{flag}: --ipvs-scheduler decides there"
-        elif asked.scheduler not in mode.schedulers:
+        elif asked.scheduler not in mode.capabilities.schedulers:
             yield f"{flag}: endpoints are chosen at random"
-    if asked.slow_start and not mode.adjusts_shares:
+    if asked.slow_start and not mode.capabilities.adjusts_shares:
         yield f"--default-slow-start has no effect in {mode.name} mode: new endpoints get their full share at once"
 
 

@@ -153,7 +153,11 @@ async def assembled(
             for family in backends
         }
         flows = FlowCare(cleaners, background, degraded)
-        resets = [LooseTracking(degraded, host.sysctls.read_int)] if mode.resets_need_loose_tracking else []
+        resets = (
+            [LooseTracking(degraded, host.sysctls.read_int)]
+            if mode.capabilities.resets_need_loose_tracking
+            else []
+        )
         tidying = {
             "remove leftovers of other modes": lambda: host.remove_leftovers(mode),
             "give memory back": _settled,

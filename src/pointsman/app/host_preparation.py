@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from pointsman.app import modes
-from pointsman.backends.contract import Fate, Mode
+from pointsman.backends.contract import CleanupStatus, Mode
 from pointsman.config.command_line import RunOptions
 from pointsman.config.log_settings import log_settings
 from pointsman.errors import KernelError
@@ -41,16 +41,18 @@ class Host:
         done = modes.remove_leftovers(mode, self._state_dir)
         for one in done:
             what = f"{one.count or one.name} {one.kind}"
-            if one.fate is Fate.FAILED:
+            if one.status is CleanupStatus.FAILED:
                 _log.error(
                     "A leftover of another proxy mode stays for now", what=what, where=one.where, err=one.why
                 )
             else:
-                _log.info("Leftover of another proxy mode", fate=one.fate.value, what=what, where=one.where)
-        fates = {one.fate for one in done}
-        if Fate.FAILED in fates:
+                _log.info(
+                    "Leftover of another proxy mode", status=one.status.value, what=what, where=one.where
+                )
+        statuses = {one.status for one in done}
+        if CleanupStatus.FAILED in statuses:
             return Tidied.UNFINISHED
-        return Tidied.CHANGED if Fate.REMOVED in fates else Tidied.NOTHING
+        return Tidied.CHANGED if CleanupStatus.REMOVED in statuses else Tidied.NOTHING
 
 
 class Attempt:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from pointsman.backends import mode_named
-from pointsman.backends.contract import Backend, Cleaning, Fate, Mode, Removed, Setup
+from pointsman.backends.contract import Backend, CleanupContext, CleanupItem, CleanupStatus, Mode, Setup
 from pointsman.config.command_line import RunOptions
 from pointsman.config.defaults import with_mode
 from pointsman.config.mode_table import BY_PREFERENCE, MODES
@@ -99,38 +99,38 @@ def sysctl_journal(state_dir: Path, root: Path = Path("/")) -> Sysctls:
     return Sysctls(root, journal=state_dir / "sysctls.json")
 
 
-def remove_leftovers(running: Mode, state_dir: Path) -> list[Removed]:
+def remove_leftovers(running: Mode, state_dir: Path) -> list[CleanupItem]:
     """Remove what other modes left behind; kernel settings stay, the running mode may need them.
 
     Modes share chains: those of the running one stay, and what only others have goes. kube-proxy leaves it, and with
     it rules that reject traffic for services which have endpoints by now.
     """
-    cleaning = Cleaning(sysctl_journal(state_dir), kernel_families(), running.chains)
+    cleaning = CleanupContext(sysctl_journal(state_dir), kernel_families(), running.chains)
     return list(_cleaned((name for name in reversed(MODES) if name != running.name), cleaning))
 
 
-def remove_everything(state_dir: Path) -> list[Removed]:
+def remove_everything(state_dir: Path) -> list[CleanupItem]:
     """Remove the traces of every mode, ours or kube-proxy's, and put kernel settings back."""
     sysctls = sysctl_journal(state_dir)
     settings = [_setting(undone) for undone in sysctls.undo()]
-    return [*settings, *_cleaned(reversed(MODES), Cleaning(sysctls, kernel_families()))]
+    return [*settings, *_cleaned(reversed(MODES), CleanupContext(sysctls, kernel_families()))]
 
 
-def _cleaned(names: Iterable[str], cleaning: Cleaning) -> Iterator[Removed]:
+def _cleaned(names: Iterable[str], cleaning: CleanupContext) -> Iterator[CleanupItem]:
     """Each mode is cleaned up after, whatever the others meet."""
     for name in names:
         try:
             yield from mode_named(name).cleanup(cleaning)
         except KernelError as error:
-            yield Removed("traces of mode", name, fate=Fate.FAILED, why=str(error))
+            yield CleanupItem("traces of mode", name, status=CleanupStatus.FAILED, why=str(error))
 
 
-def _setting(undone: Undone) -> Removed:
-    fate, why = Fate.RESTORED, f"from {undone.change.after} to {undone.change.before}"
+def _setting(undone: Undone) -> CleanupItem:
+    status, why = CleanupStatus.RESTORED, f"from {undone.change.after} to {undone.change.before}"
     if undone.found is None:
-        fate, why = Fate.LEFT, "there is no such setting any more"
+        status, why = CleanupStatus.KEPT, "there is no such setting any more"
     elif undone.taken:
-        fate, why = Fate.LEFT, f"somebody else set it to {undone.found}"
+        status, why = CleanupStatus.KEPT, f"somebody else set it to {undone.found}"
     elif undone.error:
-        fate, why = Fate.FAILED, f"cannot set it back to {undone.change.before}: {undone.error}"
-    return Removed("kernel setting", undone.name, fate=fate, why=why)
+        status, why = CleanupStatus.FAILED, f"cannot set it back to {undone.change.before}: {undone.error}"
+    return CleanupItem("kernel setting", undone.name, status=status, why=why)

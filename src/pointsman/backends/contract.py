@@ -22,7 +22,7 @@ from pointsman.errors import Rejected
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
-from pointsman.model.scheduling import Scheduler
+from pointsman.model.scheduling import Capabilities
 from pointsman.model.service import ServicePortName
 from pointsman.obs.metric_groups import MetricGroup
 
@@ -36,12 +36,12 @@ PRESENT = "present"
 """What a difference says of an object that has nothing but its name."""
 
 
-def compiled_each(
+def compile_each(
     plans: Mapping[ServicePortName, ServicePlan],
     compile_one: Callable[[ServicePlan], _Fragment],
     rejected: dict[ServicePortName, str],
 ) -> dict[ServicePortName, _Fragment]:
-    """The fragments of all plans; a plan that cannot be compiled goes into `rejected` and harms no other."""
+    """Compile all plans; one that cannot be compiled goes into `rejected` and affects no other."""
     fragments: dict[ServicePortName, _Fragment] = {}
     for name, plan in plans.items():
         try:
@@ -51,29 +51,29 @@ def compiled_each(
     return fragments
 
 
-def ensure_few(
+def abort_if_mostly_rejected(
     rejected: Mapping[ServicePortName, str], total: int, before: Collection[ServicePortName]
 ) -> None:
-    """Raise when more than half of all service ports would be left out; to be asked before the kernel loses anything.
+    """Raise when more than half of all service ports would be skipped; call it before anything is removed from the kernel.
 
-    So many cannot all be wrong: the fault lies with this program or the kernel, and the rules that stand serve better
-    than none. Those that the last good sync left out as well are no news: when the others are deleted, that must go on.
+    That many errors point at this program or the kernel, and the present rules serve better than none. Service ports that
+    the last successful sync skipped as well do not count: deleting the others must stay possible.
     """
     if 2 * len(rejected) > total and not rejected.keys() <= set(before):
         name, reason = next(iter(rejected.items()))
         raise Rejected(
-            f"{len(rejected)} of {total} service ports were refused, {name} among them ({reason});"
-            " the rules stay as they are",
+            f"{len(rejected)} of {total} service ports were rejected, {name} among them ({reason});"
+            " keeping the present rules",
             errno.EINVAL,
         )
 
 
-def chosen(
+def plans_to_compare(
     plans: Mapping[ServicePortName, ServicePlan],
     only: Collection[ServicePortName] | None,
     rejected: Collection[ServicePortName],
 ) -> dict[ServicePortName, ServicePlan]:
-    """The plans a comparison is about: those asked for, without what the kernel refused."""
+    """Return the plans to compare: those requested, without those the kernel rejected."""
     names = plans.keys() if only is None else plans.keys() & set(only)
     return {name: plans[name] for name in names if name not in rejected}
 
@@ -228,39 +228,39 @@ class Backend(Protocol):
         """Release sockets; kernel state stays."""
 
 
-class Fate(enum.Enum):
-    """What became of a thing that clean-up found."""
+class CleanupStatus(enum.Enum):
+    """What happened to an object that clean-up found."""
 
     REMOVED = "removed"
     RESTORED = "restored"
-    """A setting has the value again that it had before us."""
-    LEFT = "left"
-    """Deliberately; somebody else needs it or changed it."""
+    """A kernel setting has its original value again."""
+    KEPT = "kept"
+    """Deliberately: another program uses it or changed it."""
     FAILED = "failed"
 
 
-class Removed(msgspec.Struct, frozen=True):
-    """What clean-up did about one thing, or about several of a kind."""
+class CleanupItem(msgspec.Struct, frozen=True):
+    """One object, or several of a kind, that clean-up handled."""
 
     kind: str
     """`chain`, `table`, `virtual servers` ..."""
     name: str = ""
-    """Empty where the kind says it all."""
+    """Empty where the kind is enough."""
     where: str = ""
-    fate: Fate = Fate.REMOVED
+    status: CleanupStatus = CleanupStatus.REMOVED
     why: str = ""
-    """Unless it was simply removed."""
+    """Empty when it was simply removed."""
     count: int = 0
-    """How many, where they are not named one by one."""
+    """Number of objects, where they are not named one by one."""
 
 
-class Cleaning(msgspec.Struct, frozen=True):
-    """What a mode's clean-up has to know."""
+class CleanupContext(msgspec.Struct, frozen=True):
+    """Input of the clean-up of a mode."""
 
     sysctls: Sysctls
     families: Sequence[Family]
     keep: Mapping[str, Collection[str]] = {}
-    """Netfilter chains, by table, that the running mode uses."""
+    """Netfilter chains, by table, that the running mode uses and that must stay."""
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -333,7 +333,7 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     backend: Callable[[Setup, Family, Sysctls], Backend]
     render: Callable[[Setup, SyncRequest], str]
     """The exact rules as text; needs neither kernel nor privileges."""
-    cleanup: Callable[[Cleaning], Iterator[Removed]]
+    cleanup: Callable[[CleanupContext], Iterator[CleanupItem]]
     """Remove what the mode left, whoever ran it; a kernel that lacks something has nothing of it."""
     chains: Mapping[str, Collection[str]] = {}
     """Netfilter chains, by table, that other modes use as well: their clean-up must keep them."""
@@ -344,22 +344,7 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     """How often to look for foreign changes; None: once per sync period."""
     compare_seconds: float | None = None
     """How often to compare everything with the kernel besides, where that look sees only part of it; None: it sees all."""
-    uses_local_addresses: bool = False
-    """Its rules depend on every address of the node."""
-    counts_services: bool = False
-    """Its metrics count Services without local endpoints, not their ports; each as kube-proxy does in that mode."""
-    schedulers: frozenset[Scheduler] = frozenset((Scheduler.RANDOM,))
-    """The ways of choosing an endpoint that it has."""
-    names_default_scheduler: bool = False
-    """Its part of the configuration says what Services get that ask for none."""
-    adjusts_shares: bool = False
-    """It can change the shares of endpoints every few seconds without much work."""
-    fills_hash_tables: bool = False
-    """Its source hashes need tables that are filled here; the kernel has none of its own."""
-    ranges_everywhere: bool = True
-    """It can hold source ranges against clients of node ports and external IPs, too."""
-    resets_need_loose_tracking: bool = True
-    """Whether connections to gone endpoints are reset only where TCP is tracked from any packet on."""
+    capabilities: Capabilities = Capabilities()
     metrics: frozenset[MetricGroup] = frozenset()
     counters: tuple[KernelCounter, ...] = ()
     announcements: tuple[Announcement, ...] = ()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pointsman.backends.contract import Fate, Removed
+from pointsman.backends.contract import CleanupItem, CleanupStatus
 from pointsman.cli.arguments import parser
 from pointsman.files import RUN_DIRECTORY
 
@@ -44,24 +44,24 @@ def clean_up(state_dir: Path) -> int:
         return 1
     done = remove_everything(state_dir)
     for removed in done:
-        out = sys.stderr if removed.fate is Fate.FAILED else sys.stdout
+        out = sys.stderr if removed.status is CleanupStatus.FAILED else sys.stdout
         out.write(f"{sentence(removed)}\n")
     if not done:
         sys.stdout.write("nothing to remove\n")
-    return 1 if any(removed.fate is Fate.FAILED for removed in done) else 0
+    return 1 if any(removed.status is CleanupStatus.FAILED for removed in done) else 0
 
 
 _VERBS = {
-    Fate.REMOVED: "removed",
-    Fate.RESTORED: "restored",
-    Fate.LEFT: "left",
-    Fate.FAILED: "pointsman: could not clean up",
+    CleanupStatus.REMOVED: "removed",
+    CleanupStatus.RESTORED: "restored",
+    CleanupStatus.KEPT: "kept",
+    CleanupStatus.FAILED: "pointsman: could not clean up",
 }
 
 
-def sentence(removed: Removed) -> str:
+def sentence(removed: CleanupItem) -> str:
     """What was done, for people: `removed chain KUBE-SERVICES in iptables table nat`."""
     thing = f"{removed.count} {removed.kind}" if removed.count else f"{removed.kind} {removed.name}".rstrip()
     where = f" in {removed.where}" if removed.where else ""
     why = f": {removed.why}" if removed.why else ""
-    return f"{_VERBS[removed.fate]} {thing}{where}{why}"
+    return f"{_VERBS[removed.status]} {thing}{where}{why}"

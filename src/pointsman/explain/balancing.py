@@ -26,7 +26,7 @@ RESET_GONE = "a connection to an endpoint that has left every slice is reset wit
 
 def reset_causes(plan: ServicePlan, host: HostFacts, mode: Mode) -> Iterator[Cause]:
     """Why connections to gone endpoints are not reset although they should be."""
-    if plan.resets_gone and mode.resets_need_loose_tracking and host.conntrack_loose is False:
+    if plan.resets_gone and mode.capabilities.resets_need_loose_tracking and host.conntrack_loose is False:
         yield Cause(
             "ResetGoneNeedsLooseTracking",
             "net.netfilter.nf_conntrack_tcp_loose is 0: connections to endpoints that are gone are not reset",

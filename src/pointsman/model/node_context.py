@@ -63,8 +63,6 @@ class NodeContext(msgspec.Struct, frozen=True, gc=False):
     addresses_in_rules: tuple[bytes, ...] = ()
     """The node's own addresses where rules name each of them (ipvs); empty elsewhere, as a new one changes no rule."""
     balancing: Balancing = Balancing()
-    ranges_everywhere: bool = True
-    """The mode can hold source ranges against clients of node ports and external IPs, too."""
 
     @property
     def masquerade_mark(self) -> int:

@@ -80,7 +80,7 @@ def _balanced(
     ):
         return chosen, None
     scheduler = scheduler_for(scheduling, chosen.reachable, defaults, problems)
-    if scheduler.hashes and defaults.fills_hash_tables:
+    if scheduler.hashes and defaults.capabilities.fills_hash_tables:
         scheduler = _affordable(scheduler, port, chosen.reachable, problems)
     if scheduler is Scheduler.SOURCE_PORT_HASH and port.affinity_seconds:
         message = "sessionAffinity ClientIP: the client's port is left out of the hash, or it would not stay"
@@ -126,7 +126,7 @@ def _ranges_elsewhere(port: ServicePort, context: NodeContext, problems: list[Pr
         problems.append(Problem("SourceRangesOfOtherFamily", message, served=True))
     if not port.ranges_everywhere or not port.source_ranges:
         return ()
-    if context.ranges_everywhere:
+    if context.balancing.capabilities.limits_all_frontends:
         return port.source_ranges
     message = (
         f"annotation {SOURCE_RANGES_ANNOTATION}: not possible in this proxy mode; loadBalancerSourceRanges hold "

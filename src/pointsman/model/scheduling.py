@@ -87,6 +87,32 @@ class Scheduling(msgspec.Struct, frozen=True, gc=False):
 UNSAID = Scheduling()
 
 
+class Capabilities(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What a proxy mode can do, and what planning must know about it. Passed whole, never copied field by field."""
+
+    schedulers: frozenset[Scheduler] = frozenset((Scheduler.RANDOM,))
+    has_default_scheduler: bool = False
+    """The mode's own configuration names the scheduler of Services that request none."""
+    adjusts_shares: bool = False
+    """Shares of endpoints can change every few seconds at little cost: slow start, least-connections."""
+    fills_hash_tables: bool = False
+    """Tables of source hashes are filled by this program, at a cost, and not by the kernel."""
+    limits_all_frontends: bool = True
+    """Source ranges can restrict clients of node ports and external IPs, too."""
+    uses_local_addresses: bool = False
+    """The rules depend on every address of the node."""
+    resets_need_loose_tracking: bool = True
+    """Connections to removed endpoints are reset only where conntrack picks up TCP connections mid-stream."""
+    counts_services: bool = False
+    """Metrics count Services without local endpoints, not their ports, as kube-proxy does in that mode."""
+
+
+FULL_CAPABILITIES = Capabilities(
+    schedulers=frozenset(Scheduler) - {Scheduler.IPVS_ONLY}, adjusts_shares=True, fills_hash_tables=True
+)
+"""Those of a mode without restrictions."""
+
+
 class Balancing(msgspec.Struct, frozen=True, gc=False):
     """What a node does for Services that leave it open, and what its mode can do at all."""
 
@@ -95,12 +121,8 @@ class Balancing(msgspec.Struct, frozen=True, gc=False):
     seed: int = 1
     """Of source hashes; the same on all nodes, or they choose differently."""
     hash_slots: int = DEFAULT_HASH_SLOTS
-    possible: frozenset[Scheduler] = frozenset(Scheduler) - {Scheduler.IPVS_ONLY}
-    adjusts: bool = True
-    """Shares can be changed every few seconds: slow start, least-connections."""
-    fills_hash_tables: bool = True
-    """Tables of source hashes are filled here, and cost time, and not by the kernel."""
     reset_gone: bool = False
+    capabilities: Capabilities = FULL_CAPABILITIES
 
 
 EVENLY = Balancing()
@@ -242,13 +264,15 @@ def scheduler_for(
 ) -> Scheduler:
     """The scheduler a service port gets: the one asked for where the mode has it. What is not available is reported."""
     wanted = scheduling.scheduler
-    if scheduling.slow_start and not defaults.adjusts:
+    if scheduling.slow_start and not defaults.capabilities.adjusts_shares:
         message = f"annotation {SLOW_START_ANNOTATION}: not available in this proxy mode; new endpoints get their full share at once"
         problems.append(Problem("SlowStartNotPossible", message))
     if wanted is None:
-        default = defaults.scheduler if defaults.scheduler in defaults.possible else Scheduler.RANDOM
+        default = (
+            defaults.scheduler if defaults.scheduler in defaults.capabilities.schedulers else Scheduler.RANDOM
+        )
         return by_weight_alone(scheduling, endpoints) if default is Scheduler.RANDOM else default
-    if wanted in defaults.possible:
+    if wanted in defaults.capabilities.schedulers:
         return wanted
     used = by_weight_alone(scheduling, endpoints)
     message = f"annotation {SCHEDULER_ANNOTATION}: {scheduling.word} is not available in this proxy mode; {used.value} is used"
@@ -266,7 +290,7 @@ def slow_start_of(scheduling: Scheduling, defaults: Balancing) -> int:
     """Seconds a new endpoint of a service port takes to its full share; 0 for none."""
     seconds = defaults.slow_start if scheduling.slow_start is None else scheduling.slow_start
     scheduler = scheduling.scheduler or defaults.scheduler
-    return seconds if defaults.adjusts and not scheduler.hashes else 0
+    return seconds if defaults.capabilities.adjusts_shares and not scheduler.hashes else 0
 
 
 def without_drained(endpoints: tuple[Endpoint, ...], scheduling: Scheduling) -> tuple[Endpoint, ...]:
@@ -283,7 +307,11 @@ def balance_of(
     most_slots: int,
 ) -> Balance | None:
     """How connections to these endpoints are spread; None for evenly at random."""
-    adjusted = defaults.adjusts and not scheduler.hashes and any(e.share != FULL_SHARE for e in endpoints)
+    adjusted = (
+        defaults.capabilities.adjusts_shares
+        and not scheduler.hashes
+        and any(e.share != FULL_SHARE for e in endpoints)
+    )
     weights = dict(_weights(scheduler, scheduling, endpoints, adjusted))
     if len(set(weights.values())) < 2:
         weights, adjusted = {}, False

@@ -81,7 +81,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 def wish_of(scheduling: Scheduling, balancing: Balancing) -> Wish:
     scheduler = scheduling.scheduler or balancing.scheduler
-    counts = balancing.adjusts and scheduler is Scheduler.LEAST_CONNECTIONS
+    counts = balancing.capabilities.adjusts_shares and scheduler is Scheduler.LEAST_CONNECTIONS
     return Wish(slow_start_of(scheduling, balancing), counts)
 
 

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from pointsman.backends import mode_named
-from pointsman.backends.contract import Mode
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Cidr, Family, cidr_from_text
 from pointsman.model.local_traffic import local_detector
 from pointsman.model.node import NodeFacts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.node_ports import node_port_addresses
-from pointsman.model.scheduling import EVENLY, Balancing, Scheduler
+from pointsman.model.scheduling import EVENLY, Balancing, Capabilities, Scheduler
 
 
 def node_context(
@@ -29,7 +28,7 @@ def node_context(
 ) -> NodeContext:
     """The context; `config.mode` must be decided, `local_addresses` are those of this family."""
     node_ips = node.ips_of(family)
-    mode = mode_named(config.mode)
+    capabilities = mode_named(config.mode).capabilities
     return NodeContext(
         family=family,
         node_name=node.name,
@@ -53,22 +52,15 @@ def node_context(
         masquerade_all=config.masquerade_all,
         masquerade_bit=config.masquerade_bit,
         external_allow=_of_family(external_allow, family),
-        addresses_in_rules=tuple(sorted(local_addresses)) if mode.uses_local_addresses else (),
-        balancing=_balancing(balancing, mode),
-        ranges_everywhere=mode.ranges_everywhere,
+        addresses_in_rules=tuple(sorted(local_addresses)) if capabilities.uses_local_addresses else (),
+        balancing=_balancing(balancing, capabilities),
     )
 
 
-def _balancing(asked: Balancing, mode: Mode) -> Balancing:
-    """What is configured, as far as the mode leaves it to that, and what the mode can do."""
-    scheduler = Scheduler.RANDOM if mode.names_default_scheduler else asked.scheduler
-    return msgspec.structs.replace(
-        asked,
-        scheduler=scheduler,
-        possible=mode.schedulers,
-        adjusts=mode.adjusts_shares,
-        fills_hash_tables=mode.fills_hash_tables,
-    )
+def _balancing(requested: Balancing, capabilities: Capabilities) -> Balancing:
+    """The configured defaults, without a default scheduler where the mode has its own, and what the mode can do."""
+    scheduler = Scheduler.RANDOM if capabilities.has_default_scheduler else requested.scheduler
+    return msgspec.structs.replace(requested, scheduler=scheduler, capabilities=capabilities)
 
 
 def pod_ranges(node: NodeFacts) -> tuple[Cidr, ...]:

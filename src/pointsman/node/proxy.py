@@ -103,7 +103,7 @@ class Proxy:
                 partial(self.node.situation, family),
                 self._heard_by,
                 self.health,
-                count_services=mode_named(settings.config.mode).counts_services,
+                count_services=mode_named(settings.config.mode).capabilities.counts_services,
             )
             for family, backend in backends.items()
         }

@@ -17,7 +17,7 @@ from tests.uml.inside.world import World, lab
 
 from pointsman.app import modes
 from pointsman.backends import mode_named
-from pointsman.backends.contract import Fate, Mode, Setup, SyncRequest
+from pointsman.backends.contract import CleanupStatus, Mode, Setup, SyncRequest
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
@@ -143,7 +143,7 @@ def _take_over(world: World, mode: Mode, directory: Path) -> None:
         changes = {name: PlanChange(None, plan) for name, plan in plans.items()}
         cleaners[family].add(changes, Situation(context))
         assert cleaners[family].run().problem == ""
-    assert {one.fate for one in modes.remove_leftovers(mode, directory)} == {Fate.REMOVED}
+    assert {one.status for one in modes.remove_leftovers(mode, directory)} == {CleanupStatus.REMOVED}
     for cleaner in cleaners.values():
         cleaner.add_everything()
         assert cleaner.run().problem == ""

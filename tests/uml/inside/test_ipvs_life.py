@@ -18,7 +18,7 @@ from tests.factory import packed
 from tests.uml.inside.world import World, lab
 
 from pointsman.backends import mode_named
-from pointsman.backends.contract import Cleaning, Difference, Fate, SyncRequest, Traffic
+from pointsman.backends.contract import CleanupContext, CleanupStatus, Difference, SyncRequest, Traffic
 from pointsman.backends.iptables import cleanup as iptables_cleanup
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.ipvs.apply import DRAIN_SECONDS, IpvsSettings
@@ -59,7 +59,7 @@ def world(shared_cluster: Cluster, iptables: dict[Family, Iptables]) -> Iterator
     yield world
     world.close()
     with shared_cluster["n1"].entered():
-        assert all(one.fate is Fate.REMOVED for one in cleanup(list(iptables.values())))
+        assert all(one.status is CleanupStatus.REMOVED for one in cleanup(list(iptables.values())))
 
 
 @pytest.fixture
@@ -449,7 +449,7 @@ def test_a_kernel_that_refuses_most_services_keeps_those_it_has(
     before = world.in_node("ipvsadm", "-Sn")
     other = World(world.cluster, iptables, IpvsSettings(scheduler="sed"))
     try:
-        with pytest.raises(KernelError, match="2 of 2 service ports were refused"):
+        with pytest.raises(KernelError, match="2 of 2 service ports were rejected"):
             other.apply([STICKY, msgspec.structs.replace(STICKY, name="more", number=4)])
     finally:
         other.close()
@@ -640,4 +640,6 @@ def test_a_switch_from_iptables_mode_and_back_loses_nobody(
     assert "-j KUBE-SERVICES" in rules
     assert world.answerers("client", WEB, count=30) == {"pod1", "pod2", "pod4"}
     with world.cluster["n1"].entered():
-        assert list(iptables_cleanup.cleanup(list(iptables.values()), Cleaning(Sysctls(), tuple(Family))))
+        assert list(
+            iptables_cleanup.cleanup(list(iptables.values()), CleanupContext(Sysctls(), tuple(Family)))
+        )

@@ -13,7 +13,7 @@ import pytest
 from tests.fake import toy_mode
 
 from pointsman.app.modes import remove_everything, remove_leftovers
-from pointsman.backends.contract import Cleaning, Fate, Removed
+from pointsman.backends.contract import CleanupContext, CleanupItem, CleanupStatus
 from pointsman.cli import cleanup
 from pointsman.config.mode_table import MODES, ModeRow
 from pointsman.errors import KernelError
@@ -25,8 +25,8 @@ from pointsman.model.addresses import Family
 def modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The toy mode, and one whose clean-up gets stuck half way; real ones must not touch this machine."""
 
-    def stuck(_cleaning: Cleaning) -> Iterator[Removed]:
-        yield Removed("pebble", "first")
+    def stuck(_cleaning: CleanupContext) -> Iterator[CleanupItem]:
+        yield CleanupItem("pebble", "first")
         raise KernelError("the second is glued on")
 
     module = ModuleType("stuck_mode")
@@ -62,26 +62,33 @@ def test_the_running_mode_is_not_its_own_leftover(modes: None, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("done", "said"),
     [
-        (Removed("table", "ip kube-proxy"), "removed table ip kube-proxy"),
+        (CleanupItem("table", "ip kube-proxy"), "removed table ip kube-proxy"),
         (
-            Removed("chains of services", where="iptables table nat", count=3),
+            CleanupItem("chains of services", where="iptables table nat", count=3),
             "removed 3 chains of services in iptables table nat",
         ),
         (
-            Removed("kernel setting", "net/ipv4/ip_forward", fate=Fate.LEFT, why="somebody else set it to 1"),
-            "left kernel setting net/ipv4/ip_forward: somebody else set it to 1",
+            CleanupItem(
+                "kernel setting",
+                "net/ipv4/ip_forward",
+                status=CleanupStatus.KEPT,
+                why="somebody else set it to 1",
+            ),
+            "kept kernel setting net/ipv4/ip_forward: somebody else set it to 1",
         ),
         (
-            Removed("kernel setting", "net/ipv4/ip_forward", fate=Fate.RESTORED, why="from 1 to 0"),
+            CleanupItem(
+                "kernel setting", "net/ipv4/ip_forward", status=CleanupStatus.RESTORED, why="from 1 to 0"
+            ),
             "restored kernel setting net/ipv4/ip_forward: from 1 to 0",
         ),
         (
-            Removed("rules", where="ip6tables-nft", fate=Fate.FAILED, why="the lock is held"),
+            CleanupItem("rules", where="ip6tables-nft", status=CleanupStatus.FAILED, why="the lock is held"),
             "pointsman: could not clean up rules in ip6tables-nft: the lock is held",
         ),
     ],
 )
-def test_what_was_done_is_said_with_the_right_verb(done: Removed, said: str) -> None:
+def test_what_was_done_is_said_with_the_right_verb(done: CleanupItem, said: str) -> None:
     assert cleanup.sentence(done) == said
 
 
@@ -97,10 +104,10 @@ def test_settings_are_restored_left_to_their_new_owner_or_reported(modes: None, 
     files["same"].write_text("0")
     files["gone"].unlink()
     files["gone"].mkdir()
-    done = {one.name.rpartition("/")[2]: (one.fate, one.why) for one in remove_everything(state)}
+    done = {one.name.rpartition("/")[2]: (one.status, one.why) for one in remove_everything(state)}
     assert done == {
-        "ours": (Fate.RESTORED, "from 1 to 0"),
-        "taken": (Fate.LEFT, "somebody else set it to 7"),
-        "gone": (Fate.LEFT, "there is no such setting any more"),
+        "ours": (CleanupStatus.RESTORED, "from 1 to 0"),
+        "taken": (CleanupStatus.KEPT, "somebody else set it to 7"),
+        "gone": (CleanupStatus.KEPT, "there is no such setting any more"),
     }
     assert remove_everything(state) == []

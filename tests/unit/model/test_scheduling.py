@@ -15,6 +15,7 @@ from pointsman.model.scheduling import (
     UNSAID,
     Balance,
     Balancing,
+    Capabilities,
     Scheduler,
     Scheduling,
     slow_start_of,
@@ -194,7 +195,9 @@ def test_a_service_whose_endpoints_all_weigh_0_is_not_taken_down_by_it() -> None
 def test_a_mode_that_lacks_a_scheduler_says_so_and_uses_weights_where_it_can() -> None:
     can = frozenset((Scheduler.RANDOM, Scheduler.WEIGHTED))
     port, _ = asked({"scheduler": "source-hash", "weights": "zone/a=3"})
-    made = plan(port, A, B, node_context=context(balancing=Balancing(possible=can, adjusts=False)))
+    made = plan(
+        port, A, B, node_context=context(balancing=Balancing(capabilities=Capabilities(schedulers=can)))
+    )
     assert [problem.reason for problem in made.problems] == ["SchedulerNotPossible"]
     assert "source-hash is not available in this proxy mode; weighted is used" in made.problems[0].message
     assert made.balance is not None
@@ -208,7 +211,7 @@ def test_a_scheduler_that_only_ipvs_has_is_refused_elsewhere() -> None:
 
 def test_a_mode_that_cannot_start_endpoints_slowly_says_so() -> None:
     port, _ = asked({"slow-start": "30s"})
-    made = plan(port, A, B, node_context=context(balancing=Balancing(adjusts=False)))
+    made = plan(port, A, B, node_context=context(balancing=Balancing(capabilities=Capabilities())))
     assert [problem.reason for problem in made.problems] == ["SlowStartNotPossible"]
     assert plan(port, A, B).problems == ()
 
@@ -233,7 +236,7 @@ def test_slow_start_comes_from_the_service_then_the_configuration_and_never_with
     port, _ = asked({"slow-start": "2m"})
     assert slow_start_of(port.scheduling, Balancing(slow_start=30)) == 120
     assert slow_start_of(UNSAID, Balancing(slow_start=30)) == 30
-    assert slow_start_of(port.scheduling, Balancing(adjusts=False)) == 0
+    assert slow_start_of(port.scheduling, Balancing(capabilities=Capabilities())) == 0
     hashed, problems = asked({"slow-start": "30s", "scheduler": "source-hash"})
     assert slow_start_of(hashed.scheduling, Balancing()) == 0
     assert [problem.reason for problem in problems] == ["SlowStartIgnored"]
@@ -272,7 +275,11 @@ def test_a_configured_hash_has_the_same_limit() -> None:
 
 def test_a_mode_whose_kernel_fills_the_table_has_no_limit() -> None:
     port, _ = asked({"scheduler": "source-hash"})
-    made = plan(port, *many(3000), node_context=context(balancing=Balancing(fills_hash_tables=False)))
+    made = plan(
+        port,
+        *many(3000),
+        node_context=context(balancing=Balancing(capabilities=Capabilities(schedulers=frozenset(Scheduler)))),
+    )
     assert (made.scheduler, made.problems) == ("source-hash", ())
 
 

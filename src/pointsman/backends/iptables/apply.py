@@ -16,9 +16,9 @@ from pointsman.backends.contract import (
     SyncReport,
     SyncRequest,
     Traffic,
-    chosen,
-    compiled_each,
-    ensure_few,
+    abort_if_mostly_rejected,
+    compile_each,
+    plans_to_compare,
 )
 from pointsman.backends.iptables import drift, static
 from pointsman.backends.iptables.batch import (
@@ -120,7 +120,7 @@ class IptablesBackend:
             settings,
             memory,
             request.plans,
-            chosen(request.plans, only, self._rejected),
+            plans_to_compare(request.plans, only, self._rejected),
             last=self._last_look if only is None else None,
         )
 
@@ -140,10 +140,10 @@ class IptablesBackend:
             self._settings = settings
         comments = comments_wanted(request.plans.values())
         rejected: dict[ServicePortName, str] = {}
-        fragments = compiled_each(
+        fragments = compile_each(
             request.plans, lambda plan: self._memory.compiled(plan, settings, comments), rejected
         )
-        ensure_few(rejected, len(request.plans), self._rejected)
+        abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
         notes: list[str] = []
 
         def batch() -> Batch:
@@ -225,8 +225,8 @@ class IptablesBackend:
         comments = memory.comments_wanted_after(request.changed)
         rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
         present = {name: plan for name, plan in request.changed.items() if plan is not None}
-        compiled = compiled_each(present, lambda plan: memory.compiled(plan, settings, comments), rejected)
-        ensure_few(rejected, len(request.plans), self._rejected)
+        compiled = compile_each(present, lambda plan: memory.compiled(plan, settings, comments), rejected)
+        abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
         after = dict(memory.fragments)
 
         def batch() -> Batch:
@@ -269,7 +269,7 @@ class IptablesBackend:
                 if not found or len(rejected) + len(found) > _ISOLATION_LIMIT:
                     raise
                 rejected.update(dict.fromkeys(found, str(error)))
-                ensure_few(rejected, total, self._rejected)
+                abort_if_mostly_rejected(rejected, total, self._rejected)
                 continue
             return text
 

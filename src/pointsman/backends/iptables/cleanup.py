@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from pointsman.backends.contract import Cleaning, Fate, Removed
+from pointsman.backends.contract import CleanupContext, CleanupItem, CleanupStatus
 from pointsman.backends.iptables import isolate, static
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET
 from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
@@ -28,26 +28,28 @@ _TARGET = re.compile(r" -[jg] (\S+)")
 
 def cleanup(
     runners: Sequence[Iptables],
-    cleaning: Cleaning,
+    cleaning: CleanupContext,
     *,
     delete_counter: Callable[[str], bool] = nfacct.delete,
-) -> Iterator[Removed]:
+) -> Iterator[CleanupItem]:
     """Clean every family, each whatever the others meet. Fine to repeat."""
     loopback_is_routed = cleaning.sysctls.read_int(ROUTE_LOCALNET) == 1
     for runner in runners:
         try:
             yield from _clean_family(runner, loopback_is_routed, cleaning.keep)
         except KernelError as error:
-            yield Removed("rules", where=runner.programs.edit, fate=Fate.FAILED, why=str(error))
+            yield CleanupItem(
+                "rules", where=runner.programs.edit, status=CleanupStatus.FAILED, why=str(error)
+            )
     for name in (INVALID_COUNTER, LOCALHOST_COUNTER):
         with contextlib.suppress(KernelError):
             if delete_counter(name):
-                yield Removed("packet counter", name)
+                yield CleanupItem("packet counter", name)
 
 
 def _clean_family(
     runner: Iptables, loopback_is_routed: bool, keep: Mapping[str, Collection[str]]
-) -> Iterator[Removed]:
+) -> Iterator[CleanupItem]:
     held: dict[str, dict[str, list[str]]] = {}
     for table in (MANGLE, FILTER, NAT):
         try:
@@ -56,10 +58,12 @@ def _clean_family(
         except NotSupported:
             continue  # a kernel that lacks it holds nothing of it
         except KernelError as error:
-            yield Removed("rules", where=_where(runner, table), fate=Fate.FAILED, why=str(error))
+            yield CleanupItem(
+                "rules", where=_where(runner, table), status=CleanupStatus.FAILED, why=str(error)
+            )
     has_kubelet = MANGLE not in held or any(chain in held[MANGLE] for chain in names.KUBELET_CHAINS)
     for table, scratch in isolate.remove_leftovers(runner, held).items():
-        yield Removed("scratch chains", where=_where(runner, table), count=len(scratch))
+        yield CleanupItem("scratch chains", where=_where(runner, table), count=len(scratch))
     for table, chains in held.items():
         kept = keep.get(table, ())
         ours = {chain for chain in chains if _is_ours(table, kept, chain)}
@@ -87,7 +91,7 @@ def _guards_only(chains: dict[str, list[str]]) -> bool:
 
 def _clean_table(
     runner: Iptables, table: str, chains: dict[str, list[str]], ours: set[str]
-) -> Iterator[Removed]:
+) -> Iterator[CleanupItem]:
     jumps = [
         rule
         for chain, rules in chains.items()
@@ -102,16 +106,18 @@ def _clean_table(
     runner.restore(("\n".join(text) + "\nCOMMIT\n").encode())
     where = _where(runner, table)
     for rule in jumps:
-        yield Removed("jump", f"{rule.split()[1]} -> {_target(rule)}", where)
+        yield CleanupItem("jump", f"{rule.split()[1]} -> {_target(rule)}", where)
     gone = sorted(ours - kept)
     for chain in gone:
         if not names.is_service_chain(chain):
-            yield Removed("chain", chain, where)
+            yield CleanupItem("chain", chain, where)
     services = sum(map(names.is_service_chain, gone))
     if services:
-        yield Removed("chains of services", where=where, count=services)
+        yield CleanupItem("chains of services", where=where, count=services)
     for chain in sorted(kept):
-        yield Removed("chain", chain, where, Fate.LEFT, "emptied; a rule of somebody else leads to it")
+        yield CleanupItem(
+            "chain", chain, where, CleanupStatus.KEPT, "emptied; a rule of somebody else leads to it"
+        )
 
 
 def _is_our_jump(table: str, rule: str, ours: set[str]) -> bool:

@@ -15,7 +15,7 @@ from pointsman.config.mode_table import IPTABLES
 from pointsman.kernel.sysctl import Degraded, Sysctls
 from pointsman.model.addresses import Family
 from pointsman.model.node_ports import node_port_addresses
-from pointsman.model.scheduling import Scheduler
+from pointsman.model.scheduling import Capabilities, Scheduler
 from pointsman.obs.metric_groups import MetricGroup
 
 
@@ -64,7 +64,7 @@ MODE = Mode(
     ),
     localhost_node_ports=lambda config: config.iptables.localhost_node_ports,
     compare_seconds=300.0,
-    schedulers=frozenset((Scheduler.RANDOM, Scheduler.WEIGHTED)),
+    capabilities=Capabilities(schedulers=frozenset((Scheduler.RANDOM, Scheduler.WEIGHTED))),
     metrics=frozenset(
         (MetricGroup.FULL_AND_PARTIAL_SYNCS, MetricGroup.RESTORE_FAILURES, MetricGroup.IPTABLES_RULES)
     ),

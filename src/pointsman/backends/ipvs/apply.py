@@ -20,9 +20,9 @@ from pointsman.backends.contract import (
     SyncReport,
     SyncRequest,
     Traffic,
-    chosen,
-    compiled_each,
-    ensure_few,
+    abort_if_mostly_rejected,
+    compile_each,
+    plans_to_compare,
 )
 from pointsman.backends.ipvs.batch import (
     AddEntries,
@@ -116,8 +116,8 @@ class IpvsBackend:
         progress = _Progress(len(request.plans), still, full=full)
         plans = {name: plan for name, plan in changes.items() if plan is not None}
         compiler = Compiler(request.context, self._schedulers)
-        fragments = compiled_each(plans, compiler.fragment, progress.rejected)
-        ensure_few(progress.rejected, progress.total, self._rejected)
+        fragments = compile_each(plans, compiler.fragment, progress.rejected)
+        abort_if_mostly_rejected(progress.rejected, progress.total, self._rejected)
         progress.notes += [fragment.note for fragment in fragments.values() if fragment.note]
         if full:
             self._desired = Desired(fragments)
@@ -147,7 +147,7 @@ class IpvsBackend:
         context, random_fully = request.context, self._random_fully
         return IpvsComparison(
             context,
-            chosen(request.plans, only, ()),
+            plans_to_compare(request.plans, only, ()),
             rules=None if only is None else self._desired.rules(context, random_fully=random_fully),
             save=self._iptables.save,
             scheduler=self._schedulers.default,
@@ -270,7 +270,7 @@ class IpvsBackend:
                 self._servers_refused({item.server: error for item, error in refused.items()}, progress)
             case _:
                 raise next(iter(refused.values()))
-        ensure_few(progress.rejected, progress.total, self._rejected)
+        abort_if_mostly_rejected(progress.rejected, progress.total, self._rejected)
 
     def _await_addresses(self, addresses: Sequence[bytes], progress: _Progress) -> None:
         """Until they are in force, packets to them leave the node, and their flows stay untranslated."""

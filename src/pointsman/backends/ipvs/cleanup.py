@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pointsman.backends.contract import Fate, Removed
+from pointsman.backends.contract import CleanupItem, CleanupStatus
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.rules import CHAINS, FILTER, NAT
 from pointsman.backends.netfilter import names, saved
@@ -33,7 +33,7 @@ OWN_CHAINS = frozenset(
 """Chains no other mode has: their presence tells that ipvs mode ran here."""
 
 
-def cleanup(tools: Sequence[RuleTool], keep: Mapping[str, Collection[str]] = {}) -> Iterator[Removed]:
+def cleanup(tools: Sequence[RuleTool], keep: Mapping[str, Collection[str]] = {}) -> Iterator[CleanupItem]:
     """Remove everything but chains to `keep`; each step whatever the others meet. Fine to repeat.
 
     Virtual servers are touched only where ipvs mode ran, which its dummy device tells.
@@ -47,10 +47,10 @@ def cleanup(tools: Sequence[RuleTool], keep: Mapping[str, Collection[str]] = {})
         except NotSupported:
             continue  # a kernel that lacks it holds nothing of it
         except KernelError as error:
-            yield Removed(what, fate=Fate.FAILED, why=str(error))
+            yield CleanupItem(what, status=CleanupStatus.FAILED, why=str(error))
 
 
-def _remove_rules(tool: RuleTool, keep: Mapping[str, Collection[str]]) -> Iterator[Removed]:
+def _remove_rules(tool: RuleTool, keep: Mapping[str, Collection[str]]) -> Iterator[CleanupItem]:
     outlines = {
         table: saved.outline(
             text_to_clean(tool, table, OWN_CHAINS.difference(keep.get(table, ())).__contains__)
@@ -79,10 +79,12 @@ def _remove_rules(tool: RuleTool, keep: Mapping[str, Collection[str]]) -> Iterat
     if lines:
         tool.restore("\n".join(lines).encode() + b"\n")
     for table, count in removed.items():
-        yield Removed("chains and the jumps to them", where=f"{tool.family.value} table {table}", count=count)
+        yield CleanupItem(
+            "chains and the jumps to them", where=f"{tool.family.value} table {table}", count=count
+        )
 
 
-def _remove_servers() -> Iterator[Removed]:
+def _remove_servers() -> Iterator[CleanupItem]:
     sock = IpvsSocket()
     try:
         keys = [server.key for server in sock.services()]
@@ -90,12 +92,12 @@ def _remove_servers() -> Iterator[Removed]:
             if reply.errno not in (0, errno.ESRCH):
                 raise kernel_error(reply.errno, f"remove virtual server {key}", reply.text)
         if keys:
-            yield Removed("virtual servers", count=len(keys))
+            yield CleanupItem("virtual servers", count=len(keys))
     finally:
         sock.close()
 
 
-def _remove_sets() -> Iterator[Removed]:
+def _remove_sets() -> Iterator[CleanupItem]:
     sock = IpsetSocket()
     try:
         present = sock.headers()
@@ -107,7 +109,7 @@ def _remove_sets() -> Iterator[Removed]:
                 if error.errno != errno.ENOENT:
                     raise
         if ours:
-            yield Removed("ipsets", count=len(ours))
+            yield CleanupItem("ipsets", count=len(ours))
     finally:
         sock.close()
 
@@ -120,10 +122,10 @@ def _device_exists() -> bool:
         route.close()
 
 
-def _remove_device() -> Iterator[Removed]:
+def _remove_device() -> Iterator[CleanupItem]:
     route = RouteSocket()
     try:
         if route.delete_link(IPVS_DEVICE):
-            yield Removed("device", IPVS_DEVICE)
+            yield CleanupItem("device", IPVS_DEVICE)
     finally:
         route.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Mapping
 
-from pointsman.backends.contract import Difference, compiled_each
+from pointsman.backends.contract import Difference, compile_each
 from pointsman.backends.ipvs import verify
 from pointsman.backends.ipvs.compile import Compiler
 from pointsman.backends.ipvs.desired import Desired
@@ -54,7 +54,7 @@ class IpvsComparison:
         with contextlib.closing(Sockets(self._context.family)) as sockets:
             schedulers = Schedulers(self._scheduler, sockets.has_scheduler, self._known_schedulers)
             compiler = Compiler(self._context, schedulers)
-            desired = Desired(compiled_each(self._plans, compiler.fragment, {}))
+            desired = Desired(compile_each(self._plans, compiler.fragment, {}))
             found = self._read(sockets, desired)
         rules = self._rules or desired.rules(self._context, random_fully=self._random_fully)
         tables = {table: self._save(table) for table in (NAT, FILTER)}

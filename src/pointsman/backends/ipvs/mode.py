@@ -15,7 +15,7 @@ from pointsman.config.mode_table import IPVS
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.plan import FrontendKind
-from pointsman.model.scheduling import Scheduler
+from pointsman.model.scheduling import Capabilities, Scheduler
 from pointsman.obs.metric_groups import MetricGroup
 
 
@@ -46,12 +46,14 @@ MODE = Mode(
     ),
     localhost_node_ports=lambda _config: False,
     compare_seconds=300.0,
-    uses_local_addresses=True,
-    schedulers=frozenset(Scheduler),
-    names_default_scheduler=True,
-    ranges_everywhere=False,
-    resets_need_loose_tracking=False,
-    counts_services=True,
+    capabilities=Capabilities(
+        schedulers=frozenset(Scheduler),
+        has_default_scheduler=True,
+        limits_all_frontends=False,
+        uses_local_addresses=True,
+        resets_need_loose_tracking=False,
+        counts_services=True,
+    ),
     counting=Counting(
         server_counts,
         limits="connections are counted per virtual server, not per endpoint; shares of endpoints are those of tracked flows",

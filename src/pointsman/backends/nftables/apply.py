@@ -14,9 +14,9 @@ from pointsman.backends.contract import (
     SyncReport,
     SyncRequest,
     Traffic,
-    chosen,
-    compiled_each,
-    ensure_few,
+    abort_if_mostly_rejected,
+    compile_each,
+    plans_to_compare,
 )
 from pointsman.backends.nftables.batch import Batch
 from pointsman.backends.nftables.blame import explained, foreign_object, guilty_service_ports, is_momentary
@@ -98,7 +98,7 @@ class NftablesBackend:
     def comparison(
         self, request: SyncRequest, only: Collection[ServicePortName] | None = None
     ) -> NftablesComparison:
-        asked = chosen(request.plans, only, self._rejected)
+        asked = plans_to_compare(request.plans, only, self._rejected)
         return NftablesComparison(
             request.context,
             {name: self._possible(plan) for name, plan in asked.items()},
@@ -133,7 +133,7 @@ class NftablesBackend:
         rejected: dict[ServicePortName, str] = {}
         with _collector_paused():
             fragments = self._compile_all(request, rejected)
-            ensure_few(rejected, len(request.plans), self._rejected)
+            abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
             contents, batch, size = self._load(request, fragments, table, rejected)
         notes: list[str] = []
         if table is not None and table.head.comment != contents.comment:
@@ -172,7 +172,7 @@ class NftablesBackend:
             if not guilty:
                 raise explained(batch, faults, refusal.errno) from refusal
             rejected.update(guilty)
-            ensure_few(rejected, len(request.plans), self._rejected)
+            abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
             for name in guilty:
                 del fragments[name]
         raise Rejected("the kernel keeps refusing parts of the table", errno.EINVAL)
@@ -181,7 +181,7 @@ class NftablesBackend:
         rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
         self._look_for_hashes(request.changed)
         updates = self._compile_changed(request, contents, rejected)
-        ensure_few(rejected, len(request.plans), self._rejected)
+        abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
         for _ in range(_BLAME_ROUNDS):
             change = Change(contents, updates)
             if not change.batch:
@@ -202,7 +202,7 @@ class NftablesBackend:
                 if not guilty or guilty.keys() - self._rejected.keys():
                     return self._sync_in_doubt(request, change.batch, faults, guilty.keys())
                 rejected.update(guilty)
-                ensure_few(rejected, len(request.plans), self._rejected)
+                abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
                 for name in guilty:
                     del updates[name]
         else:
@@ -270,11 +270,11 @@ class NftablesBackend:
 
         present = {name: plan for name, plan in request.changed.items() if plan is not None}
         gone = dict.fromkeys(request.changed.keys() - present.keys())
-        return {**gone, **compiled_each(present, compile_one, rejected)}
+        return {**gone, **compile_each(present, compile_one, rejected)}
 
     def _compile_all(self, request: SyncRequest, rejected: dict[ServicePortName, str]) -> Fragments:
         context, counters = request.context, self._counters
-        return compiled_each(
+        return compile_each(
             request.plans,
             lambda plan: fragment_from_plan(self._possible(plan), context, counters=counters),
             rejected,

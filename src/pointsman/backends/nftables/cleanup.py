@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pointsman.backends.contract import Cleaning, Fate, Removed
+from pointsman.backends.contract import CleanupContext, CleanupItem, CleanupStatus
 from pointsman.backends.nftables.batch import Batch, Steps
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
 from pointsman.backends.nftables.inventory import owner_words
@@ -16,7 +16,7 @@ from pointsman.kernel.nfnl import NftablesSocket, nftables_message
 from pointsman.model.addresses import Family
 
 
-def cleanup(_cleaning: Cleaning) -> Iterator[Removed]:
+def cleanup(_cleaning: CleanupContext) -> Iterator[CleanupItem]:
     """Both families, also one that this machine does not speak any more. Fine to repeat."""
     try:
         socket = NftablesSocket()
@@ -36,22 +36,22 @@ def cleanup(_cleaning: Cleaning) -> Iterator[Removed]:
         socket.close()
 
 
-def _trace_removed(socket: NftablesSocket, family: Family) -> Iterator[Removed]:
+def _trace_removed(socket: NftablesSocket, family: Family) -> Iterator[CleanupItem]:
     name = f"{traits_of(family).keyword} {nft_trace.TABLE}"
     try:
         if nft_trace.remove_leftover(socket, family):
-            yield Removed("table", name)
+            yield CleanupItem("table", name)
     except KernelError as error:
-        yield Removed("table", name, fate=Fate.LEFT, why=f"a trace is running ({error})")
+        yield CleanupItem("table", name, status=CleanupStatus.KEPT, why=f"a trace is running ({error})")
 
 
-def _table_removed(socket: NftablesSocket, traits: FamilyTraits, head: TableHead) -> Removed:
+def _table_removed(socket: NftablesSocket, traits: FamilyTraits, head: TableHead) -> CleanupItem:
     name = f"{traits.keyword} {TABLE}"
     if head.owner:
-        return Removed("table", name, fate=Fate.FAILED, why=owner_words(head))
+        return CleanupItem("table", name, status=CleanupStatus.FAILED, why=owner_words(head))
     deletion = Batch(traits, [Steps(traits).delete_table()]).messages()
     try:
         socket.commit([nftables_message(kind, traits.nfproto, flags, body) for kind, flags, body in deletion])
     except KernelError as error:
-        return Removed("table", name, fate=Fate.FAILED, why=str(error))
-    return Removed("table", name)
+        return CleanupItem("table", name, status=CleanupStatus.FAILED, why=str(error))
+    return CleanupItem("table", name)

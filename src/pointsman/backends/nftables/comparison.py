@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-from pointsman.backends.contract import Difference, compiled_each
+from pointsman.backends.contract import Difference, compile_each
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.family_traits import traits_of
@@ -47,7 +47,7 @@ class NftablesComparison:
     def _contents(self) -> Contents:
         contents = Contents(self._context, counters=self._counters)
         contents.load(
-            compiled_each(
+            compile_each(
                 self._plans,
                 lambda plan: fragment_from_plan(plan, self._context, counters=self._counters),
                 {},

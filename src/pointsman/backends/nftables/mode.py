@@ -13,7 +13,7 @@ from pointsman.config.gates import effective_gates
 from pointsman.config.mode_table import NFTABLES
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.plan import FrontendKind
-from pointsman.model.scheduling import Scheduler
+from pointsman.model.scheduling import FULL_CAPABILITIES
 from pointsman.model.service import Protocol
 from pointsman.obs.metric_groups import MetricGroup
 
@@ -51,9 +51,7 @@ MODE = Mode(
     ),
     localhost_node_ports=_localhost_node_ports,
     drift_seconds=1.0,
-    schedulers=frozenset(Scheduler) - {Scheduler.IPVS_ONLY},
-    adjusts_shares=True,
-    fills_hash_tables=True,
+    capabilities=FULL_CAPABILITIES,
     counting=Counting(
         element_counts,
         limits="endpoints that have a chain of their own (session affinity) are not counted one by one: their shares are "

@@ -11,7 +11,7 @@ import pytest
 from tests.factory import context, endpoint, impossible, plan, service_port
 from tests.fake.iptables_tables import IptablesTables
 
-from pointsman.backends.contract import Cleaning, Fate, Removed, SyncReport, SyncRequest
+from pointsman.backends.contract import CleanupContext, CleanupItem, CleanupStatus, SyncReport, SyncRequest
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
 from pointsman.errors import Busy, KernelError, NotSupported, Rejected
@@ -61,8 +61,8 @@ class Bench:
             self.plans.pop(one.name, None)
         return self.backend.sync(SyncRequest(self.context, self.plans, changed, full))
 
-    def clean(self) -> list[Removed]:
-        cleaning = Cleaning(self.sysctls, (Family.IPV4,))
+    def clean(self) -> list[CleanupItem]:
+        cleaning = CleanupContext(self.sysctls, (Family.IPV4,))
         return list(cleanup([self.runner], cleaning, delete_counter=lambda name: False))
 
     def differences(self) -> list[str]:
@@ -396,8 +396,8 @@ def test_cleanup_leaves_only_what_others_made(bench: Bench) -> None:
 def test_cleanup_skips_what_the_kernel_lacks_and_reports_any_other_obstacle(bench: Bench) -> None:
     bench.sync(web("10.244.1.1"))
     bench.tables.can_save = False
-    assert [(one.fate, one.where) for one in bench.clean()] == [
-        (Fate.FAILED, f"iptables table {table}") for table in ("mangle", "filter", "nat")
+    assert [(one.status, one.where) for one in bench.clean()] == [
+        (CleanupStatus.FAILED, f"iptables table {table}") for table in ("mangle", "filter", "nat")
     ]
     bench.runner = Iptables(Family.IPV4, NoPrograms())
     assert bench.clean() == []
@@ -424,7 +424,7 @@ def test_cleanup_empties_and_keeps_a_chain_that_others_lead_to(bench: Bench) -> 
     bench.tables.tables["nat"]["MINE"] = ["-j KUBE-MARK-MASQ"]
     done = bench.clean()
     assert bench.tables.tables["nat"]["KUBE-MARK-MASQ"] == []
-    assert [one.name for one in done if one.fate is Fate.LEFT] == ["KUBE-MARK-MASQ"]
+    assert [one.name for one in done if one.status is CleanupStatus.KEPT] == ["KUBE-MARK-MASQ"]
 
 
 def test_a_node_context_with_addresses_ends_with_one_jump_per_address(bench: Bench) -> None:
@@ -534,7 +534,7 @@ def test_plans_that_cannot_be_compiled_fail_the_sync_when_they_are_most_and_take
     before = copy.deepcopy(bench.tables.tables)
     if restarted:
         bench.backend = bench.new_backend()
-    with pytest.raises(Rejected, match="2 of 2 service ports were refused"):
+    with pytest.raises(Rejected, match="2 of 2 service ports were rejected"):
         bench.sync(impossible("web", "10.96.0.10"), impossible("db", "10.96.0.20"))
     assert bench.tables.tables == before
 
@@ -544,7 +544,7 @@ def test_refused_service_ports_fail_the_sync_when_they_are_most(bench: Bench, fu
     bench.sync(web("10.244.1.1"))
     before = copy.deepcopy(bench.tables.tables)
     bench.tables.refuses = lambda line: "DNAT" in line
-    with pytest.raises(Rejected, match="2 of 2 service ports were refused"):
+    with pytest.raises(Rejected, match="2 of 2 service ports were rejected"):
         bench.sync(web("10.244.1.2"), db("10.244.1.9"), full=full)
     assert bench.tables.tables == before
     bench.tables.refuses = lambda line: False
@@ -556,7 +556,7 @@ def test_refused_service_ports_add_up_over_several_syncs(bench: Bench) -> None:
     bench.sync(web("10.244.1.1"))
     bench.tables.refuses = lambda line: "DNAT" in line
     bench.sync(db("10.244.1.9"))
-    with pytest.raises(Rejected, match="2 of 2 service ports were refused"):
+    with pytest.raises(Rejected, match="2 of 2 service ports were rejected"):
         bench.sync(web("10.244.1.2"))
 
 

@@ -120,7 +120,7 @@ def test_plans_that_cannot_be_compiled_fail_the_sync_when_they_are_most_and_take
     if full:
         bench.restart()
     broken = [msgspec.structs.replace(one, cluster_endpoints=(None,)) for one in FIVE[:2]]
-    with pytest.raises(Rejected, match="2 of 2 service ports were refused"):
+    with pytest.raises(Rejected, match="2 of 2 service ports were rejected"):
         bench.sync(*broken)
     assert vars(bench.sockets.held) == before
 
@@ -142,7 +142,7 @@ def test_a_sync_that_would_leave_out_most_service_ports_fails_before_anything_is
         assert len(bench.sync(*FIVE, gone=old).rejected) == refused
         assert "10.96.0.9" not in bench.sockets.served()
         return
-    with pytest.raises(Rejected, match=f"{refused} of 5 service ports were refused"):
+    with pytest.raises(Rejected, match=f"{refused} of 5 service ports were rejected"):
         bench.sync(*FIVE, gone=old)
     assert "10.96.0.9" in bench.sockets.served()
     bench.refuse_servers()
@@ -165,5 +165,5 @@ def test_refused_service_ports_add_up_over_several_syncs() -> None:
     bench.sync(*FIVE[:1])
     bench.sockets.refuses = lambda step, item: isinstance(step, AddReals)
     bench.sync(FIVE[1])
-    with pytest.raises(Rejected, match="2 of 3 service ports were refused"):
+    with pytest.raises(Rejected, match="2 of 3 service ports were rejected"):
         bench.sync(FIVE[2])

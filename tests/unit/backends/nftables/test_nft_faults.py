@@ -125,7 +125,7 @@ def test_a_sync_that_would_leave_out_most_service_ports_fails(
     if accepted:
         assert len(backend.sync(request).rejected) == refused
     else:
-        with pytest.raises(Rejected, match=f"{refused} of 5 service ports were refused"):
+        with pytest.raises(Rejected, match=f"{refused} of 5 service ports were rejected"):
             backend.sync(request)
 
 
@@ -134,7 +134,7 @@ def test_plans_that_cannot_be_compiled_fail_the_sync_when_they_are_most(
 ) -> None:
     backend = backend_on(RefusingKernel(0), monkeypatch)
     wanted = {one.name: one for one in map(impossible, ("a", "b", "c"))}
-    with pytest.raises(Rejected, match="3 of 3 service ports were refused"):
+    with pytest.raises(Rejected, match="3 of 3 service ports were rejected"):
         backend.sync(SyncRequest(context(), wanted, {}, full=True))
 
 
