@@ -1,0 +1,123 @@
+"""The words that docs/glossary.md replaces are not used."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GLOSSARY = "docs/glossary.md"
+BASELINE = Path(__file__).with_name("wording_baseline.txt")
+READ = (
+    "src",
+    "docs",
+    "bench",
+    "scripts",
+    "deploy",
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+)
+SUFFIXES = {"", ".py", ".md", ".yaml", ".yml", ".txt", ".html", ".js", ".css", ".tpl", ".service"}
+
+
+class Use(NamedTuple):
+    """A replaced word in a file."""
+
+    unit: str
+    place: str
+    word: str
+    term: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.word!r}; use: {self.term}"
+
+
+@cache
+def replaced_words() -> dict[str, str]:
+    """Replaced word -> term to use, from the table of the glossary."""
+    _, table = (ROOT / GLOSSARY).read_text().split("\n## Replaced words\n")
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", table, re.MULTILINE)[1:]
+    return {word: term for words, term in rows for word in words.split(", ")}
+
+
+@cache
+def pattern() -> re.Pattern[str]:
+    alternatives = []
+    for word in replaced_words():
+        if word.startswith("`"):
+            start = "" if word.startswith("`_") else "(?<![A-Za-z])"
+            alternatives.append(start + word.strip("`"))
+        else:
+            alternatives.append(rf"(?<![A-Za-z])(?i:{word})(?![A-Za-z])|{word.capitalize()}(?![a-z])")
+    return re.compile("|".join(alternatives))
+
+
+def term_for(found: str) -> str:
+    words = replaced_words()
+    return words.get(found.lower()) or words[f"`{found}`"]
+
+
+def unit_of(path: Path) -> str:
+    """The package of a source file; any other file is a unit of its own."""
+    parts = path.parts
+    if parts[0] != "src":
+        return str(path)
+    depth = 4 if parts[2] == "backends" else 3
+    return "/".join(parts[: min(depth, len(parts) - 1)])
+
+
+@cache
+def uses() -> list[Use]:
+    listed = subprocess.run(("git", "ls-files", *READ), cwd=ROOT, capture_output=True, text=True, check=True)
+    found: list[Use] = []
+    for name in listed.stdout.splitlines():
+        path = Path(name)
+        if path.suffix not in SUFFIXES or name == GLOSSARY or not (ROOT / path).is_file():
+            continue
+        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+            found += [
+                Use(unit_of(path), f"{name}:{number}", match[0], term_for(match[0]))
+                for match in pattern().finditer(line)
+            ]
+    return found
+
+
+@cache
+def baseline() -> dict[str, int]:
+    """Unit -> replaced words it may still have."""
+    rows = (line.rsplit(" ", 1) for line in BASELINE.read_text().splitlines() if not line.startswith("#"))
+    return {unit: int(count) for unit, count in rows}
+
+
+@pytest.mark.parametrize("unit", sorted({use.unit for use in uses()}))
+def test_no_replaced_word_is_used(unit: str) -> None:
+    found = [str(use) for use in uses() if use.unit == unit]
+    allowed = baseline().get(unit, 0)
+    assert len(found) <= allowed, "\n".join((f"{len(found)} in {unit}, {allowed} allowed:", *found))
+
+
+def test_the_baseline_names_only_units_that_need_it() -> None:
+    counted = Counter(use.unit for use in uses())
+    done = [unit for unit in baseline() if not counted[unit]]
+    assert not done, f"clean now, remove from {BASELINE.name}: {', '.join(done)}"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("if nobody_asked(): return Nobody", ["nobody", "Nobody"]),
+        ("class TroubleBoard: pass", ["Trouble"]),
+        ("## Troubleshooting, MOSTLY", []),
+        ("_MOST_NAMES = 3; kept_AT_MOST = 4", ["MOST_", "_AT_MOST"]),
+    ],
+)
+def test_words_are_found_inside_names(line: str, words: list[str]) -> None:
+    assert [match[0] for match in pattern().finditer(line)] == words
