@@ -1,0 +1,180 @@
+"""Conditions: states of the proxy and of its node that may need action, in the shape Kubernetes uses.
+
+A source owns a scope and replaces the conditions of that scope as a whole: what it no longer names is gone. A source that
+learns of a change pushes it (`ConditionBoard.replace`); one whose answer depends on the clock, or on the state of another
+part, is a function that the board calls (`ConditionBoard.add_source`). `/healthz`, `/livez`, `/readyz`, `pointsman_condition`,
+`status` with its exit status and the status page are views of the board and decide nothing themselves.
+
+A change that adds a condition must also add its type to the table in docs/operations.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from pointsman.obs.log import get_log
+
+AS_EXPECTED = "AsExpected"
+"""The reason of a condition that is true."""
+
+REFRESH_SECONDS = 3.0
+"""Between two looks at sources that are functions. The first look is not before that, so that a normal start raises nothing."""
+
+_log = get_log(__name__)
+
+
+class Status(enum.Enum):
+    """Whether the node is as its condition type says, with the values of Kubernetes."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Blocks(enum.Enum):
+    """What a condition that is not true keeps from working. Each value includes those above it."""
+
+    NOTHING = "nothing"
+    """Packets flow, but less well than configured."""
+    SERVICES = "services"
+    """Some Service, or changes of objects: `status` exits with 1."""
+    READINESS = "readiness"
+    """`/readyz` fails."""
+    TRAFFIC = "traffic"
+    """`/healthz` fails: load balancers choose other nodes."""
+    LIVENESS = "liveness"
+    """`/livez` fails: the kubelet restarts the process."""
+
+    def includes(self, other: Blocks) -> bool:
+        order = list(Blocks)
+        return order.index(self) >= order.index(other)
+
+
+class Condition(msgspec.Struct, frozen=True, rename="camel"):
+    """One state of the proxy or of its node; true is good."""
+
+    type: str
+    """CamelCase, and unique on a board: `SyncIPv4`."""
+    status: Status
+    reason: str = AS_EXPECTED
+    """CamelCase code of the cause: `SyncFailed`."""
+    message: str = ""
+    """What is the case."""
+    remedy: str = ""
+    """What to do about it, where the message does not say it."""
+    blocks: Blocks = Blocks.NOTHING
+    since: float = 0.0
+    """Unix time since which it has this status; set by the board."""
+
+    @classmethod
+    def true(cls, type_: str, blocks: Blocks = Blocks.NOTHING) -> Condition:
+        return cls(type_, Status.TRUE, blocks=blocks)
+
+    @classmethod
+    def false(
+        cls, type_: str, reason: str, message: str, remedy: str = "", *, blocks: Blocks = Blocks.NOTHING
+    ) -> Condition:
+        return cls(type_, Status.FALSE, reason, message, remedy, blocks)
+
+    @classmethod
+    def unknown(cls, type_: str, reason: str, message: str, *, blocks: Blocks = Blocks.NOTHING) -> Condition:
+        """Not determined yet, or impossible to determine."""
+        return cls(type_, Status.UNKNOWN, reason, message, blocks=blocks)
+
+    @property
+    def is_true(self) -> bool:
+        return self.status is Status.TRUE
+
+    def does_block(self, what: Blocks) -> bool:
+        """Whether it keeps `what` from working now."""
+        return not self.is_true and self.blocks.includes(what)
+
+    @property
+    def text(self) -> str:
+        """The message with its remedy, as one line whatever they quote."""
+        whole = f"{self.message}: {self.remedy}" if self.remedy else self.message
+        return " ".join(whole.split())
+
+
+Source = Callable[[], Iterable[Condition]]
+
+
+class ConditionBoard:
+    """All conditions of one proxy; lives in the event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._scopes: dict[str, tuple[Condition, ...]] = {}
+        self._sources: dict[str, Source] = {}
+        self._known: dict[str, Condition] = {}
+        """By type, as of the last replacement or refresh."""
+
+    def replace(self, scope: str, conditions: Iterable[Condition]) -> None:
+        """Take the conditions of a scope for all there are in it."""
+        self._scopes[scope] = tuple(conditions)
+        self._note_transitions()
+
+    def add_source(self, scope: str, source: Source) -> None:
+        """Call `source` at every refresh and for every view; it must be quick and must not raise."""
+        self._scopes[scope] = ()
+        self._sources[scope] = source
+
+    def refresh(self) -> None:
+        """Ask the sources that are functions."""
+        self._ask_sources()
+        self._note_transitions()
+
+    async def run(self, period: float = REFRESH_SECONDS) -> None:
+        """Refresh until cancelled."""
+        while True:
+            await asyncio.sleep(period)
+            self.refresh()
+
+    def current(self) -> tuple[Condition, ...]:
+        """All conditions as of now, in the order in which their scopes were first named."""
+        self._ask_sources()
+        return tuple(self._merge().values())
+
+    def blocking(self, what: Blocks) -> list[Condition]:
+        """The conditions that keep `what` from working now."""
+        return [condition for condition in self.current() if condition.does_block(what)]
+
+    def _ask_sources(self) -> None:
+        for scope, source in self._sources.items():
+            self._scopes[scope] = tuple(source())
+
+    def _merge(self) -> dict[str, Condition]:
+        """By type. Where two scopes have the same type, one that is not true counts."""
+        merged: dict[str, Condition] = {}
+        now = self._clock()
+        for condition in (one for conditions in self._scopes.values() for one in conditions):
+            if condition.type not in merged or merged[condition.type].is_true:
+                known = self._known.get(condition.type)
+                since = known.since if known is not None and known.status is condition.status else now
+                merged[condition.type] = msgspec.structs.replace(condition, since=since)
+        return merged
+
+    def _note_transitions(self) -> None:
+        before, self._known = self._known, self._merge()
+        for type_, condition in before.items():
+            now = self._known.get(type_)
+            if condition.status is Status.FALSE and (now is None or now.is_true):
+                _log.info("Condition cleared", type=type_, reason=condition.reason)
+        for type_, condition in self._known.items():
+            earlier = before.get(type_)
+            if condition.status is Status.FALSE and (
+                earlier is None or (earlier.status, earlier.reason) != (condition.status, condition.reason)
+            ):
+                _log.warning(
+                    "Condition raised",
+                    type=type_,
+                    reason=condition.reason,
+                    message=condition.message,
+                    remedy=condition.remedy or None,
+                    blocks=condition.blocks.value,
+                )
