@@ -23,10 +23,10 @@ from tests.factory import endpoint, service_port
 from tests.kernel.test_nft_schedulers import VIP, World, clients, server, servers, udp
 
 from pointsman.model.addresses import Family
+from pointsman.model.balancing import BalancingPlan, BalancingRequest, Scheduler
 from pointsman.model.endpoint import Endpoint, Identity
-from pointsman.model.scheduling import Balance, Scheduler, Scheduling
-from pointsman.model.shares import balanced, warmed, weights_of
-from pointsman.model.slots import hash_slots, slots_of
+from pointsman.model.shares import compute_shares, compute_warm_up_share, compute_weights
+from pointsman.model.slots import assign_slots, hash_slots
 from pointsman.model.tracker import PortState
 from pointsman.sync.open_connections import open_connections
 
@@ -105,9 +105,9 @@ def hash_tables() -> list[dict[str, Any]]:
             if hash_slots(slots, count) != slots:
                 continue
             pods = tuple(endpoint(f"10.244.1.{number}") for number in range(1, count + 1))
-            balance = Balance(Scheduler.SOURCE_HASH, seed=1, hash_slots=slots)
-            table = slots_of(pods, balance)
-            changes = [slots_of(tuple(p for p in pods if p != gone), balance) for gone in pods]
+            balance = BalancingPlan(Scheduler.SOURCE_HASH, seed=1, hash_slots=slots)
+            table = assign_slots(pods, balance)
+            changes = [assign_slots(tuple(p for p in pods if p != gone), balance) for gone in pods]
             moved = [sum(a != b for a, b in zip(table, new, strict=True)) / slots for new in changes]
             held = Counter(table).values()
             rows.append(
@@ -128,7 +128,7 @@ def slow_start(world: World) -> list[dict[str, Any]]:
     """The share of a newcomer beside one that is warm, second by second of its slow start."""
     rows = []
     for second in range(0, SLOW_START + 4, 2):
-        share = warmed(second, SLOW_START)
+        share = compute_warm_up_share(second, SLOW_START)
         world.load(udp(FAMILY), endpoint(server(FAMILY, 1)), endpoint(server(FAMILY, 2), share=share))
         counts = Counter(world.send(clients(FAMILY, PACKETS)).values())
         rows.append(
@@ -144,7 +144,7 @@ def slow_start(world: World) -> list[dict[str, Any]]:
 def catching_up(world: World, *, adjusting: bool) -> list[int]:
     """Two endpoints hold 100 connections each when a third appears; its connections after every reading."""
     port = service_port(
-        cluster_ip=VIP[FAMILY], scheduling=Scheduling(Scheduler.LEAST_CONNECTIONS), port_name="tcp"
+        cluster_ip=VIP[FAMILY], balancing=BalancingRequest(Scheduler.LEAST_CONNECTIONS), port_name="tcp"
     )
     three = [endpoint(server(FAMILY, number)) for number in (1, 2, 3)]
     history: list[int] = []
@@ -166,7 +166,7 @@ def catching_up(world: World, *, adjusting: bool) -> list[int]:
             counts = counted(three)
             history.append(counts.get(three[2].identity, 0))
             if adjusting:
-                now = balanced(now, counts, weights_of(three, port.scheduling))
+                now = compute_shares(now, counts, compute_weights(three, port.balancing))
             world.change(
                 port,
                 *(e.with_share(round(now.get(e.identity, 100.0))) for e in three),

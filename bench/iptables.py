@@ -87,7 +87,7 @@ class Measured:
         self.variant = variant
         self.reconciler = Reconciler(self.new_backend())
         for index in range(services):
-            self.tracker.service_upserted(msgspec.json.decode(service_json(index), type=Service))
+            self.tracker.upsert_service(msgspec.json.decode(service_json(index), type=Service))
             self.replace_slice(index, 0)
 
     def new_backend(self) -> IptablesBackend:
@@ -96,7 +96,7 @@ class Measured:
 
     def replace_slice(self, index: int, generation: int) -> None:
         data = slice_json(index, self.endpoints, generation)
-        self.tracker.slice_upserted(msgspec.json.decode(data, type=EndpointSlice))
+        self.tracker.upsert_slice(msgspec.json.decode(data, type=EndpointSlice))
 
     def sync(self, *, full: bool = False) -> Sample:
         return self._timed(lambda: self.reconciler.sync(self.tracker.take(), CONTEXT, full=full))
@@ -144,7 +144,7 @@ def measure(services: int, endpoints: int, variant: str) -> dict[str, float]:
     restarted = measured.sync(full=True)
     added = []
     for index in range(services, services + 3):
-        measured.tracker.service_upserted(msgspec.json.decode(service_json(index), type=Service))
+        measured.tracker.upsert_service(msgspec.json.decode(service_json(index), type=Service))
         measured.replace_slice(index, 0)
         added.append(measured.sync())
     row: dict[str, float] = {}

@@ -59,12 +59,12 @@ class Proxy:
             self.add(index)
 
     def add(self, index: int) -> None:
-        self.tracker.service_upserted(msgspec.json.decode(service_json(index), type=Service))
+        self.tracker.upsert_service(msgspec.json.decode(service_json(index), type=Service))
         self.replace(index, 0)
 
     def replace(self, index: int, generation: int) -> None:
         text = slice_json(index, self.endpoints, generation)
-        self.tracker.slice_upserted(msgspec.json.decode(text, type=EndpointSlice))
+        self.tracker.upsert_slice(msgspec.json.decode(text, type=EndpointSlice))
 
     def sync(self, *, full: bool = False) -> tuple[float, int]:
         """Seconds and started programs of one sync."""

@@ -42,8 +42,8 @@ def measure(services: int, endpoints: int, events: int = 500) -> dict[str, float
         t0 = time.process_time()
         service, endpoint_slice = decode_service(raw_service), decode_slice(raw_slice)
         t1 = time.process_time()
-        tracker.service_upserted(service)
-        tracker.slice_upserted(endpoint_slice)
+        tracker.upsert_service(service)
+        tracker.upsert_slice(endpoint_slice)
         t2 = time.process_time()
         seconds["decode"] += t1 - t0
         seconds["track"] += t2 - t1
@@ -64,7 +64,7 @@ def measure(services: int, endpoints: int, events: int = 500) -> dict[str, float
         index = event * 7919 % services
         raw = slice_json(index, endpoints, generation=1 + event)
         started = time.perf_counter()
-        tracker.slice_upserted(decode_slice(raw))
+        tracker.upsert_slice(decode_slice(raw))
         reconciler.sync(tracker.take(), context)
         times.append((time.perf_counter() - started) * 1000)
     result["event_p50_ms"] = statistics.median(times)

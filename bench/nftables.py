@@ -97,8 +97,8 @@ class Cluster:
         slices = msgspec.json.Decoder(EndpointSlice)
         for index in range(self.services):
             asked = self._annotations if index < self._annotated else None
-            tracker.service_upserted(services.decode(service_json(index, asked)))
-            tracker.slice_upserted(slices.decode(slice_json(index, self.endpoints)))
+            tracker.upsert_service(services.decode(service_json(index, asked)))
+            tracker.upsert_slice(slices.decode(slice_json(index, self.endpoints)))
         return tracker
 
     def restart(self) -> None:
@@ -115,7 +115,7 @@ class Cluster:
         """Wall and CPU seconds from the bytes of a watch event to the committed kernel."""
 
         def handle() -> None:
-            self.tracker.slice_upserted(msgspec.json.decode(data, type=EndpointSlice))
+            self.tracker.upsert_slice(msgspec.json.decode(data, type=EndpointSlice))
             self.reconciler.sync(self.tracker.take(), CONTEXT)
 
         return timed(handle)

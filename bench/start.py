@@ -136,9 +136,9 @@ def measure(services: int, endpoints: int) -> list[dict[str, Any]]:
             for objects in decoded:
                 for item in objects:
                     if isinstance(item, Service):
-                        tracker.service_upserted(item)
+                        tracker.upsert_service(item)
                     elif isinstance(item, EndpointSlice):
-                        tracker.slice_upserted(item)
+                        tracker.upsert_slice(item)
 
     phases.run("track", track)
     reconciler = Reconciler(RecordingBackend())

@@ -17,7 +17,7 @@ from pointsman.config.defaults import with_mode
 from pointsman.config.load import config_from_bytes
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Family, address_from_text
-from pointsman.model.node import node_facts
+from pointsman.model.node import build_node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import HEADLESS_LABEL, EndpointSlice, Node, Service, ServiceCIDR
 from pointsman.model.service import ServicePortName
@@ -118,7 +118,7 @@ class Replay:
         return node_context(
             self.config,
             family,
-            node_facts(NODE_NAME, step.node, self.config.bind_address),
+            build_node_facts(NODE_NAME, step.node, self.config.bind_address),
             local_addresses=[address for address in addresses if address is not None],
             service_cidrs=step.service_cidrs,
         )
@@ -127,13 +127,13 @@ class Replay:
         """Deliver the step's objects and sync every family."""
         for tracker in self.trackers.values():
             for key in self._services - step.services.keys():
-                tracker.service_deleted(key)
+                tracker.delete_service(key)
             for key in self._slices - step.slices.keys():
-                tracker.slice_deleted(key)
+                tracker.delete_slice(key)
             for service in step.services.values():
-                tracker.service_upserted(service)
+                tracker.upsert_service(service)
             for endpoint_slice in step.slices.values():
-                tracker.slice_upserted(endpoint_slice)
+                tracker.upsert_slice(endpoint_slice)
         self._services, self._slices = set(step.services), set(step.slices)
         return {
             family: reconciler.sync(self.trackers[family].take(), self.context(step, family), full=full)

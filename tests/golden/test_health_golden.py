@@ -37,9 +37,9 @@ def test_the_same_services_answer_with_the_same_counts(mode: str, name: str) -> 
     for step in scenarios.load(name).steps:
         tracker = Tracker(Family.IPV4, scenarios.NODE_NAME)
         for service in step.services.values():
-            tracker.service_upserted(service)
+            tracker.upsert_service(service)
         for endpoint_slice in step.slices.values():
-            tracker.slice_upserted(endpoint_slice)
+            tracker.upsert_slice(endpoint_slice)
         counts = {port.name.key: count for port, count in tracker.local_ready_counts()}
         assert counts == _recorded(step, mode), step.name
 

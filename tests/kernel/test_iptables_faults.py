@@ -27,8 +27,8 @@ from pointsman.kernel.iptables_programs import NFT, choose_variant
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.kernel.xtables_lock import LockNotOpened
 from pointsman.model.addresses import Family, cidr_from_text
+from pointsman.model.balancing import BalancingRequest
 from pointsman.model.plan import ServicePlan
-from pointsman.model.scheduling import Scheduling
 from pointsman.model.service import Protocol, ServicePortName
 
 pytestmark = pytest.mark.kernel
@@ -135,12 +135,12 @@ def test_a_lock_file_that_cannot_be_opened_is_named_before_anything_is_written(
 
 
 def test_rules_of_resets_and_guarded_node_ports_read_back_as_they_were_written(host: Host) -> None:
-    resetting = Scheduling(reset_gone=True)
+    resetting = BalancingRequest(reset_gone=True)
     guarded = (cidr_from_text("192.0.2.0/24"),)
     host.sync(
-        plan(service_port("empty", node_port=30001, scheduling=resetting)),
+        plan(service_port("empty", node_port=30001, balancing=resetting)),
         plan(
-            service_port("elsewhere", port=81, node_port=30002, external_local=True, scheduling=resetting),
+            service_port("elsewhere", port=81, node_port=30002, external_local=True, balancing=resetting),
             endpoint("10.244.1.1", local=False),
         ),
         plan(

@@ -31,12 +31,12 @@ from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family, address_text
+from pointsman.model.balancing import BalancingDefaults, BalancingRequest, Capabilities, Scheduler
 from pointsman.model.endpoint import Endpoint, Identity
 from pointsman.model.plan import ServicePlan
-from pointsman.model.scheduling import Balancing, Capabilities, Scheduler, Scheduling
 from pointsman.model.service import Protocol
-from pointsman.model.shares import balanced, warmed, weights_of
-from pointsman.model.slots import slots_of
+from pointsman.model.shares import compute_shares, compute_warm_up_share, compute_weights
+from pointsman.model.slots import assign_slots
 from pointsman.model.tracker import PortState
 from pointsman.sync.open_connections import open_connections
 
@@ -85,7 +85,7 @@ class World:
 
     def load(self, port: Any, *endpoints: Endpoint, seed: int = 1) -> ServicePlan:
         """Program one service port with these endpoints."""
-        node = context(self.family, balancing=Balancing(seed=seed))
+        node = context(self.family, balancing=BalancingDefaults(seed=seed))
         made = plan(port, *endpoints, node_context=node)
         with self.namespace.entered():
             self.backend.sync(everything(node, {made.name: made}))
@@ -94,7 +94,7 @@ class World:
 
     def change(self, port: Any, *endpoints: Endpoint) -> None:
         """The same service port with other endpoints, as an incremental sync."""
-        node = context(self.family, balancing=Balancing())
+        node = context(self.family, balancing=BalancingDefaults())
         made = plan(port, *endpoints, node_context=node)
         with self.namespace.entered():
             report = self.backend.sync(part(node, {made.name: made}, made.name))
@@ -161,7 +161,7 @@ def clients(family: Family, count: int) -> list[tuple[str, int]]:
 
 def udp(family: Family, scheduler: Scheduler | None = None, **fields: Any) -> Any:
     return service_port(
-        cluster_ip=VIP[family], protocol=Protocol.UDP, scheduling=Scheduling(scheduler), **fields
+        cluster_ip=VIP[family], protocol=Protocol.UDP, balancing=BalancingRequest(scheduler), **fields
     )
 
 
@@ -186,7 +186,7 @@ def test_weights_three_to_one(world: World) -> None:
 def test_many_odd_weights_in_a_bounded_table(world: World) -> None:
     weights = {number: 37 * number + 100 for number in range(1, 11)}
     made = world.load(udp(world.family), *servers(world.family, weights))
-    assert made.balance is not None
+    assert made.balancing is not None
     counts = Counter(world.send(clients(world.family, 2000)).values())
     assert chi_squared(counts, weights) < CHI_SQUARED[9]
 
@@ -221,7 +221,7 @@ def test_a_source_hash_gives_a_client_the_same_endpoint_and_a_fair_share_to_each
     """With session affinity asked for as well, the hash alone decides."""
     port = udp(world.family, Scheduler.SOURCE_HASH, affinity_seconds=affinity)
     made = world.load(port, *servers(world.family, dict.fromkeys(range(1, 11), 1)))
-    assert made.balance is not None
+    assert made.balancing is not None
     first, again = (world.send(clients(world.family, 1000)) for _ in range(2))
     assert [*first.values()] == [*again.values()]
     assert min(Counter(first.values()).values()) > 1000 / 10 / 2
@@ -252,7 +252,7 @@ def test_with_the_port_in_the_hash_one_client_reaches_every_endpoint(world: Worl
 def test_the_share_of_a_newcomer_follows_the_curve_of_its_slow_start(world: World) -> None:
     port = udp(world.family)
     for second in (0, 15, 30):
-        share = warmed(second, 30)
+        share = compute_warm_up_share(second, 30)
         newcomer = endpoint(server(world.family, 2), share=share)
         world.load(port, endpoint(server(world.family, 1)), newcomer)
         counts = Counter(world.send(clients(world.family, 1500)).values())
@@ -263,7 +263,7 @@ def test_a_fresh_replica_catches_up_with_those_that_have_long_lived_connections(
     """Counted from the kernel's table, with connections that are held open; closed ones must not count."""
     family = world.family
     port = service_port(
-        cluster_ip=VIP[family], scheduling=Scheduling(Scheduler.LEAST_CONNECTIONS), port_name="tcp"
+        cluster_ip=VIP[family], balancing=BalancingRequest(Scheduler.LEAST_CONNECTIONS), port_name="tcp"
     )
     old, fresh = [endpoint(server(family, number)) for number in (1, 2)], endpoint(server(family, 3))
     with contextlib.ExitStack() as open_sockets, world.namespace.entered():
@@ -286,7 +286,9 @@ def test_a_fresh_replica_catches_up_with_those_that_have_long_lived_connections(
         assert sum(held(old).values()) == 200
         shares: dict[Identity, float] = {}
         for _ in range(10):
-            shares = balanced(shares, held([*old, fresh]), weights_of([*old, fresh], port.scheduling))
+            shares = compute_shares(
+                shares, held([*old, fresh]), compute_weights([*old, fresh], port.balancing)
+            )
             now = [one.with_share(round(shares[one.identity])) for one in (*old, fresh)]
             world.change(port, *now)
             connect(20)
@@ -302,7 +304,7 @@ def test_weights_of_iptables_mode_are_probabilities(
     weights = {1: 3, 2: 1}
     node = context(
         world.family,
-        balancing=Balancing(
+        balancing=BalancingDefaults(
             capabilities=Capabilities(schedulers=frozenset((Scheduler.RANDOM, Scheduler.WEIGHTED)))
         ),
     )
@@ -327,7 +329,7 @@ def test_slots_that_somebody_exchanged_are_drift_and_for_a_hash_also_a_differenc
     node = context(family)
     made = plan(udp(family, scheduler), *servers(family, {1: -1, 2: -1}), node_context=node)
     request = everything(node, {made.name: made})
-    slots = [address_text(e.address) for e in slots_of(made.cluster_endpoints, made.balance)]
+    slots = [address_text(e.address) for e in assign_slots(made.cluster_endpoints, made.balancing)]
     other = next(number for number, address in enumerate(slots) if address != slots[0])
     with world.namespace.entered():
         world.backend.sync(request)

@@ -22,9 +22,9 @@ from tests.unit.sync.flow_making import (
 )
 
 from pointsman.kernel.tracked_flows import Flow
+from pointsman.model.balancing import BalancingRequest
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import ServicePlan
-from pointsman.model.scheduling import Scheduling
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.sync.flow_checklist import Unsettled, checklist_of, stale_flows, unsettled_after
 from pointsman.sync.reconcile import PlanChange
@@ -62,7 +62,7 @@ def plans(draw: st.DrawFn, protocol: Protocol, resetting: st.SearchStrategy[bool
         port=draw(st.sampled_from([PORT, PORT + 1])),
         internal_local=draw(st.booleans()),
         external_local=draw(st.booleans()),
-        scheduling=Scheduling(reset_gone=draw(resetting)),
+        balancing=BalancingRequest(reset_gone=draw(resetting)),
     )
 
 

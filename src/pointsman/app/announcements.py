@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from pointsman.backends.contract import Mode
 from pointsman.config.command_line import KUBE_PROXY, RunOptions
+from pointsman.model.balancing import BalancingDefaults, Scheduler
 from pointsman.model.findings import Finding, Rejection
-from pointsman.model.scheduling import Balancing, Scheduler
 from pointsman.node.surroundings import Recorder
 from pointsman.obs.line_budget import LineBudget
 from pointsman.obs.log import get_log
@@ -33,7 +33,7 @@ def announce(options: RunOptions, mode: Mode, recorder: Recorder) -> None:
         recorder.node_event("BalancingNotPossible", note)
 
 
-def _without_effect(asked: Balancing, mode: Mode) -> Iterator[str]:
+def _without_effect(asked: BalancingDefaults, mode: Mode) -> Iterator[str]:
     if asked.scheduler is not Scheduler.RANDOM:
         flag = f"--default-scheduler={asked.scheduler.value} has no effect in {mode.name} mode"
         if mode.capabilities.has_default_scheduler:

@@ -20,14 +20,14 @@ from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import LOCALHOST, Family, address_from_text
+from pointsman.model.balancing import DEFAULT_BALANCING, BalancingDefaults
 from pointsman.model.findings import Finding
 from pointsman.model.labels import ServiceLabels
-from pointsman.model.node import NodeFacts, node_facts
+from pointsman.model.node import NodeFacts, build_node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
 from pointsman.model.problem import Problem
 from pointsman.model.remarks import Remarks
-from pointsman.model.scheduling import EVENLY, Balancing
 from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Tracker
 from pointsman.node.node_context import node_context, pod_ranges
@@ -110,14 +110,14 @@ def plan_objects(
     *,
     families: Sequence[Family] = BOTH_FAMILIES,
     external_allow: Sequence[str] = (),
-    balancing: Balancing = EVENLY,
+    balancing: BalancingDefaults = DEFAULT_BALANCING,
     local_addresses: Mapping[Family, Sequence[bytes]] | None = None,
     findings: Sequence[Finding] = (),
 ) -> Planned:
     """As `plan_manifests`, for objects at hand."""
     notes = [str(finding) for finding in findings]
     node_name, node = _node(objects, config.hostname_override, notes)
-    facts = node_facts(node_name, node, config.bind_address)
+    facts = build_node_facts(node_name, node, config.bind_address)
     service_cidrs = [c for item in objects if isinstance(item, ServiceCIDR) for c in item.spec.cidrs or ()]
     addresses = local_addresses or {family: _node_addresses(node, family) for family in families}
     planner = _Planner(objects, config, facts, notes)
@@ -192,7 +192,7 @@ class _Planner:
         self._allow_external = effective_gates(config.feature_gates).enabled("AllowServiceExternalIPs")
         self.remarks = Remarks()
         for service in self._services:
-            self.remarks.service_upserted(service)
+            self.remarks.upsert_service(service)
 
     def plan(self, context: NodeContext, node_addresses: tuple[bytes, ...]) -> tuple[SyncRequest, FamilyView]:
         tracker = Tracker(
@@ -202,9 +202,9 @@ class _Planner:
             on_problem=self._object_problem,
         )
         for service in self._services:
-            tracker.service_upserted(service)
+            tracker.upsert_service(service)
         for endpoint_slice in self._slices:
-            tracker.slice_upserted(endpoint_slice)
+            tracker.upsert_slice(endpoint_slice)
         keeper = RequestKeeper(context.family)
         outcome = Reconciler(keeper).sync(tracker.take(), context)
         self._notes += [f"Service {found.name}: {found.problem.message}" for found in outcome.problems]

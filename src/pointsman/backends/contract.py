@@ -20,9 +20,9 @@ import msgspec
 from pointsman.backends.packet_quirks import PacketQuirks
 from pointsman.errors import Rejected
 from pointsman.model.addresses import Family
+from pointsman.model.balancing import Capabilities
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
-from pointsman.model.scheduling import Capabilities
 from pointsman.model.service import ServicePortName
 from pointsman.obs.metric_groups import MetricGroup
 

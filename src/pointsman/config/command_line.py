@@ -37,15 +37,15 @@ from pointsman.model.addresses import (
     address_from_text,
     cidr_from_text,
     family_of,
+    find_unusable_reason,
     split_host_port,
-    unusable_reason,
 )
-from pointsman.model.scheduling import (
+from pointsman.model.balancing import (
     DEFAULT_HASH_SLOTS,
     HASH_SLOTS_RANGE,
-    LONGEST_SLOW_START,
-    OWN_WORDS,
-    Balancing,
+    MAX_SLOW_START_SECONDS,
+    OWN_SCHEDULERS,
+    BalancingDefaults,
     Scheduler,
 )
 
@@ -82,7 +82,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     probe_addresses: tuple[str, ...] = ()
     """Service addresses of our own for the datapath probe."""
     external_ip_allow_cidrs: tuple[str, ...] = ()
-    balancing: Balancing = Balancing()
+    balancing: BalancingDefaults = BalancingDefaults()
     warnings: tuple[str, ...] = ()
     flags_set: Mapping[str, str] = {}
     """The given flags as text, for /flagz."""
@@ -160,9 +160,9 @@ def _options(
     )
 
 
-def _balancing(flags: Mapping[str, Any]) -> Balancing:
-    return Balancing(
-        scheduler=OWN_WORDS.get(flags.get("default-scheduler", ""), Scheduler.RANDOM),
+def _balancing(flags: Mapping[str, Any]) -> BalancingDefaults:
+    return BalancingDefaults(
+        scheduler=OWN_SCHEDULERS.get(flags.get("default-scheduler", ""), Scheduler.RANDOM),
         slow_start=round(flags.get("default-slow-start", timedelta(0)).total_seconds()),
         seed=flags.get("source-hash-seed", 1),
         hash_slots=flags.get("source-hash-slots", DEFAULT_HASH_SLOTS),
@@ -172,11 +172,11 @@ def _balancing(flags: Mapping[str, Any]) -> Balancing:
 
 def _balancing_problems(flags: Mapping[str, Any]) -> Iterator[str]:
     word = flags.get("default-scheduler", Scheduler.RANDOM.value)
-    if word not in OWN_WORDS:
-        yield invalid("--default-scheduler", word, f"must be one of {', '.join(OWN_WORDS)}")
+    if word not in OWN_SCHEDULERS:
+        yield invalid("--default-scheduler", word, f"must be one of {', '.join(OWN_SCHEDULERS)}")
     slow_start = flags.get("default-slow-start", timedelta(0))
-    if not timedelta(0) <= slow_start <= timedelta(seconds=LONGEST_SLOW_START):
-        yield invalid("--default-slow-start", slow_start, f"must be from 0 to {LONGEST_SLOW_START}s")
+    if not timedelta(0) <= slow_start <= timedelta(seconds=MAX_SLOW_START_SECONDS):
+        yield invalid("--default-slow-start", slow_start, f"must be from 0 to {MAX_SLOW_START_SECONDS}s")
     if flags.get("source-hash-seed", 1) < 1:
         yield invalid("--source-hash-seed", flags["source-hash-seed"], "must be greater than 0")
     least, most = HASH_SLOTS_RANGE
@@ -284,7 +284,7 @@ def _probe_address_problems(texts: Sequence[str]) -> Iterator[str]:
         if address is None:
             yield invalid("--probe-addresses", text, "must be an IP address")
             continue
-        reason = unusable_reason(address)
+        reason = find_unusable_reason(address)
         if reason is not None:
             yield invalid(
                 "--probe-addresses", text, f"must be an address that a Service may have; it is {reason}"

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pointsman.backends.contract import Mode
 from pointsman.explain.causes import listed
 from pointsman.explain.report import Cause
+from pointsman.model.balancing import BalancingPlan, Scheduler
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.host import HostFacts
 from pointsman.model.plan import ServicePlan
-from pointsman.model.scheduling import Balance, Scheduler
-from pointsman.model.slots import slots_of
+from pointsman.model.slots import assign_slots
 
 _BY = {
     Scheduler.SOURCE_HASH: "by a hash of the client's address",
@@ -37,7 +37,7 @@ def reset_causes(plan: ServicePlan, host: HostFacts, mode: Mode) -> Iterator[Cau
 
 def balancing_words(plan: ServicePlan) -> str:
     """Empty when connections are spread evenly at random."""
-    balance = plan.balance
+    balance = plan.balancing
     if balance is None:
         return ""
     how = f"{plan.scheduler}, {_BY.get(balance.scheduler, 'at random')}"
@@ -50,11 +50,11 @@ def balancing_words(plan: ServicePlan) -> str:
     return how
 
 
-def _shares(endpoints: tuple[Endpoint, ...], balance: Balance) -> list[str]:
+def _shares(endpoints: tuple[Endpoint, ...], balance: BalancingPlan) -> list[str]:
     """Of a hash as the weights have it, from which its table differs by a little: to fill one only for this takes long."""
     if balance.scheduler.hashes:
         counts = {str(endpoint): balance.weight(endpoint) for endpoint in endpoints}
     else:
-        counts = Counter(str(endpoint) for endpoint in slots_of(endpoints, balance))
+        counts = Counter(str(endpoint) for endpoint in assign_slots(endpoints, balance))
     whole = sum(counts.values())
     return [f"{endpoint} {counts[str(endpoint)] / whole:.1%}" for endpoint in endpoints]

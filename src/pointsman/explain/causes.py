@@ -16,15 +16,15 @@ from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
 from pointsman.model.problem import Problem
 from pointsman.model.remarks import IP_MODE_PROXY, NO_BALANCER_ADDRESS
-from pointsman.model.service import SOURCE_RANGES_ANNOTATION, NotOurs, ServicePort
+from pointsman.model.service import SOURCE_RANGES_ANNOTATION, ServicePort, SkipReason
 
 _SHOWN = 5
 
 _NOT_OURS_ADVICE = {
-    NotOurs.HEADLESS.value: "clients use the pod addresses that DNS returns for its name; there is no cluster IP to answer",
-    NotOurs.EXTERNAL_NAME.value: "its name is a DNS alias; connections never pass through this proxy",
-    NotOurs.OTHER_PROXY.value: "remove the label service.kubernetes.io/service-proxy-name to have it served here",
-    NotOurs.NO_CLUSTER_IP.value: "the API server allocates a cluster IP when the Service is created; is the object complete?",
+    SkipReason.HEADLESS.value: "clients use the pod addresses that DNS returns for its name; there is no cluster IP to answer",
+    SkipReason.EXTERNAL_NAME.value: "its name is a DNS alias; connections never pass through this proxy",
+    SkipReason.OTHER_PROXY.value: "remove the label service.kubernetes.io/service-proxy-name to have it served here",
+    SkipReason.NO_CLUSTER_IP.value: "the API server allocates a cluster IP when the Service is created; is the object complete?",
 }
 _REMARK_ADVICE = {
     IP_MODE_PROXY: "packets to it go to the load balancer, as the Service's status asks; set ipMode VIP to serve it on the node",

@@ -187,7 +187,7 @@ def is_link_local(address: bytes) -> bool:
     return address[0] == 0xFE and address[1] & 0xC0 == 0x80
 
 
-def unusable_reason(address: bytes) -> str | None:
+def find_unusable_reason(address: bytes) -> str | None:
     """Why no endpoint may have this address and no Service may claim it, or None when they may.
 
     CVE-2021-25737 for endpoints; CVE-2020-8554 and CVE-2021-25736 for Services.

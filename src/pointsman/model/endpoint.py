@@ -8,7 +8,7 @@ import msgspec
 
 from pointsman.model.addresses import host_port_text
 
-UNSAID_WEIGHT = -1
+NO_WEIGHT = -1
 FULL_SHARE = 100
 _STATES_REMEMBERED = 16384
 
@@ -27,7 +27,7 @@ class EndpointState(msgspec.Struct, frozen=True, gc=False):
     zone: str = ""
     zone_hints: tuple[str, ...] = ()
     node_hints: tuple[str, ...] = ()
-    weight: int = UNSAID_WEIGHT
+    weight: int = NO_WEIGHT
     share: int = FULL_SHARE
 
 

@@ -8,7 +8,7 @@ from pointsman.model.addresses import Cidr, Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode
 
 
-def local_detector(
+def build_local_detector(
     mode: str,
     family: Family,
     *,

@@ -24,7 +24,7 @@ class NodeFacts(msgspec.Struct, frozen=True, gc=False):
         return tuple(ip for ip in self.ips if family_of(ip) is family)
 
 
-def host_ips(node: Node) -> tuple[bytes, ...]:
+def find_host_ips(node: Node) -> tuple[bytes, ...]:
     """The node's first address and the first one of the other family: InternalIPs before ExternalIPs."""
     found: list[bytes] = []
     for wanted in ("InternalIP", "ExternalIP"):
@@ -38,7 +38,7 @@ def host_ips(node: Node) -> tuple[bytes, ...]:
     return (found[0], *other[:1])
 
 
-def node_facts(
+def build_node_facts(
     name: str, node: Node | None, bind_address: str, fallback_ips: Sequence[bytes] = ()
 ) -> NodeFacts:
     """Addresses as kube-proxy picks them: from the Node, `bind_address` overriding its own family.
@@ -46,7 +46,7 @@ def node_facts(
     Without a Node (manifests, or one that never showed up) `fallback_ips` stand in, and localhost as the last
     resort.
     """
-    ips = list((host_ips(node) if node is not None else ()) or fallback_ips)
+    ips = list((find_host_ips(node) if node is not None else ()) or fallback_ips)
     bound = address_from_text(bind_address)
     if bound is not None and any(bound):
         ips = [bound, *(ip for ip in ips if len(ip) != len(bound))]

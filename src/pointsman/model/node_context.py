@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from pointsman.model.addresses import Cidr, Family
-from pointsman.model.scheduling import Balancing
+from pointsman.model.balancing import BalancingDefaults
 
 
 class LocalMode(enum.Enum):
@@ -62,7 +62,7 @@ class NodeContext(msgspec.Struct, frozen=True, gc=False):
     """When not empty, external and load-balancer IPs outside these ranges are refused."""
     addresses_in_rules: tuple[bytes, ...] = ()
     """The node's own addresses where rules name each of them (ipvs); empty elsewhere, as a new one changes no rule."""
-    balancing: Balancing = Balancing()
+    balancing: BalancingDefaults = BalancingDefaults()
 
     @property
     def masquerade_mark(self) -> int:

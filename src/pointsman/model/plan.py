@@ -11,9 +11,9 @@ from collections.abc import Iterable
 import msgspec
 
 from pointsman.model.addresses import Cidr
+from pointsman.model.balancing import BalancingPlan, Scheduler
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.problem import Problem
-from pointsman.model.scheduling import Balance, Scheduler
 from pointsman.model.service import ServicePort, ServicePortName
 
 
@@ -80,7 +80,7 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     problems: tuple[Problem, ...] = ()
     """What this service port asked for and did not get (contested or forbidden addresses, an impossible scheduler), or
     got with a warning."""
-    balance: Balance | None = None
+    balancing: BalancingPlan | None = None
     """How new connections are spread over the endpoints; None for evenly at random."""
     resets_gone: bool = False
     """TCP connections to an endpoint that has left are to be reset with their next packet."""
@@ -92,10 +92,10 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     @property
     def scheduler(self) -> str:
         """Its name as a Service asks for it; empty for evenly at random."""
-        if self.balance is None:
+        if self.balancing is None:
             return ""
-        only_there = self.balance.scheduler is Scheduler.IPVS_ONLY
-        return self.port.scheduling.word if only_there else self.balance.scheduler.value
+        only_there = self.balancing.scheduler is Scheduler.IPVS_ONLY
+        return self.port.balancing.word if only_there else self.balancing.scheduler.value
 
     @property
     def internal_endpoints(self) -> tuple[Endpoint, ...]:
@@ -107,14 +107,14 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def internal_outcome(self) -> Outcome:
-        return outcome_of(self.has_any, self.internal_endpoints)
+        return decide_outcome(self.has_any, self.internal_endpoints)
 
     @property
     def external_outcome(self) -> Outcome:
-        return outcome_of(self.has_any, self.external_endpoints)
+        return decide_outcome(self.has_any, self.external_endpoints)
 
 
-def outcome_of(has_any: bool, endpoints: tuple[Endpoint, ...]) -> Outcome:
+def decide_outcome(has_any: bool, endpoints: tuple[Endpoint, ...]) -> Outcome:
     """What packets meet at a frontend with these usable endpoints; `has_any` counts those of other nodes too."""
     if not has_any:
         return Outcome.REJECT

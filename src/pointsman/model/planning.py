@@ -7,23 +7,23 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from pointsman.model.addresses import Cidr, address_text, host_port_text
-from pointsman.model.claims import Claim, Winner
-from pointsman.model.endpoint import FULL_SHARE, UNSAID_WEIGHT, Endpoint
-from pointsman.model.node_context import NodeContext
-from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan, outcome_of
-from pointsman.model.problem import Problem
-from pointsman.model.scheduling import (
-    UNSAID,
-    Balance,
-    Balancing,
+from pointsman.model.balancing import (
+    NO_REQUEST,
+    BalancingDefaults,
+    BalancingPlan,
     Scheduler,
-    balance_of,
-    by_weight_alone,
-    scheduler_for,
-    without_drained,
+    build_balancing_plan,
+    choose_fallback_scheduler,
+    choose_scheduler,
+    remove_drained_endpoints,
 )
+from pointsman.model.claims import Claim, Winner
+from pointsman.model.endpoint import FULL_SHARE, NO_WEIGHT, Endpoint
+from pointsman.model.node_context import NodeContext
+from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan, decide_outcome
+from pointsman.model.problem import Problem
 from pointsman.model.service import SOURCE_RANGES_ANNOTATION, Protocol, ServicePort
-from pointsman.model.slots import most_hash_slots, most_hashed
+from pointsman.model.slots import compute_max_hash_slots, compute_max_hashed_endpoints
 from pointsman.model.topology import Selection, select_endpoints
 
 _NOTHING_LOST: Mapping[Claim, Winner] = {}
@@ -44,9 +44,9 @@ def plan_service_port(
         port = _granted_port(port, context, lost, problems)
     ranges = _ranges_elsewhere(port, context, problems)
     chosen = select_endpoints(port, endpoints, context.node_name, context.zone)
-    chosen, balance = _balanced(port, chosen, context.balancing, problems)
-    internal = outcome_of(chosen.has_any, chosen.local if port.internal_local else chosen.cluster)
-    external = outcome_of(chosen.has_any, chosen.local if port.external_local else chosen.cluster)
+    chosen, balancing = _balanced(port, chosen, context.balancing, problems)
+    internal = decide_outcome(chosen.has_any, chosen.local if port.internal_local else chosen.cluster)
+    external = decide_outcome(chosen.has_any, chosen.local if port.external_local else chosen.cluster)
     return ServicePlan(
         port=port,
         frontends=tuple(_frontends(port, internal, external, ranges)),
@@ -58,28 +58,28 @@ def plan_service_port(
         topology=chosen.topology,
         topology_note=chosen.note,
         problems=tuple(problems),
-        balance=balance,
+        balancing=balancing,
         resets_gone=_resets_gone(port, context.balancing),
     )
 
 
-def _resets_gone(port: ServicePort, defaults: Balancing) -> bool:
-    asked = port.scheduling.reset_gone
+def _resets_gone(port: ServicePort, defaults: BalancingDefaults) -> bool:
+    asked = port.balancing.reset_gone
     return port.protocol is Protocol.TCP and (defaults.reset_gone if asked is None else asked)
 
 
 def _balanced(
-    port: ServicePort, chosen: Selection, defaults: Balancing, problems: list[Problem]
-) -> tuple[Selection, Balance | None]:
+    port: ServicePort, chosen: Selection, defaults: BalancingDefaults, problems: list[Problem]
+) -> tuple[Selection, BalancingPlan | None]:
     """How connections are spread, and over which of the chosen endpoints."""
-    scheduling = port.scheduling
+    request = port.balancing
     if (
-        scheduling is UNSAID
+        request is NO_REQUEST
         and defaults.scheduler is Scheduler.RANDOM
-        and not any(e.weight != UNSAID_WEIGHT or e.share != FULL_SHARE for e in chosen.reachable)
+        and not any(e.weight != NO_WEIGHT or e.share != FULL_SHARE for e in chosen.reachable)
     ):
         return chosen, None
-    scheduler = scheduler_for(scheduling, chosen.reachable, defaults, problems)
+    scheduler = choose_scheduler(request, chosen.reachable, defaults, problems)
     if scheduler.hashes and defaults.capabilities.fills_hash_tables:
         scheduler = _affordable(scheduler, port, chosen.reachable, problems)
     if scheduler is Scheduler.SOURCE_PORT_HASH and port.affinity_seconds:
@@ -87,24 +87,24 @@ def _balanced(
         problems.append(Problem("PortNotHashed", message))
         scheduler = Scheduler.SOURCE_HASH
     if scheduler is not Scheduler.RANDOM:
-        cluster = without_drained(chosen.cluster, scheduling)
-        local = without_drained(chosen.local, scheduling)
+        cluster = remove_drained_endpoints(chosen.cluster, request)
+        local = remove_drained_endpoints(chosen.local, request)
         if (cluster, local) != (chosen.cluster, chosen.local):
             kept = {*cluster, *local}
             reachable = tuple(endpoint for endpoint in chosen.reachable if endpoint in kept)
             chosen = msgspec.structs.replace(chosen, cluster=cluster, local=local, reachable=reachable)
-    most_slots = most_hash_slots(len(chosen.reachable), port.of_ports, _frontend_count(port))
-    return chosen, balance_of(scheduler, scheduling, chosen.reachable, defaults, most_slots)
+    max_slots = compute_max_hash_slots(len(chosen.reachable), port.of_ports, _frontend_count(port))
+    return chosen, build_balancing_plan(scheduler, request, chosen.reachable, defaults, max_slots)
 
 
 def _affordable(
     scheduler: Scheduler, port: ServicePort, endpoints: tuple[Endpoint, ...], problems: list[Problem]
 ) -> Scheduler:
     """The hash that is wanted, unless filling its tables would keep every node from its other Services for seconds."""
-    most = most_hashed(port.of_ports, _frontend_count(port))
+    most = compute_max_hashed_endpoints(port.of_ports, _frontend_count(port))
     if len(endpoints) <= most:
         return scheduler
-    used = by_weight_alone(port.scheduling, endpoints)
+    used = choose_fallback_scheduler(port.balancing, endpoints)
     message = (
         f"with this many ports and addresses a Service is hashed over at most {most} endpoints; {used.value} is used "
         f"instead of {scheduler.value}. Split it, or let sessionAffinity ClientIP keep clients at their endpoints"

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping
 from pointsman.model.addresses import address_from_text
 from pointsman.model.objects import SERVICE_NAME_LABEL, Meta, Service
 from pointsman.model.problem import Problem
-from pointsman.model.service import NotOurs, should_skip
+from pointsman.model.service import SkipReason, find_skip_reason
 
 IP_MODE_PROXY = "IPModeProxy"
 NO_BALANCER_ADDRESS = "NoLoadBalancerAddress"
 
 _NOT_OURS = {
-    NotOurs.OTHER_PROXY: "another service proxy is named by its label",
-    NotOurs.EXTERNAL_NAME: "type is ExternalName",
-    NotOurs.HEADLESS: "headless (clusterIP None)",
-    NotOurs.NO_CLUSTER_IP: "no clusterIP yet",
+    SkipReason.OTHER_PROXY: "another service proxy is named by its label",
+    SkipReason.EXTERNAL_NAME: "type is ExternalName",
+    SkipReason.HEADLESS: "headless (clusterIP None)",
+    SkipReason.NO_CLUSTER_IP: "no clusterIP yet",
 }
 
 
@@ -32,15 +32,15 @@ class Remarks:
         self._problems: dict[str, dict[tuple[str, str], dict[Problem, None]]] = {}
         self._slice_service: dict[str, str] = {}
 
-    def service_upserted(self, service: Service) -> None:
+    def upsert_service(self, service: Service) -> None:
         """To be called before the trackers see the object, whose problems are reported again."""
         key = service.metadata.key
-        self.service_deleted(key)
+        self.delete_service(key)
         remarks = tuple(_service_remarks(service))
         if remarks:
             self._services[key] = remarks
 
-    def service_deleted(self, key: str) -> None:
+    def delete_service(self, key: str) -> None:
         self._services.pop(key, None)
         self._forget(key, ("Service", key))
 
@@ -74,7 +74,7 @@ class Remarks:
 
 
 def _service_remarks(service: Service) -> Iterable[Problem]:
-    skipped = should_skip(service)
+    skipped = find_skip_reason(service)
     if skipped is not None:
         yield Problem(skipped.value, _NOT_OURS[skipped])
         return

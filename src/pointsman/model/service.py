@@ -13,14 +13,14 @@ from pointsman.model.addresses import (
     address_from_text,
     cidr_from_text,
     family_of,
-    unusable_reason,
+    find_unusable_reason,
 )
+from pointsman.model.balancing import NO_REQUEST, BalancingRequest, parse_balancing_request
 from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Service, ServicePortSpec
 from pointsman.model.problem import Problem
-from pointsman.model.scheduling import UNSAID, Scheduling, scheduling_of
 
 DEFAULT_AFFINITY_SECONDS = 10800
-LONGEST_AFFINITY_SECONDS = 86400
+MAX_AFFINITY_SECONDS = 86400
 IPVS_SCHEDULER_ANNOTATION = "pointsman.dev/ipvs-scheduler"
 SOURCE_RANGES_ANNOTATION = "pointsman.dev/source-ranges"
 
@@ -85,7 +85,7 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
     """creationTimestamp: the older Service wins a contested address."""
     ipvs_scheduler: str = ""
     """Asked for in ipvs mode only."""
-    scheduling: Scheduling = UNSAID
+    balancing: BalancingRequest = NO_REQUEST
     of_ports: int = 1
     """How many ports its Service lists: they share what hashing may cost."""
     external_ips_ignored: bool = False
@@ -114,7 +114,7 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
         return self.internal_local or (self.external_local and self.has_external_chain)
 
 
-class NotOurs(enum.Enum):
+class SkipReason(enum.Enum):
     """Why a Service is not served by this proxy."""
 
     OTHER_PROXY = "OtherProxy"
@@ -123,23 +123,23 @@ class NotOurs(enum.Enum):
     NO_CLUSTER_IP = "NoClusterIP"
 
 
-def should_skip(service: Service) -> NotOurs | None:
+def find_skip_reason(service: Service) -> SkipReason | None:
     """Why a Service is not served by this proxy, or None when it is."""
     if service.metadata.label(SERVICE_PROXY_NAME_LABEL) is not None:
-        return NotOurs.OTHER_PROXY
+        return SkipReason.OTHER_PROXY
     if service.spec.type == "ExternalName":
-        return NotOurs.EXTERNAL_NAME
+        return SkipReason.EXTERNAL_NAME
     if service.spec.cluster_ip == "None":
-        return NotOurs.HEADLESS
-    return None if service.spec.cluster_ip else NotOurs.NO_CLUSTER_IP
+        return SkipReason.HEADLESS
+    return None if service.spec.cluster_ip else SkipReason.NO_CLUSTER_IP
 
 
-def service_ports_from_service(
+def parse_service_ports(
     service: Service, family: Family, *, allow_external_ips: bool = True
 ) -> tuple[dict[ServicePortName, ServicePort], list[Problem]]:
     """The service ports of one family, and what had to be left out. Never raises on bad content."""
     problems: list[Problem] = []
-    if should_skip(service) is not None:
+    if find_skip_reason(service) is not None:
         return {}, problems
     spec = service.spec
     cluster_ip = _cluster_ip(service, family, problems)
@@ -148,7 +148,7 @@ def service_ports_from_service(
     external_ips: tuple[bytes, ...] = ()
     if spec.external_ips and allow_external_ips:
         external_ips = _frontend_addresses(spec.external_ips, family, "externalIPs", problems)
-    scheduling = scheduling_of(service.metadata, problems)
+    balancing = parse_balancing_request(service.metadata, problems)
     ports: dict[ServicePortName, ServicePort] = {}
     for entry in spec.ports or ():
         name = _port_name(service, entry, problems)
@@ -171,7 +171,7 @@ def service_ports_from_service(
             health_check_node_port=_health_check_node_port(service, problems),
             created=service.metadata.creation_timestamp or "",
             ipvs_scheduler=service.metadata.annotation(IPVS_SCHEDULER_ANNOTATION) or "",
-            scheduling=scheduling,
+            balancing=balancing,
             of_ports=len(spec.ports or ()),
             external_ips_ignored=not allow_external_ips and _has_address_of(spec.external_ips, family),
         )
@@ -185,7 +185,7 @@ def _cluster_ip(service: Service, family: Family, problems: list[Problem]) -> by
         if address is None:
             problems.append(Problem("BadClusterIP", f"clusterIP {text!r} is not an IP address"))
         elif family_of(address) is family:
-            reason = unusable_reason(address)
+            reason = find_unusable_reason(address)
             if reason is None:
                 return address
             problems.append(Problem("ForbiddenClusterIP", f"clusterIP {text!r} is a {reason} address"))
@@ -215,7 +215,7 @@ def _frontend_addresses(
         if address is None:
             problems.append(Problem("BadAddress", f"{field}: {text!r} is not an IP address"))
         elif family_of(address) is family:
-            reason = unusable_reason(address)
+            reason = find_unusable_reason(address)
             if reason is None:
                 found[address] = None
             else:
@@ -308,7 +308,7 @@ def _affinity_seconds(service: Service, problems: list[Problem]) -> int:
     if config is None or config.client_ip is None or config.client_ip.timeout_seconds is None:
         return DEFAULT_AFFINITY_SECONDS
     asked = config.client_ip.timeout_seconds
-    granted = min(max(1, asked), LONGEST_AFFINITY_SECONDS)
+    granted = min(max(1, asked), MAX_AFFINITY_SECONDS)
     if granted != asked:
         message = f"sessionAffinityConfig.clientIP.timeoutSeconds {asked}: {granted} is used instead"
         problems.append(Problem("BadAffinityTimeout", message))

@@ -10,21 +10,21 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from pointsman.model.endpoint import FULL_SHARE, Endpoint, Identity
-from pointsman.model.scheduling import (
-    UNSAID,
-    Balancing,
+from pointsman.model.balancing import (
+    NO_REQUEST,
+    BalancingDefaults,
+    BalancingRequest,
     Scheduler,
-    Scheduling,
-    slow_start_of,
-    weight_of,
+    compute_slow_start_seconds,
+    compute_weight,
 )
+from pointsman.model.endpoint import FULL_SHARE, Endpoint, Identity
 from pointsman.model.service import ServicePort, ServicePortName
 
 FIRST_SHARE = 10
 """Of a newcomer; also the size of the steps in which it grows."""
 
-LEAST_SHARE, MOST_SHARE = 25, 400
+MIN_SHARE, MAX_SHARE = 25, 400
 _CUSHION = 8
 """Connections everybody is taken to have besides: a handful of them says little."""
 _GAIN = 0.25
@@ -33,14 +33,14 @@ shares within one reading, a step would overshoot."""
 _CLOSE_ENOUGH = 0.05
 
 
-def warmed(elapsed: float, seconds: int) -> int:
+def compute_warm_up_share(elapsed: float, seconds: int) -> int:
     """The share of an endpoint so long after it became usable: ten steps at most."""
     if elapsed >= seconds:
         return FULL_SHARE
     return max(FIRST_SHARE, int(FULL_SHARE / FIRST_SHARE * elapsed / seconds) * FIRST_SHARE)
 
 
-def balanced(
+def compute_shares(
     shares: Mapping[Identity, float], connections: Mapping[Identity, int], weights: Mapping[Identity, int]
 ) -> dict[Identity, float]:
     """The next shares of endpoints with these weights that have so many connections open.
@@ -57,19 +57,19 @@ def balanced(
         share = shares.get(one, float(FULL_SHARE))
         held = connections.get(one, 0) / weight
         ratio = (average + _CUSHION) / (held + _CUSHION)
-        wanted = min(max(LEAST_SHARE, FULL_SHARE * ratio * ratio), MOST_SHARE)
+        wanted = min(max(MIN_SHARE, FULL_SHARE * ratio * ratio), MAX_SHARE)
         near = abs(wanted - share) < _CLOSE_ENOUGH * share
         found[one] = share if near else share + _GAIN * (wanted - share)
     return found
 
 
-def weights_of(endpoints: Iterable[Endpoint], scheduling: Scheduling) -> dict[Identity, int]:
+def compute_weights(endpoints: Iterable[Endpoint], request: BalancingRequest) -> dict[Identity, int]:
     """Those that new connections may reach, by weight."""
-    weighed = ((e.identity, weight_of(e, scheduling)) for e in endpoints if e.ready)
+    weighed = ((e.identity, compute_weight(e, request)) for e in endpoints if e.ready)
     return {one: weight for one, weight in weighed if weight}
 
 
-class Wish(msgspec.Struct, frozen=True):
+class ShareMode(msgspec.Struct, frozen=True):
     """What keeps the shares of a service port changing."""
 
     slow_start: int = 0
@@ -79,21 +79,21 @@ class Wish(msgspec.Struct, frozen=True):
         return bool(self.slow_start or self.least_connections)
 
 
-def wish_of(scheduling: Scheduling, balancing: Balancing) -> Wish:
-    scheduler = scheduling.scheduler or balancing.scheduler
-    counts = balancing.capabilities.adjusts_shares and scheduler is Scheduler.LEAST_CONNECTIONS
-    return Wish(slow_start_of(scheduling, balancing), counts)
+def build_share_mode(request: BalancingRequest, defaults: BalancingDefaults) -> ShareMode:
+    scheduler = request.scheduler or defaults.scheduler
+    counts = defaults.capabilities.adjusts_shares and scheduler is Scheduler.LEAST_CONNECTIONS
+    return ShareMode(compute_slow_start_seconds(request, defaults), counts)
 
 
-class ShareBook:
-    """The shares that are not full, by service port, and the newcomers among the endpoints."""
+class EndpointShares:
+    """The shares that are not full, by service port, and the warming_up among the endpoints."""
 
-    def __init__(self, balancing: Balancing) -> None:
+    def __init__(self, balancing: BalancingDefaults) -> None:
         self._balancing = balancing
-        self._everybody = bool(wish_of(UNSAID, balancing))
+        self._everybody = bool(build_share_mode(NO_REQUEST, balancing))
         self._shares: dict[ServicePortName, dict[Identity, int]] = {}
         self._newcomers: dict[ServicePortName, set[Identity]] = {}
-        self.wishes: dict[ServicePortName, Wish] = {}
+        self.wishes: dict[ServicePortName, ShareMode] = {}
         """Of the service ports whose shares may change by themselves."""
 
     def follow(
@@ -104,9 +104,9 @@ class ShareBook:
         `serving` is False until the first rules are made: what is found then is not new.
         """
         name = port.name
-        if port.scheduling is UNSAID and not self._everybody and name not in self.wishes:
+        if port.balancing is NO_REQUEST and not self._everybody and name not in self.wishes:
             return
-        wish = wish_of(port.scheduling, self._balancing)
+        wish = build_share_mode(port.balancing, self._balancing)
         if not wish:
             self.forget(name)
             return
@@ -117,23 +117,23 @@ class ShareBook:
         shares = self._shares.get(name, {})
         for gone in shares.keys() - ready:
             del shares[gone]
-        newcomers = self._newcomers.setdefault(name, set())
-        newcomers &= ready
+        warming_up = self._newcomers.setdefault(name, set())
+        warming_up &= ready
         known = {endpoint.identity for endpoint in before if endpoint.ready} & ready
         if serving and known and wish.slow_start:
-            newcomers |= ready - known
+            warming_up |= ready - known
             self._shares.setdefault(name, shares).update(dict.fromkeys(ready - known, FIRST_SHARE))
 
     def forget(self, name: ServicePortName) -> None:
         for known in (self._shares, self._newcomers, self.wishes):
             known.pop(name, None)
 
-    def newcomers(self, name: ServicePortName) -> frozenset[Identity]:
+    def warming_up(self, name: ServicePortName) -> frozenset[Identity]:
         """Endpoints that have not reached their full share since they became ready."""
         return frozenset(self._newcomers.get(name, ()))
 
     def set(self, name: ServicePortName, shares: Mapping[Identity, int], settled: Iterable[Identity]) -> None:
-        """New shares of a service port; `settled` are no longer newcomers.
+        """New shares of a service port; `settled` are no longer warming_up.
 
         Connections are counted over seconds: it may have stopped asking meanwhile, and nobody would ever take a share back.
         """

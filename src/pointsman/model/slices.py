@@ -15,12 +15,12 @@ from operator import itemgetter
 from pointsman.model.addresses import (
     Family,
     address_and_text,
-    unusable_reason,
+    find_unusable_reason,
 )
-from pointsman.model.endpoint import UNSAID_WEIGHT, Endpoint, Identity, shared_state
+from pointsman.model.balancing import Weights, find_weight, parse_weights
+from pointsman.model.endpoint import NO_WEIGHT, Endpoint, Identity, shared_state
 from pointsman.model.objects import EndpointSlice, Hint, SliceEndpoint, SlicePort
 from pointsman.model.problem import Problem
-from pointsman.model.scheduling import Weights, weight_by, weights_from
 from pointsman.model.service import Protocol
 
 PortKey = tuple[str, Protocol]
@@ -28,11 +28,11 @@ PortKey = tuple[str, Protocol]
 
 SliceEndpoints = dict[PortKey, tuple[Endpoint, ...]]
 
-MOST_ENDPOINT_PORTS = 100_000
+MAX_ENDPOINT_PORTS = 100_000
 """Of one slice: endpoints times ports. The API allows 1,000 and 20,000, of which no node could hold a few."""
 
 
-def endpoints_from_slice(
+def parse_slice_endpoints(
     endpoint_slice: EndpointSlice, family: Family, node_name: str
 ) -> tuple[SliceEndpoints, list[Problem]]:
     """Sorted endpoints of this family by port, and what had to be left out. Never raises on bad content."""
@@ -41,16 +41,16 @@ def endpoints_from_slice(
         return {}, problems
     usable = sorted(_usable_endpoints(endpoint_slice, family, problems), key=_ORDER)
     unique = len({address for _, address, _ in usable}) == len(usable)
-    weights = weights_from(endpoint_slice.metadata, problems)
+    weights = parse_weights(endpoint_slice.metadata, problems)
     found: SliceEndpoints = {}
-    room = MOST_ENDPOINT_PORTS
+    room = MAX_ENDPOINT_PORTS
     for port in endpoint_slice.ports or ():
         key = _port_key(port, problems)
         if key is None or port.port is None:
             continue
         room -= len(usable)
         if room < 0:
-            message = f"port {port.name!r} and those after it are left out: {len(usable)} endpoints have more than {MOST_ENDPOINT_PORTS} ports in all"
+            message = f"port {port.name!r} and those after it are left out: {len(usable)} endpoints have more than {MAX_ENDPOINT_PORTS} ports in all"
             problems.append(Problem("TooManyEndpointPorts", message))
             break
         number = port.port
@@ -116,7 +116,7 @@ def _usable_endpoints(
             problems.append(
                 Problem("WrongFamilyEndpoint", f"endpoint address {text!r} is not {family.value}")
             )
-        elif (reason := unusable_reason(address)) is not None:
+        elif (reason := find_unusable_reason(address)) is not None:
             problems.append(Problem("ForbiddenEndpointAddress", f"endpoint address {text!r} is {reason}"))
         else:
             found.append((f"{canonical}:" if length == 4 else f"[{canonical}]:", address, endpoint))
@@ -153,7 +153,7 @@ def _endpoint(address: bytes, port: int, item: SliceEndpoint, node_name: str, we
         zone,
         _names(hints.for_zones) if hints else (),
         _names(hints.for_nodes) if hints else (),
-        weight_by(weights, pod, node, zone) if weights else UNSAID_WEIGHT,
+        find_weight(weights, pod, node, zone) if weights else NO_WEIGHT,
     )
     return Endpoint(address, port, pod, state)
 

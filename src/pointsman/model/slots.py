@@ -13,8 +13,8 @@ import math
 import struct
 from collections.abc import Sequence
 
+from pointsman.model.balancing import HASH_SLOTS_RANGE, BalancingPlan
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.scheduling import HASH_SLOTS_RANGE, Balance
 
 EXACT_SLOTS = 256
 """Weights are met exactly as long as so many slots suffice."""
@@ -34,20 +34,20 @@ _SLACK = 0.125
 """How much more than its share of the hash slots an endpoint may have: less would move more clients at a change."""
 
 
-def slots_of(endpoints: tuple[Endpoint, ...], balance: Balance | None) -> tuple[Endpoint, ...]:
+def assign_slots(endpoints: tuple[Endpoint, ...], balance: BalancingPlan | None) -> tuple[Endpoint, ...]:
     """The endpoint of each slot."""
     if balance is None or not endpoints:
         return endpoints
     if balance.scheduler.hashes:
         weights = tuple(balance.weight(endpoint) for endpoint in endpoints)
         names = tuple(e.address + e.port.to_bytes(2, "big") for e in endpoints)
-        size = hash_slots(balance.hash_slots, len(endpoints), balance.most_slots)
-        return tuple([endpoints[index] for index in hash_owners(names, weights, size, balance.seed)])
-    counts = slot_counts([balance.weight(endpoint) for endpoint in endpoints], constant=balance.adjusted)
+        size = hash_slots(balance.hash_slots, len(endpoints), balance.max_slots)
+        return tuple([endpoints[index] for index in assign_hash_slots(names, weights, size, balance.seed)])
+    counts = count_slots([balance.weight(endpoint) for endpoint in endpoints], constant=balance.adjusted)
     return tuple([e for e, count in zip(endpoints, counts, strict=True) for _ in range(count)])
 
 
-def slot_counts(weights: Sequence[int], *, constant: bool = False) -> list[int]:
+def count_slots(weights: Sequence[int], *, constant: bool = False) -> list[int]:
     """How many slots each endpoint gets; weights are positive, and so are the numbers of slots.
 
     `constant` asks for a table whose size depends on the number of endpoints alone.
@@ -56,7 +56,7 @@ def slot_counts(weights: Sequence[int], *, constant: bool = False) -> list[int]:
     exact = [weight // divisor for weight in weights]
     if not constant and sum(exact) <= max(EXACT_SLOTS, len(weights)):
         return exact
-    return apportioned(weights, _bounded_size(len(weights)))
+    return apportion(weights, _bounded_size(len(weights)))
 
 
 def _bounded_size(endpoints: int) -> int:
@@ -64,7 +64,7 @@ def _bounded_size(endpoints: int) -> int:
     return 1 << (max(wanted, endpoints) - 1).bit_length()
 
 
-def apportioned(weights: Sequence[int], size: int) -> list[int]:
+def apportion(weights: Sequence[int], size: int) -> list[int]:
     """`size` slots by weight: at least one for everybody, the rest as close to proportional as whole slots allow."""
     total = sum(weights)
     spare = size - len(weights)
@@ -78,16 +78,16 @@ def apportioned(weights: Sequence[int], size: int) -> list[int]:
     return [count + 1 for count in counts]
 
 
-def most_hashed(ports: int, frontends: int) -> int:
+def compute_max_hashed_endpoints(ports: int, frontends: int) -> int:
     """Over how many endpoints a Service with so many ports, and frontends at each, can be hashed.
 
-    Then `most_hash_slots` is at least two slots for each of them, and there is always a table size that fits.
+    Then `compute_max_hash_slots` is at least two slots for each of them, and there is always a table size that fits.
     """
     most = min(math.isqrt(_MOST_SCORES // (2 * ports)), _MOST_ELEMENTS // (2 * ports * frontends))
     return max(1, most)
 
 
-def most_hash_slots(endpoints: int, ports: int, frontends: int) -> int:
+def compute_max_hash_slots(endpoints: int, ports: int, frontends: int) -> int:
     """The largest table that such a Service may have at each port."""
     by_time = _MOST_SCORES // (ports * max(1, endpoints))
     return min(HASH_SLOTS_RANGE[1], by_time, _MOST_ELEMENTS // (ports * frontends))
@@ -112,7 +112,9 @@ def hash_slots(wanted: int, endpoints: int, most: int = HASH_SLOTS_RANGE[1]) -> 
 
 
 @functools.lru_cache(maxsize=64)
-def hash_owners(names: tuple[bytes, ...], weights: tuple[int, ...], size: int, seed: int) -> tuple[int, ...]:
+def assign_hash_slots(
+    names: tuple[bytes, ...], weights: tuple[int, ...], size: int, seed: int
+) -> tuple[int, ...]:
     """For each slot the index of its endpoint.
 
     Every endpoint has a score for every slot, and a slot goes to the highest scorer that has room left. An endpoint that goes

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pointsman.model.balancing import compute_weight
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import ServicePlan, TopologyMode
-from pointsman.model.scheduling import weight_of
 from pointsman.model.service import ServicePort
 
 _ZONES_NAMED = 5
@@ -34,7 +34,7 @@ def select_endpoints(
     cluster: tuple[Endpoint, ...] = ()
     mode, note = TopologyMode.NONE, ""
     if port.uses_cluster_endpoints:
-        mode, note = topology_mode(endpoints, node_name, zone)
+        mode, note = choose_topology(endpoints, node_name, zone)
         cluster = _ready_or_draining(endpoints, mode, node_name, zone)
         if not port.uses_local_endpoints:
             return Selection(cluster, (), cluster, bool(cluster), mode, note)
@@ -63,7 +63,7 @@ def _ready_or_draining(
     return chosen or tuple(e for e in endpoints if e.serving and e.terminating)
 
 
-def topology_mode(endpoints: Sequence[Endpoint], node_name: str, zone: str) -> tuple[TopologyMode, str]:
+def choose_topology(endpoints: Sequence[Endpoint], node_name: str, zone: str) -> tuple[TopologyMode, str]:
     """Hints count only when every ready endpoint has them and at least one names this node or zone."""
     hinted = False
     for endpoint in endpoints:
@@ -117,7 +117,7 @@ def endpoint_reason(
         if endpoint.terminating and endpoint.serving:
             return False, "terminating; ready endpoints exist"
         return False, "terminating and no longer serving" if endpoint.terminating else "not ready"
-    if not weight_of(endpoint, plan.port.scheduling):
+    if not compute_weight(endpoint, plan.port.balancing):
         return False, "weight 0: it keeps its connections and gets no new ones"
     if plan.topology is TopologyMode.NODE:
         return False, f"hinted for node {', '.join(endpoint.node_hints)}, this node is {node_name}"

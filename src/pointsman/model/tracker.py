@@ -14,13 +14,13 @@ from datetime import datetime
 import msgspec
 
 from pointsman.model.addresses import Family
+from pointsman.model.balancing import DEFAULT_BALANCING, BalancingDefaults
 from pointsman.model.endpoint import Endpoint, Identity
 from pointsman.model.objects import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION, EndpointSlice, Meta, Service
 from pointsman.model.problem import Problem, told
-from pointsman.model.scheduling import EVENLY, Balancing
-from pointsman.model.service import ServicePort, ServicePortName, service_ports_from_service
-from pointsman.model.shares import ShareBook, Wish
-from pointsman.model.slices import PortKey, endpoints_from_slice, merged
+from pointsman.model.service import ServicePort, ServicePortName, parse_service_ports
+from pointsman.model.shares import EndpointShares, ShareMode
+from pointsman.model.slices import PortKey, merged, parse_slice_endpoints
 
 OnProblem = Callable[[str, Meta, Problem], None]
 """Called with kind, metadata and what was left out of an object."""
@@ -59,7 +59,7 @@ class Tracker:
         node_name: str,
         *,
         allow_external_ips: bool = True,
-        balancing: Balancing = EVENLY,
+        balancing: BalancingDefaults = DEFAULT_BALANCING,
         started_at: float = 0.0,
         on_problem: OnProblem | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class Tracker:
         self._changed_endpoints: set[str] = set()
         self._trigger_times: dict[str, list[float]] = {}
         self._health_checked: set[ServicePortName] = set()
-        self._shares = ShareBook(balancing)
+        self._shares = EndpointShares(balancing)
         self._taken = False
 
     @property
@@ -86,13 +86,13 @@ class Tracker:
         return self._states
 
     @property
-    def adjustable(self) -> Mapping[ServicePortName, Wish]:
+    def share_modes(self) -> Mapping[ServicePortName, ShareMode]:
         """Service ports whose endpoints have shares that change by themselves."""
         return self._shares.wishes
 
-    def newcomers(self, name: ServicePortName) -> frozenset[Identity]:
+    def warming_up(self, name: ServicePortName) -> frozenset[Identity]:
         """Endpoints that start slowly and have not got their full share yet."""
-        return self._shares.newcomers(name)
+        return self._shares.warming_up(name)
 
     def set_shares(
         self, name: ServicePortName, shares: Mapping[Identity, int], settled: Iterable[Identity] = ()
@@ -119,29 +119,29 @@ class Tracker:
     def pending_endpoints(self) -> int:
         return len(self._changed_endpoints)
 
-    def service_upserted(self, service: Service) -> bool:
+    def upsert_service(self, service: Service) -> bool:
         """Take note of a Service; True when something a proxy cares about changed."""
-        ports, problems = service_ports_from_service(
+        ports, problems = parse_service_ports(
             service, self.family, allow_external_ips=self._allow_external_ips
         )
         self._report("Service", service.metadata, problems)
         return self._replace_service(service.metadata.key, ports)
 
-    def service_deleted(self, key: str) -> bool:
+    def delete_service(self, key: str) -> bool:
         return self._replace_service(key, {})
 
-    def slice_upserted(self, endpoint_slice: EndpointSlice) -> bool:
+    def upsert_slice(self, endpoint_slice: EndpointSlice) -> bool:
         """Take note of an EndpointSlice; True when the endpoints of some service port changed."""
         meta = endpoint_slice.metadata
         key = meta.key
         service_name = meta.label(SERVICE_NAME_LABEL)
         if not service_name or endpoint_slice.address_type != self.family.value:
-            return self.slice_deleted(key)
+            return self.delete_slice(key)
         service_key = sys.intern(f"{meta.namespace}/{service_name}")
         moved = False
         if self._slice_service.get(key, service_key) != service_key:
-            moved = self.slice_deleted(key)
-        endpoints, problems = endpoints_from_slice(endpoint_slice, self.family, self.node_name)
+            moved = self.delete_slice(key)
+        endpoints, problems = parse_slice_endpoints(endpoint_slice, self.family, self.node_name)
         self._report("EndpointSlice", meta, problems)
         slices = self._slices.get(service_key, ())
         found = _SliceState(key, tuple(endpoints.items()))
@@ -157,7 +157,7 @@ class Tracker:
             self._note_trigger_time(service_key, meta)
         return changed or moved
 
-    def slice_deleted(self, key: str) -> bool:
+    def delete_slice(self, key: str) -> bool:
         service_key = self._slice_service.pop(key, None)
         if service_key is None:
             return False

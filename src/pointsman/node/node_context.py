@@ -9,11 +9,11 @@ import msgspec
 from pointsman.backends import mode_named
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Cidr, Family, cidr_from_text
-from pointsman.model.local_traffic import local_detector
+from pointsman.model.balancing import DEFAULT_BALANCING, BalancingDefaults, Capabilities, Scheduler
+from pointsman.model.local_traffic import build_local_detector
 from pointsman.model.node import NodeFacts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.node_ports import node_port_addresses
-from pointsman.model.scheduling import EVENLY, Balancing, Capabilities, Scheduler
 
 
 def node_context(
@@ -24,7 +24,7 @@ def node_context(
     local_addresses: Sequence[bytes],
     service_cidrs: Iterable[str] = (),
     external_allow: Iterable[str] = (),
-    balancing: Balancing = EVENLY,
+    balancing: BalancingDefaults = DEFAULT_BALANCING,
 ) -> NodeContext:
     """The context; `config.mode` must be decided, `local_addresses` are those of this family."""
     node_ips = node.ips_of(family)
@@ -34,7 +34,7 @@ def node_context(
         node_name=node.name,
         node_ips=node_ips,
         zone=node.zone,
-        local=local_detector(
+        local=build_local_detector(
             config.detect_local_mode,
             family,
             cluster_cidrs=config.cluster_cidrs,
@@ -57,7 +57,7 @@ def node_context(
     )
 
 
-def _balancing(requested: Balancing, capabilities: Capabilities) -> Balancing:
+def _balancing(requested: BalancingDefaults, capabilities: Capabilities) -> BalancingDefaults:
     """The configured defaults, without a default scheduler where the mode has its own, and what the mode can do."""
     scheduler = Scheduler.RANDOM if capabilities.has_default_scheduler else requested.scheduler
     return msgspec.structs.replace(requested, scheduler=scheduler, capabilities=capabilities)

@@ -215,12 +215,12 @@ class Proxy:
                 self._node_news.set()
             case Upsert(object=Service() as service):
                 self.metrics.service_changes.inc(len(self.families))
-                self.remarks.service_upserted(service)
+                self.remarks.upsert_service(service)
                 self.labels.upserted(service)
-                self._track(lambda tracker: tracker.service_upserted(service))
+                self._track(lambda tracker: tracker.upsert_service(service))
             case Upsert(object=EndpointSlice() as endpoint_slice):
                 self.remarks.slice_changed(endpoint_slice.metadata.key)
-                self._track(lambda tracker: tracker.slice_upserted(endpoint_slice))
+                self._track(lambda tracker: tracker.upsert_slice(endpoint_slice))
                 self._count_endpoint_change(endpoint_slice.metadata.key)
             case Upsert(object=Node() as node):
                 self._node_changed(node.metadata.name, node)
@@ -233,13 +233,13 @@ class Proxy:
     def _deleted(self, kind: type[KubeObject], key: str) -> None:
         if kind is Service:
             self.metrics.service_changes.inc(len(self.families))
-            self.remarks.service_deleted(key)
+            self.remarks.delete_service(key)
             self.labels.deleted(key)
-            self._track(lambda tracker: tracker.service_deleted(key))
+            self._track(lambda tracker: tracker.delete_service(key))
         elif kind is EndpointSlice:
             self._count_endpoint_change(key)
             self.remarks.slice_changed(key)
-            self._track(lambda tracker: tracker.slice_deleted(key))
+            self._track(lambda tracker: tracker.delete_slice(key))
         elif kind is Node:
             self._node_changed(key, None)
         else:

@@ -19,7 +19,7 @@ from pointsman.explain.report import Explanation
 from pointsman.explain.target import Target, target_from_text
 from pointsman.kernel.sysctl import Degraded
 from pointsman.model import probe_service
-from pointsman.model.addresses import Family, address_from_text, address_text, family_of, unusable_reason
+from pointsman.model.addresses import Family, address_from_text, address_text, family_of, find_unusable_reason
 from pointsman.node.proxy import Proxy
 from pointsman.obs.log import get_log
 
@@ -126,7 +126,7 @@ class SelfProbe:
                 return
             del self._echoes[family]
             echo.server.close()
-        usable = next((address for address in own if unusable_reason(address) is None), None)
+        usable = next((address for address in own if find_unusable_reason(address) is None), None)
         if usable is None:
             raise OSError(f"this node has no {family.value} address")
         server = await asyncio.start_server(self._echo, address_text(usable), 0)

@@ -1,4 +1,4 @@
-"""Changes the shares of endpoints as time passes: newcomers that start slowly, and least-connections.
+"""Changes the shares of endpoints as time passes: warming_up that start slowly, and least-connections.
 
 The clock and the readings are here, what follows from them is decided in model/shares.py, and a new share is a change like
 any other: the tracker hands it out and the next sync programs it. Where no Service asks for it, nothing runs.
@@ -16,7 +16,7 @@ from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import FULL_SHARE, Identity
 from pointsman.model.service import ServicePortName
-from pointsman.model.shares import Wish, balanced, warmed, weights_of
+from pointsman.model.shares import ShareMode, compute_shares, compute_warm_up_share, compute_weights
 from pointsman.model.tracker import PortState, Tracker
 from pointsman.obs.log import get_log
 from pointsman.sync.open_connections import Counts, open_connections
@@ -54,7 +54,7 @@ class ShareKeeper:
 
     def changed(self) -> None:
         """Objects changed; some Service may ask for shares that change."""
-        if self._tracker.adjustable:
+        if self._tracker.share_modes:
             self._wanted.set()
 
     async def run(self) -> None:
@@ -62,12 +62,12 @@ class ShareKeeper:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            while wishes := dict(self._tracker.adjustable):
+            while wishes := dict(self._tracker.share_modes):
                 await self._adjust(wishes)
                 await asyncio.sleep(self._tick)
             self._since, self._shares = {}, {}
 
-    async def _adjust(self, wishes: Mapping[ServicePortName, Wish]) -> None:
+    async def _adjust(self, wishes: Mapping[ServicePortName, ShareMode]) -> None:
         now = asyncio.get_running_loop().time()
         counting = [name for name, wish in wishes.items() if wish.least_connections]
         if counting and now >= self._next_reading:
@@ -77,9 +77,9 @@ class ShareKeeper:
         changed = False
         warming: dict[tuple[ServicePortName, Identity], float] = {}
         for name, wish in wishes.items():
-            newcomers = self._tracker.newcomers(name)
-            if newcomers or (wish.least_connections and name in self._shares):
-                changed |= self._set(name, wish, newcomers, warming, now)
+            warming_up = self._tracker.warming_up(name)
+            if warming_up or (wish.least_connections and name in self._shares):
+                changed |= self._set(name, wish, warming_up, warming, now)
         self._since = warming
         if changed:
             self._on_change()
@@ -87,17 +87,17 @@ class ShareKeeper:
     def _set(
         self,
         name: ServicePortName,
-        wish: Wish,
-        newcomers: Iterable[Identity],
+        wish: ShareMode,
+        warming_up: Iterable[Identity],
         warming: dict[tuple[ServicePortName, Identity], float],
         now: float,
     ) -> bool:
         counted = self._shares.get(name, {}) if wish.least_connections else {}
         shares = {one: round(share) for one, share in counted.items()}
         settled: list[Identity] = []
-        for one in newcomers:
+        for one in warming_up:
             since = warming[name, one] = self._since.get((name, one), now)
-            warm = warmed(now - since, wish.slow_start)
+            warm = compute_warm_up_share(now - since, wish.slow_start)
             shares[one] = max(1, shares.get(one, FULL_SHARE) * warm // FULL_SHARE)
             if warm == FULL_SHARE:
                 settled.append(one)
@@ -121,6 +121,6 @@ class ShareKeeper:
         stepped: dict[ServicePortName, dict[Identity, float]] = {}
         for name, state in states.items():
             before = self._shares.get(name, {})
-            weights = weights_of(state.endpoints, state.port.scheduling)
-            stepped[name] = balanced(before, counts[name], weights) if name in counts else before
+            weights = compute_weights(state.endpoints, state.port.balancing)
+            stepped[name] = compute_shares(before, counts[name], weights) if name in counts else before
         self._shares = stepped

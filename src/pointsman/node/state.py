@@ -9,10 +9,10 @@ import msgspec
 from pointsman.config.doubts import Judgement, judged
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Family, is_link_local, is_loopback
-from pointsman.model.node import NodeFacts, host_ips, node_facts
+from pointsman.model.balancing import BalancingDefaults
+from pointsman.model.node import NodeFacts, build_node_facts, find_host_ips
 from pointsman.model.node_context import NodeContext, Situation
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
-from pointsman.model.scheduling import Balancing
 from pointsman.node.node_context import node_context
 
 SERVICE_RANGE_WAIT = 5.0
@@ -34,7 +34,7 @@ class Settings(msgspec.Struct, frozen=True):
     config: KubeProxyConfiguration
     node_name: str
     external_allow: Sequence[str] = ()
-    balancing: Balancing = Balancing()
+    balancing: BalancingDefaults = BalancingDefaults()
     from_manifests: bool = False
     node_wait: float = NODE_WAIT
     pod_range_wait: float = POD_RANGE_WAIT
@@ -59,7 +59,7 @@ class NodeState:
     @property
     def has_addresses(self) -> bool:
         """The Node object lists some; until then it is worth waiting for."""
-        return self.node_object is not None and bool(host_ips(self.node_object))
+        return self.node_object is not None and bool(find_host_ips(self.node_object))
 
     @property
     def lacks_pod_range(self) -> bool:
@@ -105,7 +105,7 @@ class NodeState:
         return self._contexts != before
 
     def _seen(self) -> tuple[NodeFacts, dict[Family, NodeContext]]:
-        facts = node_facts(self.name, self.node_object, self.config.bind_address, self._fallback_ips())
+        facts = build_node_facts(self.name, self.node_object, self.config.bind_address, self._fallback_ips())
         service_cidrs = [text for texts in self._service_cidrs.values() for text in texts]
         return facts, {
             family: node_context(

@@ -152,7 +152,7 @@ def _words(plan: ServicePlan, family: FamilyView, mode: Mode) -> Iterator[str]:
     yield plan.name.protocol.lower
     yield plan.port.family.value.casefold()
     yield port_verdict(plan, family, mode).value
-    if plan.balance is not None:
+    if plan.balancing is not None:
         yield plan.scheduler
     if plan.resets_gone:
         yield "reset-gone"

@@ -26,7 +26,7 @@ from pointsman.model.objects import (
     SessionAffinityConfig,
     SlicePort,
 )
-from pointsman.model.service import DEFAULT_AFFINITY_SECONDS, LONGEST_AFFINITY_SECONDS
+from pointsman.model.service import DEFAULT_AFFINITY_SECONDS, MAX_AFFINITY_SECONDS
 
 _PROTOCOLS = ("TCP", "UDP", "SCTP")
 _SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
@@ -174,10 +174,10 @@ def _affinity(spec: ServiceSpec, problems: list[str]) -> SessionAffinityConfig |
     )
     if seconds is None:
         seconds = DEFAULT_AFFINITY_SECONDS
-    if not 0 < seconds <= LONGEST_AFFINITY_SECONDS:
+    if not 0 < seconds <= MAX_AFFINITY_SECONDS:
         problems.append(
             f"spec.sessionAffinityConfig.clientIP.timeoutSeconds: {seconds} must be within "
-            f"1..{LONGEST_AFFINITY_SECONDS}"
+            f"1..{MAX_AFFINITY_SECONDS}"
         )
     return SessionAffinityConfig(ClientIPConfig(seconds))
 

@@ -22,7 +22,7 @@ from pointsman.lab.hosts import CLUSTER_RANGES, HOSTS, SERVICE_RANGES
 from pointsman.lab.objects import LabService, node_manifest
 from pointsman.lab.probe import Flow, Outcome, Probe, run_probes
 from pointsman.model.addresses import Family
-from pointsman.model.node import node_facts
+from pointsman.model.node import build_node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, Node, Service
 from pointsman.model.tracker import Tracker
@@ -91,15 +91,15 @@ class World:
             found = msgspec.convert(manifest, kind)
             now[f"{manifest['kind']} {found.metadata.key}"] = found
             if isinstance(found, Service):
-                tracker.service_upserted(found)
+                tracker.upsert_service(found)
             else:
-                tracker.slice_upserted(found)
+                tracker.upsert_slice(found)
         for key in before.keys() - now.keys():
             gone = before[key]
             if isinstance(gone, Service):
-                tracker.service_deleted(gone.metadata.key)
+                tracker.delete_service(gone.metadata.key)
             else:
-                tracker.slice_deleted(gone.metadata.key)
+                tracker.delete_slice(gone.metadata.key)
         self._objects[family] = now
         with self.cluster["n1"].entered():
             addresses = local_addresses(family, exclude=("kube-ipvs0",))
@@ -107,7 +107,7 @@ class World:
             self.contexts[family] = node_context(
                 self._config,
                 family,
-                node_facts("n1", node, self._config.bind_address),
+                build_node_facts("n1", node, self._config.bind_address),
                 local_addresses=addresses,
                 service_cidrs=SERVICE_RANGES,
             )

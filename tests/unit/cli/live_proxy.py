@@ -17,7 +17,7 @@ from pointsman.kernel.sysctl import Degraded
 from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
 from pointsman.model.host import HostFacts, Route
-from pointsman.model.node import host_ips
+from pointsman.model.node import find_host_ips
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.node.inspector import Inspector
 from pointsman.report.status import ReloadReport
@@ -28,7 +28,7 @@ from pointsman.serve.page import page_routes
 
 def _addresses(objects: Sequence[KubeObject]) -> list[bytes]:
     nodes = [item for item in objects if isinstance(item, Node)]
-    return [address for node in nodes for address in host_ips(node) if len(address) == 4]
+    return [address for node in nodes for address in find_host_ips(node) if len(address) == 4]
 
 
 def _watch(objects: int) -> WatchStatus:

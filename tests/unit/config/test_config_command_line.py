@@ -13,7 +13,7 @@ from pointsman.config.load import config_to_yaml
 from pointsman.config.log_settings import log_settings
 from pointsman.config.types import KubeProxyConfiguration, VModuleItem
 from pointsman.errors import ConfigError
-from pointsman.model.scheduling import Balancing, Scheduler
+from pointsman.model.balancing import BalancingDefaults, Scheduler
 
 HEADER = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
@@ -266,9 +266,9 @@ def test_defaults_of_balancing_come_from_flags_and_bad_ones_are_named() -> None:
         "--source-hash-seed=7",
         "--source-hash-slots=128",
     )
-    assert options.balancing == Balancing(Scheduler.SOURCE_HASH, 60, 7, 128)
-    assert as_kube_proxy("--reset-gone").balancing == Balancing(reset_gone=True)
-    assert as_kube_proxy().balancing == Balancing()
+    assert options.balancing == BalancingDefaults(Scheduler.SOURCE_HASH, 60, 7, 128)
+    assert as_kube_proxy("--reset-gone").balancing == BalancingDefaults(reset_gone=True)
+    assert as_kube_proxy().balancing == BalancingDefaults()
     found = problems(
         "--default-scheduler=lc", "--default-slow-start=2h", "--source-hash-seed=0", "--source-hash-slots=9"
     )

@@ -186,9 +186,9 @@ def test_long_endpoint_lists_are_cut_and_say_so() -> None:
 
 def test_remarks_follow_the_objects() -> None:
     remarks = Remarks()
-    remarks.service_upserted(factory.service(clusterIP="None"))
+    remarks.upsert_service(factory.service(clusterIP="None"))
     assert remarks.of("default/web") == (Problem("Headless", "headless (clusterIP None)"),)
-    remarks.service_upserted(factory.service())
+    remarks.upsert_service(factory.service())
     assert remarks.all() == {}
     bad_slice = factory.endpoint_slice("127.0.0.1")
     problem = Problem("ForbiddenEndpointAddress", "endpoint address '127.0.0.1' is loopback")
@@ -198,7 +198,7 @@ def test_remarks_follow_the_objects() -> None:
     assert set(remarks.of("default/web")) == {problem, Problem("BadAddress", "x")}
     remarks.slice_changed(bad_slice.metadata.key)
     assert remarks.of("default/web") == (Problem("BadAddress", "x"),)
-    remarks.service_deleted("default/web")
+    remarks.delete_service("default/web")
     assert remarks.all() == {}
 
 

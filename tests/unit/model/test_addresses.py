@@ -12,10 +12,10 @@ from pointsman.model.addresses import (
     address_text,
     cidr_from_text,
     family_of,
+    find_unusable_reason,
     host_port_text,
     port_from_text,
     split_host_port,
-    unusable_reason,
 )
 
 
@@ -125,7 +125,7 @@ def test_a_mapped_range_becomes_ipv4() -> None:
 def test_special_addresses_are_never_endpoints(text: str, reason: str | None) -> None:
     address = address_from_text(text)
     assert address is not None
-    assert unusable_reason(address) == reason
+    assert find_unusable_reason(address) == reason
 
 
 def test_host_and_port_use_brackets_for_ipv6() -> None:

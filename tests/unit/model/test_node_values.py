@@ -2,8 +2,8 @@ import pytest
 from tests.factory import node, packed
 
 from pointsman.model.addresses import Family
-from pointsman.model.local_traffic import local_detector
-from pointsman.model.node import host_ips, node_facts
+from pointsman.model.local_traffic import build_local_detector
+from pointsman.model.node import build_node_facts, find_host_ips
 from pointsman.model.node_context import LocalDetector, LocalMode, NodePortAddresses
 from pointsman.model.node_ports import node_port_addresses
 
@@ -98,8 +98,8 @@ def test_node_addresses_are_the_first_and_the_first_of_the_other_family() -> Non
             {"type": "Hostname", "address": "n1"},
         ]
     )
-    assert host_ips(made) == (packed("172.30.0.10"), packed("fd00:30::10"))
-    assert host_ips(node()) == ()
+    assert find_host_ips(made) == (packed("172.30.0.10"), packed("fd00:30::10"))
+    assert find_host_ips(node()) == ()
 
 
 def test_bind_address_overrides_its_family_and_decides_the_primary_one() -> None:
@@ -109,16 +109,16 @@ def test_bind_address_overrides_its_family_and_decides_the_primary_one() -> None
             {"type": "InternalIP", "address": "fd00:30::10"},
         ]
     )
-    facts = node_facts("n1", made, "0.0.0.0")
+    facts = build_node_facts("n1", made, "0.0.0.0")
     assert (facts.primary_family, facts.zone) == (Family.IPV4, "zone-a")
-    facts = node_facts("n1", made, "fd00:30::99")
+    facts = build_node_facts("n1", made, "fd00:30::99")
     assert facts.primary_family is Family.IPV6
     assert facts.ips == (packed("fd00:30::99"), packed("172.30.0.10"))
 
 
 def test_without_a_node_the_fallback_and_then_localhost_stand_in() -> None:
-    assert node_facts("n1", None, "0.0.0.0", [packed("192.0.2.1")]).ips == (packed("192.0.2.1"),)
-    assert node_facts("n1", None, "0.0.0.0").ips == (packed("127.0.0.1"),)
+    assert build_node_facts("n1", None, "0.0.0.0", [packed("192.0.2.1")]).ips == (packed("192.0.2.1"),)
+    assert build_node_facts("n1", None, "0.0.0.0").ips == (packed("127.0.0.1"),)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_without_a_node_the_fallback_and_then_localhost_stand_in() -> None:
     ],
 )
 def test_cidr_detectors(mode: str, family: Family, expected: str | None) -> None:
-    found = local_detector(
+    found = build_local_detector(
         mode, family, cluster_cidrs=["10.244.0.0/16", "fd00:10:244::/48"], pod_cidrs=["10.244.1.0/24"]
     )
     assert (str(found.cidr) if found.cidr else None) == expected
@@ -139,8 +139,12 @@ def test_cidr_detectors(mode: str, family: Family, expected: str | None) -> None
 
 
 def test_interface_detectors() -> None:
-    assert local_detector("BridgeInterface", Family.IPV4, bridge_interface="cni0") == LocalDetector(
+    assert build_local_detector("BridgeInterface", Family.IPV4, bridge_interface="cni0") == LocalDetector(
         LocalMode.INTERFACE, interface="cni0"
     )
-    assert local_detector("InterfaceNamePrefix", Family.IPV4, interface_prefix="veth").interface == "veth"
-    assert local_detector("ClusterCIDR", Family.IPV4, cluster_cidrs=["0.0.0.0/0"]).mode is LocalMode.NONE
+    assert (
+        build_local_detector("InterfaceNamePrefix", Family.IPV4, interface_prefix="veth").interface == "veth"
+    )
+    assert (
+        build_local_detector("ClusterCIDR", Family.IPV4, cluster_cidrs=["0.0.0.0/0"]).mode is LocalMode.NONE
+    )

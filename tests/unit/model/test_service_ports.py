@@ -9,24 +9,24 @@ from tests.factory import packed, service
 from pointsman.model.addresses import Family
 from pointsman.model.objects import Service
 from pointsman.model.service import (
-    NotOurs,
     Protocol,
     ServicePort,
     ServicePortName,
-    service_ports_from_service,
-    should_skip,
+    SkipReason,
+    find_skip_reason,
+    parse_service_ports,
 )
 
 
 def only_port(made: Service, family: Family = Family.IPV4, **options: Any) -> ServicePort:
-    ports, problems = service_ports_from_service(made, family, **options)
+    ports, problems = parse_service_ports(made, family, **options)
     assert problems == []
     (port,) = ports.values()
     return port
 
 
 def reasons(made: Service, family: Family = Family.IPV4) -> list[str]:
-    return [problem.reason for problem in service_ports_from_service(made, family)[1]]
+    return [problem.reason for problem in parse_service_ports(made, family)[1]]
 
 
 def test_a_plain_cluster_ip_service() -> None:
@@ -48,25 +48,25 @@ def test_an_unnamed_port_prints_without_colon() -> None:
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (service(clusterIP="None"), NotOurs.HEADLESS),
-        (service(clusterIP=""), NotOurs.NO_CLUSTER_IP),
-        (service(type="ExternalName"), NotOurs.EXTERNAL_NAME),
+        (service(clusterIP="None"), SkipReason.HEADLESS),
+        (service(clusterIP=""), SkipReason.NO_CLUSTER_IP),
+        (service(type="ExternalName"), SkipReason.EXTERNAL_NAME),
         (
             service(metadata={"labels": {"service.kubernetes.io/service-proxy-name": "x"}}),
-            NotOurs.OTHER_PROXY,
+            SkipReason.OTHER_PROXY,
         ),
     ],
 )
-def test_services_that_are_not_ours_are_skipped(made: Service, reason: NotOurs) -> None:
-    assert should_skip(made) is reason
-    assert service_ports_from_service(made, Family.IPV4) == ({}, [])
+def test_services_that_are_not_ours_are_skipped(made: Service, reason: SkipReason) -> None:
+    assert find_skip_reason(made) is reason
+    assert parse_service_ports(made, Family.IPV4) == ({}, [])
 
 
 def test_each_family_gets_its_own_cluster_ip() -> None:
     dual = service(clusterIP="fd00::a", clusterIPs=["fd00::a", "10.96.0.9"])
     assert only_port(dual, Family.IPV4).cluster_ip == packed("10.96.0.9")
     assert only_port(dual, Family.IPV6).cluster_ip == packed("fd00::a")
-    assert service_ports_from_service(service(), Family.IPV6) == ({}, [])
+    assert parse_service_ports(service(), Family.IPV6) == ({}, [])
 
 
 def test_external_and_balancer_addresses_are_split_by_family() -> None:
@@ -125,7 +125,7 @@ def test_source_ranges_may_be_asked_for_everywhere_and_a_typing_error_asks_for_i
     value: str, everywhere: bool, reasons: list[str]
 ) -> None:
     asking = service(metadata={"annotations": {"pointsman.dev/source-ranges": value}})
-    ports, problems = service_ports_from_service(asking, Family.IPV4)
+    ports, problems = parse_service_ports(asking, Family.IPV4)
     assert [port.ranges_everywhere for port in ports.values()] == [everywhere]
     assert [problem.reason for problem in problems] == reasons
 
@@ -145,7 +145,7 @@ def test_source_ranges_may_be_asked_for_everywhere_and_a_typing_error_asks_for_i
 def test_ranges_that_keep_out_clients_of_the_other_family_only_are_told_apart(
     ranges: list[str] | None, expected: bool
 ) -> None:
-    ports, _ = service_ports_from_service(service(loadBalancerSourceRanges=ranges), Family.IPV4)
+    ports, _ = parse_service_ports(service(loadBalancerSourceRanges=ranges), Family.IPV4)
     assert [port.ranges_of_other_family for port in ports.values()] == [expected]
 
 
@@ -159,7 +159,7 @@ def test_source_ranges_that_cannot_be_read_let_nobody_in(bad: str) -> None:
         ([bad, "fd00::/8"], "0.0.0.0/32"),
         ([bad, "192.0.2.0/24"], "192.0.2.0/24"),
     ):
-        ports, problems = service_ports_from_service(service(loadBalancerSourceRanges=ranges), Family.IPV4)
+        ports, problems = parse_service_ports(service(loadBalancerSourceRanges=ranges), Family.IPV4)
         assert [str(cidr) for port in ports.values() for cidr in port.source_ranges] == [admitted]
         assert [problem.reason for problem in problems] == ["BadSourceRange"]
 
@@ -192,7 +192,7 @@ def test_bad_content_is_left_out_and_named(made: Service, reason: str) -> None:
 
 
 def test_a_bad_port_does_not_harm_the_other() -> None:
-    ports, problems = service_ports_from_service(
+    ports, problems = parse_service_ports(
         service(ports=[{"name": "a", "port": 0}, {"name": "b", "port": 81}]), Family.IPV4
     )
     assert [name.port for name in ports] == ["b"]
@@ -210,7 +210,7 @@ def test_policies_decide_which_endpoints_are_needed() -> None:
 
 def test_a_null_in_the_json_is_absence() -> None:
     raw = b'{"metadata":{"name":"a","namespace":"b","creationTimestamp":null},"spec":{"clusterIP":"10.96.0.1","ports":null}}'
-    assert service_ports_from_service(msgspec.json.decode(raw, type=Service), Family.IPV4) == ({}, [])
+    assert parse_service_ports(msgspec.json.decode(raw, type=Service), Family.IPV4) == ({}, [])
 
 
 _text = st.text(max_size=20)
@@ -237,14 +237,14 @@ _text = st.text(max_size=20)
 )
 def test_no_content_raises(spec: dict[str, Any]) -> None:
     for family in Family:
-        service_ports_from_service(service(**spec), family)
+        parse_service_ports(service(**spec), family)
 
 
 @pytest.mark.parametrize(("asked", "granted"), [(0, 1), (-5, 1), (86401, 86400), (2**63 - 1, 86400)])
 def test_an_affinity_timeout_no_kernel_can_keep_is_cut_and_reported(asked: int, granted: int) -> None:
     config = {"clientIP": {"timeoutSeconds": asked}}
     made = service(sessionAffinity="ClientIP", sessionAffinityConfig=config)
-    (port,) = service_ports_from_service(made, Family.IPV4)[0].values()
+    (port,) = parse_service_ports(made, Family.IPV4)[0].values()
     assert port.affinity_seconds == granted
     assert reasons(made) == ["BadAffinityTimeout"]
 
@@ -252,7 +252,7 @@ def test_an_affinity_timeout_no_kernel_can_keep_is_cut_and_reported(asked: int, 
 @pytest.mark.parametrize("number", [-1, 65536, 2**40])
 def test_a_health_check_port_that_is_none_is_left_out_and_reported(number: int) -> None:
     made = service(type="LoadBalancer", externalTrafficPolicy="Local", healthCheckNodePort=number)
-    (port,) = service_ports_from_service(made, Family.IPV4)[0].values()
+    (port,) = parse_service_ports(made, Family.IPV4)[0].values()
     assert port.health_check_node_port == 0
     assert reasons(made) == ["BadPort"]
 

@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 from tests.factory import endpoint_slice, service
 
 from pointsman.model.addresses import Family
+from pointsman.model.balancing import BalancingDefaults, Scheduler
 from pointsman.model.endpoint import Identity
-from pointsman.model.scheduling import Balancing, Scheduler
 from pointsman.model.service import Protocol, ServicePortName
-from pointsman.model.shares import FIRST_SHARE, LEAST_SHARE, MOST_SHARE, Wish, balanced, warmed
+from pointsman.model.shares import (
+    FIRST_SHARE,
+    MAX_SHARE,
+    MIN_SHARE,
+    ShareMode,
+    compute_shares,
+    compute_warm_up_share,
+)
 from pointsman.model.tracker import Tracker
 
 PERIOD = 5.0
@@ -43,7 +50,7 @@ class Fluid:
                 leaving = self.connections[name] / self._lifetime
                 self.connections[name] += PERIOD / steps * (arriving - leaving)
         counts = {name: round(held) for name, held in self.connections.items()}
-        self.shares = balanced(self.shares, counts, self.weights)
+        self.shares = compute_shares(self.shares, counts, self.weights)
 
     @property
     def spread(self) -> float:
@@ -53,32 +60,32 @@ class Fluid:
 
 
 def test_a_newcomer_grows_in_ten_steps_and_never_shrinks() -> None:
-    curve = [warmed(second, 30) for second in range(32)]
+    curve = [compute_warm_up_share(second, 30) for second in range(32)]
     assert (curve[0], curve[15], curve[29], curve[30]) == (FIRST_SHARE, 50, 90, 100)
     assert curve == sorted(curve)
     assert len(set(curve)) == 10
-    assert warmed(0.0, 0) == 100
+    assert compute_warm_up_share(0.0, 0) == 100
 
 
 def test_equal_loads_leave_shares_alone() -> None:
     weights = {one(1): 1, one(2): 3}
-    assert balanced({}, {one(1): 100, one(2): 300}, weights) == {one(1): 100.0, one(2): 100.0}
-    assert balanced({}, {}, weights) == {one(1): 100.0, one(2): 100.0}
-    assert balanced({}, {one(1): 5}, {}) == {}
+    assert compute_shares({}, {one(1): 100, one(2): 300}, weights) == {one(1): 100.0, one(2): 100.0}
+    assert compute_shares({}, {}, weights) == {one(1): 100.0, one(2): 100.0}
+    assert compute_shares({}, {one(1): 5}, {}) == {}
 
 
 @given(
     st.lists(st.integers(0, 100_000), min_size=1, max_size=20),
-    st.lists(st.floats(LEAST_SHARE, MOST_SHARE), min_size=20, max_size=20),
+    st.lists(st.floats(MIN_SHARE, MAX_SHARE), min_size=20, max_size=20),
 )
 def test_a_step_stays_within_bounds_and_never_passes_its_goal(held: list[int], shares: list[float]) -> None:
     names = [one(number) for number in range(len(held))]
     before = dict(zip(names, shares, strict=False))
     counts, weights = dict(zip(names, held, strict=True)), dict.fromkeys(names, 1)
-    after = balanced(before, counts, weights)
-    again = balanced(after, counts, weights)
+    after = compute_shares(before, counts, weights)
+    again = compute_shares(after, counts, weights)
     for name in names:
-        assert LEAST_SHARE <= after[name] <= MOST_SHARE
+        assert MIN_SHARE <= after[name] <= MAX_SHARE
         step, next_step = after[name] - before[name], again[name] - after[name]
         assert step * next_step >= 0, "the same counts never turn the direction"
         assert abs(next_step) <= abs(step) + 1e-9
@@ -145,10 +152,10 @@ NAME = ServicePortName("default", "web", "http", Protocol.TCP)
 
 
 def tracking(annotations: dict[str, str], **balancing: Any) -> Tracker:
-    tracker = Tracker(Family.IPV4, "n1", balancing=Balancing(**balancing))
+    tracker = Tracker(Family.IPV4, "n1", balancing=BalancingDefaults(**balancing))
     named = {f"pointsman.dev/{name}": value for name, value in annotations.items()}
-    tracker.service_upserted(service(metadata={"annotations": named}))
-    tracker.slice_upserted(endpoint_slice("10.244.1.1", "10.244.1.2"))
+    tracker.upsert_service(service(metadata={"annotations": named}))
+    tracker.upsert_slice(endpoint_slice("10.244.1.1", "10.244.1.2"))
     return tracker
 
 
@@ -158,33 +165,33 @@ def shares(tracker: Tracker) -> list[int]:
 
 def test_what_is_there_at_the_start_is_not_new() -> None:
     tracker = tracking({"slow-start": "30s"})
-    tracker.slice_upserted(endpoint_slice("10.244.2.1", name="web-b"))
+    tracker.upsert_slice(endpoint_slice("10.244.2.1", name="web-b"))
     assert shares(tracker) == [100, 100, 100]
-    assert tracker.adjustable == {NAME: Wish(slow_start=30)}
+    assert tracker.share_modes == {NAME: ShareMode(slow_start=30)}
 
 
 def test_an_endpoint_that_becomes_ready_later_begins_small_and_grows_when_told() -> None:
     tracker = tracking({"slow-start": "30s"})
     tracker.take()
     unready = {"addresses": ["10.244.2.1"], "conditions": {"ready": False}}
-    tracker.slice_upserted(endpoint_slice(unready, name="web-b"))
+    tracker.upsert_slice(endpoint_slice(unready, name="web-b"))
     assert shares(tracker) == [100, 100, 100]
-    tracker.slice_upserted(endpoint_slice("10.244.2.1", name="web-b"))
+    tracker.upsert_slice(endpoint_slice("10.244.2.1", name="web-b"))
     assert shares(tracker) == [100, 100, FIRST_SHARE]
-    (newcomer,) = tracker.newcomers(NAME)
+    (newcomer,) = tracker.warming_up(NAME)
     tracker.take()
     assert tracker.set_shares(NAME, {newcomer: 60})
     assert not tracker.set_shares(NAME, {newcomer: 60})
     assert shares(tracker) == [100, 100, 60]
     assert tracker.take().states.keys() == {NAME}
     assert tracker.set_shares(NAME, {newcomer: 100}, [newcomer])
-    assert (shares(tracker), tracker.newcomers(NAME)) == ([100, 100, 100], frozenset())
+    assert (shares(tracker), tracker.warming_up(NAME)) == ([100, 100, 100], frozenset())
 
 
 def test_nobody_starts_slowly_while_nobody_else_serves() -> None:
     tracker = tracking({"slow-start": "30s"})
     tracker.take()
-    tracker.slice_upserted(endpoint_slice("10.244.9.1", "10.244.9.2"))
+    tracker.upsert_slice(endpoint_slice("10.244.9.1", "10.244.9.2"))
     assert shares(tracker) == [100, 100]
 
 
@@ -197,8 +204,8 @@ def test_services_that_do_not_ask_have_no_shares_to_adjust() -> None:
     ):
         tracker = tracking(asked, **balancing)
         tracker.take()
-        tracker.slice_upserted(endpoint_slice("10.244.2.1", name="web-b"))
-        assert (shares(tracker), tracker.adjustable) == ([100, 100, 100], {})
+        tracker.upsert_slice(endpoint_slice("10.244.2.1", name="web-b"))
+        assert (shares(tracker), tracker.share_modes) == ([100, 100, 100], {})
 
 
 def test_a_service_that_has_stopped_asking_gets_no_share_from_a_late_count() -> None:
@@ -213,21 +220,21 @@ def test_another_wish_begins_with_full_shares() -> None:
     first = tracker.states[NAME].endpoints[0]
     tracker.set_shares(NAME, {(first.address, first.port): 40})
     assert shares(tracker) == [40, 100]
-    tracker.service_upserted(service(metadata={"annotations": {"pointsman.dev/slow-start": "30s"}}))
+    tracker.upsert_service(service(metadata={"annotations": {"pointsman.dev/slow-start": "30s"}}))
     assert shares(tracker) == [100, 100]
 
 
 def test_the_configuration_may_ask_for_everybody_and_a_service_may_stop_asking() -> None:
     tracker = tracking({}, scheduler=Scheduler.LEAST_CONNECTIONS, slow_start=10)
-    assert tracker.adjustable == {NAME: Wish(10, least_connections=True)}
+    assert tracker.share_modes == {NAME: ShareMode(10, least_connections=True)}
     tracker.take()
-    tracker.slice_upserted(endpoint_slice("10.244.2.1", name="web-b"))
+    tracker.upsert_slice(endpoint_slice("10.244.2.1", name="web-b"))
     assert shares(tracker)[-1] == FIRST_SHARE
-    tracker.service_upserted(
+    tracker.upsert_service(
         service(
             metadata={"annotations": {"pointsman.dev/scheduler": "random", "pointsman.dev/slow-start": "0s"}}
         )
     )
-    assert (shares(tracker), tracker.adjustable) == ([100, 100, 100], {})
-    tracker.service_deleted("default/web")
+    assert (shares(tracker), tracker.share_modes) == ([100, 100, 100], {})
+    tracker.delete_service("default/web")
     assert NAME not in tracker.states

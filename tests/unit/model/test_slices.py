@@ -9,13 +9,13 @@ from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.objects import EndpointSlice
 from pointsman.model.service import Protocol
-from pointsman.model.slices import MOST_ENDPOINT_PORTS, endpoints_from_slice, merged
+from pointsman.model.slices import MAX_ENDPOINT_PORTS, merged, parse_slice_endpoints
 
 HTTP = ("http", Protocol.TCP)
 
 
 def endpoints(made: EndpointSlice, family: Family = Family.IPV4) -> tuple[Endpoint, ...]:
-    found, problems = endpoints_from_slice(made, family, "n1")
+    found, problems = parse_slice_endpoints(made, family, "n1")
     assert problems == []
     return found.get(HTTP, ())
 
@@ -85,7 +85,7 @@ def test_hints_are_kept() -> None:
     ],
 )
 def test_unusable_addresses_are_left_out_and_named(address: str, reason: str) -> None:
-    found, problems = endpoints_from_slice(endpoint_slice(address, "10.244.1.1"), Family.IPV4, "n1")
+    found, problems = parse_slice_endpoints(endpoint_slice(address, "10.244.1.1"), Family.IPV4, "n1")
     assert [str(e) for e in found[HTTP]] == ["10.244.1.1:8080"]
     assert [problem.reason for problem in problems] == [reason]
 
@@ -94,13 +94,13 @@ def test_unusable_addresses_are_left_out_and_named(address: str, reason: str) ->
     "port", [{"name": "http"}, {"name": "http", "port": 0}, {"name": "http", "port": 1, "protocol": "X"}]
 )
 def test_unusable_ports_are_left_out(port: dict[str, Any]) -> None:
-    found, problems = endpoints_from_slice(endpoint_slice("10.244.1.1", ports=[port]), Family.IPV4, "n1")
+    found, problems = parse_slice_endpoints(endpoint_slice("10.244.1.1", ports=[port]), Family.IPV4, "n1")
     assert found == {}
     assert [problem.reason for problem in problems] == ["BadEndpointPort"]
 
 
 def test_an_endpoint_without_addresses_is_reported() -> None:
-    _, problems = endpoints_from_slice(endpoint_slice({"addresses": []}), Family.IPV4, "n1")
+    _, problems = parse_slice_endpoints(endpoint_slice({"addresses": []}), Family.IPV4, "n1")
     assert [problem.reason for problem in problems] == ["EndpointWithoutAddress"]
 
 
@@ -145,7 +145,7 @@ def test_merging_does_not_depend_on_order(first: list[Endpoint], second: list[En
 def test_a_slice_holds_no_more_endpoints_times_ports_than_a_node_can() -> None:
     addresses = [f"10.244.{number // 250}.{number % 250 + 1}" for number in range(1000)]
     ports = [{"name": f"p{number}", "port": number + 1} for number in range(20_000)]
-    found, (problem,) = endpoints_from_slice(endpoint_slice(*addresses, ports=ports), Family.IPV4, "n1")
-    assert sum(map(len, found.values())) == MOST_ENDPOINT_PORTS
+    found, (problem,) = parse_slice_endpoints(endpoint_slice(*addresses, ports=ports), Family.IPV4, "n1")
+    assert sum(map(len, found.values())) == MAX_ENDPOINT_PORTS
     assert problem.reason == "TooManyEndpointPorts"
     assert problem.message.startswith("port 'p100' and those after it are left out")

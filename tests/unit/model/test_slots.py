@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.factory import endpoint
 
+from pointsman.model.balancing import BalancingPlan, Scheduler
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.scheduling import Balance, Scheduler
 from pointsman.model.slots import (
     EXACT_SLOTS,
-    apportioned,
-    hash_owners,
+    apportion,
+    assign_hash_slots,
+    assign_slots,
+    compute_max_hash_slots,
+    compute_max_hashed_endpoints,
+    count_slots,
     hash_slots,
-    most_hash_slots,
-    most_hashed,
-    slot_counts,
-    slots_of,
 )
 
 weights = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
@@ -34,7 +34,9 @@ def pods(count: int, block: int = 1) -> tuple[Endpoint, ...]:
 
 
 def hashed(endpoints: tuple[Endpoint, ...], size: int = 512, **fields: int) -> tuple[Endpoint, ...]:
-    return slots_of(endpoints, Balance(Scheduler.SOURCE_HASH, seed=fields.get("seed", 1), hash_slots=size))
+    return assign_slots(
+        endpoints, BalancingPlan(Scheduler.SOURCE_HASH, seed=fields.get("seed", 1), hash_slots=size)
+    )
 
 
 def moved(before: tuple[Endpoint, ...], after: tuple[Endpoint, ...]) -> float:
@@ -42,14 +44,14 @@ def moved(before: tuple[Endpoint, ...], after: tuple[Endpoint, ...]) -> float:
 
 
 def test_small_weights_are_met_exactly_with_the_smallest_table() -> None:
-    assert slot_counts([3, 1]) == [3, 1]
-    assert slot_counts([30, 10, 20]) == [3, 1, 2]
-    assert slot_counts([5, 5]) == [1, 1]
+    assert count_slots([3, 1]) == [3, 1]
+    assert count_slots([30, 10, 20]) == [3, 1, 2]
+    assert count_slots([5, 5]) == [1, 1]
 
 
 @given(weights)
 def test_tables_are_bounded_and_nobody_is_left_out(given_weights: list[int]) -> None:
-    counts = slot_counts(given_weights)
+    counts = count_slots(given_weights)
     assert min(counts) >= 1
     assert sum(counts) <= max(EXACT_SLOTS, 1024)
     assert len(counts) == len(given_weights)
@@ -59,7 +61,7 @@ def test_tables_are_bounded_and_nobody_is_left_out(given_weights: list[int]) -> 
 def test_apportioned_slots_add_up_and_respect_the_order_of_weights(
     given_weights: list[int], size: int
 ) -> None:
-    counts = apportioned(given_weights, size)
+    counts = apportion(given_weights, size)
     assert sum(counts) == size
     ranked = sorted(zip(given_weights, counts, strict=True))
     assert all(b[1] >= a[1] - 1 for a, b in itertools.pairwise(ranked))
@@ -67,14 +69,14 @@ def test_apportioned_slots_add_up_and_respect_the_order_of_weights(
 
 @given(st.lists(st.integers(20, 100), min_size=2, max_size=12))
 def test_a_bounded_table_is_close_to_the_weights(given_weights: list[int]) -> None:
-    counts = slot_counts(given_weights, constant=True)
+    counts = count_slots(given_weights, constant=True)
     size, total = sum(counts), sum(given_weights)
     for count, weight in zip(counts, given_weights, strict=True):
         assert abs(count - size * weight / total) < 2
 
 
 def test_a_table_whose_weights_change_by_themselves_keeps_its_size() -> None:
-    sizes = {sum(slot_counts([share, 100, 100], constant=True)) for share in range(1, 101)}
+    sizes = {sum(count_slots([share, 100, 100], constant=True)) for share in range(1, 101)}
     assert sizes == {64}
 
 
@@ -106,12 +108,12 @@ def test_another_seed_is_another_table() -> None:
 
 def test_hash_slots_follow_weights() -> None:
     two = pods(2)
-    balance = Balance(
+    balance = BalancingPlan(
         Scheduler.SOURCE_HASH,
         {(two[0].address, two[0].port): 3, (two[1].address, two[1].port): 1},
         hash_slots=512,
     )
-    found = Counter(slots_of(two, balance))
+    found = Counter(assign_slots(two, balance))
     assert 512 * 0.75 * 0.875 <= found[two[0]] <= 512 * 0.75 * 1.125
 
 
@@ -124,25 +126,25 @@ def test_the_table_grows_in_large_steps_only() -> None:
 def test_nobody_can_ask_for_tables_that_take_long_to_fill_or_to_load(
     wanted: int, ports: int, frontends: int
 ) -> None:
-    limit = most_hashed(ports, frontends)
+    limit = compute_max_hashed_endpoints(ports, frontends)
     for count in {count for count in (1, 2, 3, 50, 300, 1000, 2048, limit) if count <= limit}:
-        size = hash_slots(wanted, count, most_hash_slots(count, ports, frontends))
+        size = hash_slots(wanted, count, compute_max_hash_slots(count, ports, frontends))
         assert size >= count
         assert size * count * ports <= 1 << 23
         assert size * ports * frontends <= 1 << 18
 
 
 def test_the_bounds_leave_usual_services_what_they_ask_for() -> None:
-    assert most_hashed(1, 3) == 2048
-    assert hash_slots(65536, 100, most_hash_slots(100, 1, 3)) == 65536
-    assert hash_slots(512, 32, most_hash_slots(32, 10, 4)) == 512
+    assert compute_max_hashed_endpoints(1, 3) == 2048
+    assert hash_slots(65536, 100, compute_max_hash_slots(100, 1, 3)) == 65536
+    assert hash_slots(512, 32, compute_max_hash_slots(32, 10, 4)) == 512
 
 
 def test_filling_a_large_table_holds_few_scores_at_a_time() -> None:
     names = tuple(number.to_bytes(6, "big") for number in range(20))
     tracemalloc.start()
     try:
-        hash_owners(names, (1,) * len(names), 8192, 1)
+        assign_hash_slots(names, (1,) * len(names), 8192, 1)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -153,6 +155,6 @@ def test_filling_a_large_table_holds_few_scores_at_a_time() -> None:
     st.lists(st.binary(min_size=6, max_size=6), min_size=1, max_size=40, unique=True), st.integers(64, 300)
 )
 def test_every_slot_has_an_owner(names: list[bytes], size: int) -> None:
-    owners = hash_owners(tuple(names), (1,) * len(names), size, 1)
+    owners = assign_hash_slots(tuple(names), (1,) * len(names), size, 1)
     assert len(owners) == size
     assert set(owners) <= set(range(len(names)))

@@ -7,7 +7,7 @@ from tests.factory import endpoint, plan, service_port
 
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import TopologyMode
-from pointsman.model.topology import Selection, endpoint_reason, select_endpoints, topology_mode
+from pointsman.model.topology import Selection, choose_topology, endpoint_reason, select_endpoints
 
 
 def choose(*endpoints: Endpoint, zone: str = "a", **fields: Any) -> Selection:
@@ -114,7 +114,7 @@ def zoned(text: str, *zones: str, **fields: Any) -> Endpoint:
 def test_hints_are_all_or_nothing(
     endpoints: list[Endpoint], zone: str, mode: TopologyMode, note: str
 ) -> None:
-    found, why = topology_mode(endpoints, "n1", zone)
+    found, why = choose_topology(endpoints, "n1", zone)
     assert found is mode
     assert note in why
     assert bool(note) == bool(why)

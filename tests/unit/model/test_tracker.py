@@ -7,9 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.factory import endpoint_slice, service
 
 from pointsman.model.addresses import Family
+from pointsman.model.balancing import WEIGHTS_ANNOTATION
 from pointsman.model.objects import TRIGGER_TIME_ANNOTATION
 from pointsman.model.problem import Problem
-from pointsman.model.scheduling import WEIGHTS_ANNOTATION
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.model.tracker import PortState, Tracker
 
@@ -22,8 +22,8 @@ def tracker() -> Tracker:
 
 
 def test_a_service_with_endpoints_becomes_dirty_once(tracker: Tracker) -> None:
-    assert tracker.service_upserted(service())
-    assert tracker.slice_upserted(endpoint_slice("10.244.1.1"))
+    assert tracker.upsert_service(service())
+    assert tracker.upsert_slice(endpoint_slice("10.244.1.1"))
     assert tracker.pending == 1
     (state,) = tracker.take().states.values()
     assert state is not None
@@ -32,20 +32,20 @@ def test_a_service_with_endpoints_becomes_dirty_once(tracker: Tracker) -> None:
 
 
 def test_the_slice_may_come_first(tracker: Tracker) -> None:
-    assert not tracker.slice_upserted(endpoint_slice("10.244.1.1"))
-    assert tracker.service_upserted(service())
+    assert not tracker.upsert_slice(endpoint_slice("10.244.1.1"))
+    assert tracker.upsert_service(service())
     state = tracker.take().states[WEB]
     assert state is not None
     assert len(state.endpoints) == 1
 
 
 def test_an_update_without_effect_costs_nothing(tracker: Tracker) -> None:
-    tracker.service_upserted(service())
-    tracker.slice_upserted(endpoint_slice("10.244.1.1"))
+    tracker.upsert_service(service())
+    tracker.upsert_slice(endpoint_slice("10.244.1.1"))
     tracker.take()
-    assert not tracker.service_upserted(service(metadata={"resourceVersion": "2", "annotations": {"a": "b"}}))
+    assert not tracker.upsert_service(service(metadata={"resourceVersion": "2", "annotations": {"a": "b"}}))
     stamped = {"annotations": {TRIGGER_TIME_ANNOTATION: "2026-01-01T00:00:00Z"}}
-    assert not tracker.slice_upserted(endpoint_slice("10.244.1.1", metadata=stamped))
+    assert not tracker.upsert_slice(endpoint_slice("10.244.1.1", metadata=stamped))
     assert tracker.pending == 0
     assert tracker.take().trigger_times == {}
 
@@ -55,66 +55,66 @@ def test_of_many_problems_of_one_object_some_are_told_and_the_rest_is_counted() 
     told: list[Problem] = []
     tracker = Tracker(Family.IPV4, "n1", on_problem=lambda _kind, _meta, problem: told.append(problem))
     bad = ",".join(f"a{number}" for number in range(8000))
-    tracker.service_upserted(service(metadata={"annotations": {WEIGHTS_ANNOTATION: bad}}))
+    tracker.upsert_service(service(metadata={"annotations": {WEIGHTS_ANNOTATION: bad}}))
     assert len(told) == 21
     assert told[-1] == Problem("MoreProblems", "and 981 more problems, not told one by one")
     told.clear()
-    tracker.slice_upserted(endpoint_slice(*(f"bad-{number}" for number in range(1000))))
+    tracker.upsert_slice(endpoint_slice(*(f"bad-{number}" for number in range(1000))))
     assert told[-1] == Problem("MoreProblems", "and 980 more problems, not told one by one")
 
 
 def test_add_then_delete_before_a_sync_is_nothing(tracker: Tracker) -> None:
-    tracker.service_upserted(service())
-    tracker.service_deleted("default/web")
+    tracker.upsert_service(service())
+    tracker.delete_service("default/web")
     assert tracker.take().states == {}
 
 
 def test_change_and_change_back_is_nothing(tracker: Tracker) -> None:
-    tracker.service_upserted(service())
-    tracker.slice_upserted(endpoint_slice("10.244.1.1"))
+    tracker.upsert_service(service())
+    tracker.upsert_slice(endpoint_slice("10.244.1.1"))
     tracker.take()
-    tracker.slice_upserted(endpoint_slice("10.244.1.2"))
-    tracker.slice_upserted(endpoint_slice("10.244.1.1"))
+    tracker.upsert_slice(endpoint_slice("10.244.1.2"))
+    tracker.upsert_slice(endpoint_slice("10.244.1.1"))
     assert tracker.take().states == {}
 
 
 def test_a_deleted_service_is_handed_out_as_none_and_forgotten(tracker: Tracker) -> None:
-    tracker.service_upserted(service())
+    tracker.upsert_service(service())
     tracker.take()
-    tracker.service_deleted("default/web")
+    tracker.delete_service("default/web")
     assert tracker.take().states == {WEB: None}
     assert tracker.states == {}
 
 
 def test_a_service_that_turns_headless_is_gone(tracker: Tracker) -> None:
-    tracker.service_upserted(service())
+    tracker.upsert_service(service())
     tracker.take()
-    tracker.service_upserted(service(clusterIP="None"))
+    tracker.upsert_service(service(clusterIP="None"))
     assert tracker.take().states == {WEB: None}
 
 
 def test_several_slices_are_merged_and_one_may_leave(tracker: Tracker) -> None:
-    tracker.service_upserted(service())
-    tracker.slice_upserted(endpoint_slice("10.244.1.1", name="a"))
-    tracker.slice_upserted(endpoint_slice("10.244.1.2", "10.244.1.1", name="b"))
+    tracker.upsert_service(service())
+    tracker.upsert_slice(endpoint_slice("10.244.1.1", name="a"))
+    tracker.upsert_slice(endpoint_slice("10.244.1.2", "10.244.1.1", name="b"))
     assert [str(e) for e in tracker.states[WEB].endpoints] == ["10.244.1.1:8080", "10.244.1.2:8080"]
-    tracker.slice_deleted("default/b")
+    tracker.delete_slice("default/b")
     assert [str(e) for e in tracker.states[WEB].endpoints] == ["10.244.1.1:8080"]
 
 
 def test_slices_with_different_target_ports_are_merged(tracker: Tracker) -> None:
-    tracker.service_upserted(service())
-    tracker.slice_upserted(endpoint_slice("10.244.1.1", name="a"))
+    tracker.upsert_service(service())
+    tracker.upsert_slice(endpoint_slice("10.244.1.1", name="a"))
     other = [{"name": "http", "port": 9090, "protocol": "TCP"}]
-    tracker.slice_upserted(endpoint_slice("10.244.1.1", name="b", ports=other))
+    tracker.upsert_slice(endpoint_slice("10.244.1.1", name="b", ports=other))
     assert [str(e) for e in tracker.states[WEB].endpoints] == ["10.244.1.1:8080", "10.244.1.1:9090"]
 
 
 def test_a_slice_that_moves_to_another_service_leaves_the_first(tracker: Tracker) -> None:
-    tracker.service_upserted(service())
-    tracker.service_upserted(service("api", clusterIP="10.96.0.11"))
-    tracker.slice_upserted(endpoint_slice("10.244.1.1", name="a"))
-    assert tracker.slice_upserted(endpoint_slice("10.244.1.1", name="a", service_name="api"))
+    tracker.upsert_service(service())
+    tracker.upsert_service(service("api", clusterIP="10.96.0.11"))
+    tracker.upsert_slice(endpoint_slice("10.244.1.1", name="a"))
+    assert tracker.upsert_slice(endpoint_slice("10.244.1.1", name="a", service_name="api"))
     assert tracker.states[WEB].endpoints == ()
     assert len(tracker.states[ServicePortName("default", "api", "http", Protocol.TCP)].endpoints) == 1
 
@@ -127,42 +127,42 @@ def test_a_slice_that_moves_to_another_service_leaves_the_first(tracker: Tracker
     ],
 )
 def test_foreign_slices_are_ignored(tracker: Tracker, foreign: Any) -> None:
-    tracker.service_upserted(service())
-    assert not tracker.slice_upserted(foreign)
+    tracker.upsert_service(service())
+    assert not tracker.upsert_slice(foreign)
     assert tracker.states[WEB].endpoints == ()
 
 
 def test_only_the_service_says_that_another_proxy_serves_it(tracker: Tracker) -> None:
     labels = {"kubernetes.io/service-name": "web", "service.kubernetes.io/service-proxy-name": "x"}
-    tracker.service_upserted(service())
-    assert tracker.slice_upserted(endpoint_slice("10.244.1.1", metadata={"labels": labels}))
+    tracker.upsert_service(service())
+    assert tracker.upsert_slice(endpoint_slice("10.244.1.1", metadata={"labels": labels}))
     assert len(tracker.states[WEB].endpoints) == 1
 
 
 def test_trigger_times_are_kept_for_changes_after_the_start() -> None:
     tracker = Tracker(Family.IPV4, "n1", started_at=1767225600.0)
-    tracker.service_upserted(service())
+    tracker.upsert_service(service())
     for number, text in enumerate(["2025-12-31T23:59:59Z", "2026-01-01T00:00:01.123456789Z", "yesterday"]):
         stamped = {"annotations": {TRIGGER_TIME_ANNOTATION: text}}
-        tracker.slice_upserted(endpoint_slice(f"10.244.1.{number + 1}", metadata=stamped))
+        tracker.upsert_slice(endpoint_slice(f"10.244.1.{number + 1}", metadata=stamped))
     times = tracker.take().trigger_times["default/web"]
     assert list(times) == pytest.approx([1767225601.123456])
 
 
 def test_a_deleted_slice_takes_its_pending_trigger_times_along() -> None:
     tracker = Tracker(Family.IPV4, "n1", started_at=0.0)
-    tracker.service_upserted(service())
+    tracker.upsert_service(service())
     stamped = {"annotations": {TRIGGER_TIME_ANNOTATION: "2026-01-01T00:00:00Z"}}
     annotated = endpoint_slice("10.244.1.1", metadata=stamped)
-    tracker.slice_upserted(annotated)
-    tracker.slice_deleted(annotated.metadata.key)
+    tracker.upsert_slice(annotated)
+    tracker.delete_slice(annotated.metadata.key)
     assert tracker.take().trigger_times == {}
 
 
 def test_changes_of_services_that_are_not_served_leave_no_trigger_time() -> None:
     tracker = Tracker(Family.IPV4, "n1")
     stamped = {"annotations": {TRIGGER_TIME_ANNOTATION: "2026-01-01T00:00:01Z"}}
-    tracker.slice_upserted(endpoint_slice("10.244.1.1", metadata=stamped))
+    tracker.upsert_slice(endpoint_slice("10.244.1.1", metadata=stamped))
     assert tracker.take().trigger_times == {}
 
 
@@ -173,8 +173,8 @@ def test_problems_name_the_object() -> None:
         seen.append((kind, meta.key, problem.reason))
 
     tracker = Tracker(Family.IPV4, "n1", on_problem=note)
-    tracker.service_upserted(service(externalIPs=["x"]))
-    tracker.slice_upserted(endpoint_slice("127.0.0.1"))
+    tracker.upsert_service(service(externalIPs=["x"]))
+    tracker.upsert_slice(endpoint_slice("127.0.0.1"))
     assert seen == [
         ("Service", "default/web", "BadAddress"),
         ("EndpointSlice", "default/web-a", "ForbiddenEndpointAddress"),
@@ -182,7 +182,7 @@ def test_problems_name_the_object() -> None:
 
 
 def test_health_counts_ready_local_endpoints_only(tracker: Tracker) -> None:
-    tracker.service_upserted(
+    tracker.upsert_service(
         service(type="LoadBalancer", externalTrafficPolicy="Local", healthCheckNodePort=30999)
     )
     draining = {
@@ -190,7 +190,7 @@ def test_health_counts_ready_local_endpoints_only(tracker: Tracker) -> None:
         "nodeName": "n1",
         "conditions": {"ready": False, "terminating": True},
     }
-    tracker.slice_upserted(
+    tracker.upsert_slice(
         endpoint_slice("10.244.1.1", draining, {"addresses": ["10.244.2.1"], "nodeName": "n2"})
     )
     assert [(port.health_check_node_port, count) for port, count in tracker.local_ready_counts()] == [
@@ -200,7 +200,7 @@ def test_health_counts_ready_local_endpoints_only(tracker: Tracker) -> None:
 
 def test_health_counts_an_address_once_whatever_ports_lead_there(tracker: Tracker) -> None:
     names = ("http", "metrics")
-    tracker.service_upserted(
+    tracker.upsert_service(
         service(
             type="LoadBalancer",
             externalTrafficPolicy="Local",
@@ -210,8 +210,8 @@ def test_health_counts_an_address_once_whatever_ports_lead_there(tracker: Tracke
     )
     http = [{"name": "http", "port": number, "protocol": "TCP"} for number in (8080, 8081)]
     metrics = [{"name": "metrics", "port": 9090, "protocol": "TCP"}]
-    tracker.slice_upserted(endpoint_slice("10.244.1.1", "10.244.1.2", name="web-a", ports=http))
-    tracker.slice_upserted(endpoint_slice("10.244.1.2", "10.244.1.3", name="web-b", ports=metrics))
+    tracker.upsert_slice(endpoint_slice("10.244.1.1", "10.244.1.2", name="web-a", ports=http))
+    tracker.upsert_slice(endpoint_slice("10.244.1.2", "10.244.1.3", name="web-b", ports=metrics))
     assert [count for _, count in tracker.local_ready_counts()] == [3]
 
 
@@ -221,12 +221,12 @@ def test_health_counts_an_address_once_whatever_ports_lead_there(tracker: Tracke
 def test_only_balancers_with_policy_local_have_a_health_check_port(
     tracker: Tracker, kind: str, policy: str
 ) -> None:
-    tracker.service_upserted(service(type=kind, externalTrafficPolicy=policy, healthCheckNodePort=30999))
+    tracker.upsert_service(service(type=kind, externalTrafficPolicy=policy, healthCheckNodePort=30999))
     assert list(tracker.local_ready_counts()) == []
 
 
 def test_take_all_hands_out_everything(tracker: Tracker) -> None:
-    tracker.service_upserted(service())
+    tracker.upsert_service(service())
     tracker.take()
     everything = tracker.take_all()
     assert everything.complete
@@ -254,23 +254,23 @@ class TrackerAgainstRebuild(RuleBasedStateMachine):
         ip = "None" if headless else {"web": "10.96.0.10", "api": "10.96.0.11"}[name]
         made = service(name, clusterIP=ip, ports=[{"name": "http", "port": port}])
         self.services[name] = made
-        self.tracker.service_upserted(made)
+        self.tracker.upsert_service(made)
 
     @rule(name=_names)
     def delete_service(self, name: str) -> None:
         self.services.pop(name, None)
-        self.tracker.service_deleted(f"default/{name}")
+        self.tracker.delete_service(f"default/{name}")
 
     @rule(name=_slice_names, owner=_names, addresses=_addresses)
     def upsert_slice(self, name: str, owner: str, addresses: list[str]) -> None:
         made = endpoint_slice(*addresses, name=name, service_name=owner)
         self.slices[name] = made
-        self.tracker.slice_upserted(made)
+        self.tracker.upsert_slice(made)
 
     @rule(name=_slice_names)
     def delete_slice(self, name: str) -> None:
         self.slices.pop(name, None)
-        self.tracker.slice_deleted(f"default/{name}")
+        self.tracker.delete_slice(f"default/{name}")
 
     @rule()
     def take(self) -> None:
@@ -286,9 +286,9 @@ class TrackerAgainstRebuild(RuleBasedStateMachine):
     def equals_rebuild(self) -> None:
         fresh = Tracker(Family.IPV4, "n1")
         for made in self.services.values():
-            fresh.service_upserted(made)
+            fresh.upsert_service(made)
         for made in self.slices.values():
-            fresh.slice_upserted(made)
+            fresh.upsert_slice(made)
         assert fresh.states == self.tracker.states
 
 

@@ -6,14 +6,14 @@ from tests import factory
 
 from pointsman.backends.contract import SyncReport
 from pointsman.model.addresses import Family
+from pointsman.model.balancing import BalancingRequest
 from pointsman.model.node_context import Situation
-from pointsman.model.scheduling import Scheduling
 from pointsman.node.degraded import DegradedChecks
 from pointsman.node.loose_tracking import LOOSE_TRACKING, LooseTracking
 from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import PlanChange, SyncOutcome
 
-ASKING = factory.plan(factory.service_port("web", scheduling=Scheduling(reset_gone=True)))
+ASKING = factory.plan(factory.service_port("web", balancing=BalancingRequest(reset_gone=True)))
 NOT_ASKING = factory.plan(factory.service_port("web"))
 
 

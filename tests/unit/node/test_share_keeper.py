@@ -25,8 +25,8 @@ NAME = ServicePortName("default", "web", "http", Protocol.TCP)
 def tracking(**annotations: str) -> Tracker:
     tracker = Tracker(Family.IPV4, "n1")
     named = {f"pointsman.dev/{name.replace('_', '-')}": value for name, value in annotations.items()}
-    tracker.service_upserted(service(metadata={"annotations": named}))
-    tracker.slice_upserted(endpoint_slice("10.244.1.1", "10.244.1.2"))
+    tracker.upsert_service(service(metadata={"annotations": named}))
+    tracker.upsert_slice(endpoint_slice("10.244.1.1", "10.244.1.2"))
     tracker.take()
     return tracker
 
@@ -42,7 +42,7 @@ def nobody_counts(_family: Family, _states: Mapping[ServicePortName, PortState])
 def test_a_slow_start_takes_its_time_and_at_most_ten_syncs() -> None:
     async def grown() -> list[tuple[float, int]]:
         tracker, curve = tracking(slow_start="30s"), [(0.0, 100)]
-        tracker.slice_upserted(endpoint_slice("10.244.2.1", name="web-b"))
+        tracker.upsert_slice(endpoint_slice("10.244.2.1", name="web-b"))
         loop = asyncio.get_running_loop()
         keeper = ShareKeeper(
             tracker, lambda: curve.append((loop.time(), shares(tracker)[-1])), count=nobody_counts
@@ -110,7 +110,7 @@ async def test_a_service_that_stops_asking_gets_its_even_shares_back() -> None:
     keeper.changed()
     running = asyncio.create_task(keeper.run())
     await asyncio.wait_for(moved.wait(), 20)
-    tracker.service_upserted(service())
+    tracker.upsert_service(service())
     await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -20,7 +20,7 @@ from tests.unit.sync.flow_making import (
     syn,
 )
 
-from pointsman.model.scheduling import Scheduling
+from pointsman.model.balancing import BalancingRequest
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.sync.reconcile import PlanChange
 from pointsman.sync.stale import StaleFlowCleaner
@@ -89,13 +89,13 @@ def test_the_second_look_goes_by_the_plans_of_then() -> None:
 def test_flows_of_the_one_who_got_an_address_meanwhile_are_spared() -> None:
     """Also when the former owner changes again, and so is looked at for longer."""
     table, driver, clock = made(flow(BALANCER, 53, POD_A))
-    heir = ServicePortName("a", "heir", "", Protocol.UDP)
+    next_owner = ServicePortName("a", "next_owner", "", Protocol.UDP)
     first = plan(pod(POD_A))
     without = plan(pod(POD_A), addresses=(CLUSTER,))
-    inherited = plan(pod(POD_A), name=heir, addresses=(b"\x0a\x60\0\x0c", BALANCER), node_port=0)
+    inherited = plan(pod(POD_A), name=next_owner, addresses=(b"\x0a\x60\0\x0c", BALANCER), node_port=0)
     driver.add({NAME: PlanChange(None, first)}, SITUATION)
     driver.run()
-    driver.add({NAME: PlanChange(first, without), heir: PlanChange(None, inherited)}, SITUATION)
+    driver.add({NAME: PlanChange(first, without), next_owner: PlanChange(None, inherited)}, SITUATION)
     driver.run()
     for _ in range(4):
         clock.now += PAUSE / 2
@@ -108,7 +108,7 @@ def test_flows_of_the_one_who_got_an_address_meanwhile_are_spared() -> None:
 
 def test_connections_to_an_endpoint_that_came_back_meanwhile_are_not_reset() -> None:
     table, driver, clock = made()
-    resetting: dict[str, Any] = {"name": TCP_NAME, "scheduling": Scheduling(reset_gone=True)}
+    resetting: dict[str, Any] = {"name": TCP_NAME, "balancing": BalancingRequest(reset_gone=True)}
     before = plan(pod(POD_A), addresses=(CLUSTER,), **resetting)
     one, both = plan(pod(POD_B), **resetting), plan(pod(POD_A), pod(POD_B), **resetting)
     driver.add({TCP_NAME: PlanChange(before, one)}, SITUATION)

@@ -242,12 +242,12 @@ class FailuresLoseNothing(RuleBasedStateMachine):
     )
     def upsert(self, name: str, ip: str, external: list[str], created: str) -> None:
         made = service(name, clusterIP=ip, externalIPs=external, metadata={"creationTimestamp": created})
-        self.tracker.service_upserted(made)
+        self.tracker.upsert_service(made)
         self.clean = False
 
     @rule(name=st.sampled_from(["a", "b", "c"]))
     def delete(self, name: str) -> None:
-        self.tracker.service_deleted(f"default/{name}")
+        self.tracker.delete_service(f"default/{name}")
         self.clean = False
 
     @rule(
@@ -255,7 +255,7 @@ class FailuresLoseNothing(RuleBasedStateMachine):
         addresses=st.lists(st.sampled_from(["10.1.0.1", "10.1.0.2"]), max_size=2),
     )
     def endpoints(self, name: str, addresses: list[str]) -> None:
-        self.tracker.slice_upserted(endpoint_slice(*addresses, name=name, service_name=name))
+        self.tracker.upsert_slice(endpoint_slice(*addresses, name=name, service_name=name))
         self.clean = False
 
     @rule(fails=st.booleans(), masquerade=st.booleans())

@@ -24,7 +24,7 @@ from tests.unit.sync.flow_making import (
 )
 
 from pointsman.errors import NotSupported, Rejected
-from pointsman.model.scheduling import Scheduling
+from pointsman.model.balancing import BalancingRequest
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import PlanChange
@@ -211,7 +211,7 @@ def test_an_endpoint_that_came_back_while_flows_were_listed_keeps_them() -> None
 def test_connections_to_an_endpoint_that_came_back_after_a_failed_run_are_not_reset() -> None:
     table = FakeTable([syn(CLUSTER, 53, POD_A, replied=True)])
     driver = cleaner(table)
-    resetting: dict[str, Any] = {"name": TCP_NAME, "scheduling": Scheduling(reset_gone=True)}
+    resetting: dict[str, Any] = {"name": TCP_NAME, "balancing": BalancingRequest(reset_gone=True)}
     both, one = plan(pod(POD_A), pod(POD_B), **resetting), plan(pod(POD_B), **resetting)
     driver.add({TCP_NAME: PlanChange(None, both)}, SITUATION)
     driver.run()

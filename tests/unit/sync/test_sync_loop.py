@@ -75,7 +75,7 @@ class Bench:
         return call()
 
     def change(self, number: int) -> None:
-        self.tracker.service_upserted(service(f"s{number}", clusterIP=f"10.96.1.{number}"))
+        self.tracker.upsert_service(service(f"s{number}", clusterIP=f"10.96.1.{number}"))
         self.loop.request()
 
     async def stop(self) -> None:

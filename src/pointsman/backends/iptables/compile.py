@@ -246,7 +246,7 @@ class _Compiler:
                 f" --name {target.chain} --mask {self.mask} --rsource -j {target.chain}"
                 for start, target in zip(starts, targets, strict=True)
             ]
-        balance = self.plan.balance
+        balance = self.plan.balancing
         weights = [balance.weight(endpoint) for endpoint in endpoints] if balance else [1] * len(endpoints)
         rules += [
             f"{start}{chance}-j {target.chain}"

@@ -14,8 +14,8 @@ from pointsman.backends.packet_quirks import LoopbackNodePort, PacketQuirks
 from pointsman.config.mode_table import IPTABLES
 from pointsman.kernel.sysctl import Degraded, Sysctls
 from pointsman.model.addresses import Family
+from pointsman.model.balancing import Capabilities, Scheduler
 from pointsman.model.node_ports import node_port_addresses
-from pointsman.model.scheduling import Capabilities, Scheduler
 from pointsman.obs.metric_groups import MetricGroup
 
 

@@ -16,10 +16,10 @@ from pointsman.backends.ipvs.sets import SetSpec
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey, VirtualServer
 from pointsman.model.addresses import is_link_local, is_loopback
+from pointsman.model.balancing import BalancingPlan
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
-from pointsman.model.scheduling import Balance
 from pointsman.model.service import Protocol
 
 _NODE_PORT_SETS = {
@@ -144,13 +144,13 @@ class _Pieces:
         self._flags = (PERSISTENT if self._timeout else 0) | (
             SCHEDULER_2 if scheduler.name == MAGLEV and scheduler.by_port else 0
         )
-        self._everywhere = _weighed(plan.cluster_endpoints, plan.balance)
-        self._here = _weighed(plan.local_endpoints, plan.balance)
+        self._everywhere = _weighed(plan.cluster_endpoints, plan.balancing)
+        self._here = _weighed(plan.local_endpoints, plan.balancing)
 
     def serve(self, key: VirtualKey, *, local: bool) -> None:
         server = VirtualServer(key, self._scheduler, self._flags, self._timeout)
         self.servers.append((server, (self._here or self._everywhere) if local else self._everywhere))
 
 
-def _weighed(endpoints: tuple[Endpoint, ...], balance: Balance | None) -> dict[RealKey, int]:
+def _weighed(endpoints: tuple[Endpoint, ...], balance: BalancingPlan | None) -> dict[RealKey, int]:
     return {RealKey(e.address, e.port): balance.weight(e) if balance else WEIGHT for e in endpoints}

@@ -127,10 +127,10 @@ class Desired:
             return
         del self.owners[key], self.servers[key]
         while waiting:
-            heir = waiting.pop(0)
-            for server, reals in self.fragments[heir].servers if heir in self.fragments else ():
+            next_owner = waiting.pop(0)
+            for server, reals in self.fragments[next_owner].servers if next_owner in self.fragments else ():
                 if server.key == key:
-                    self.owners[key], self.servers[key] = heir, (server, reals)
+                    self.owners[key], self.servers[key] = next_owner, (server, reals)
                     return
         self._waiting.pop(key, None)
 

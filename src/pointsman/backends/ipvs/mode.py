@@ -14,8 +14,8 @@ from pointsman.backends.packet_quirks import PacketQuirks
 from pointsman.config.mode_table import IPVS
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family, cidr_from_text
+from pointsman.model.balancing import Capabilities, Scheduler
 from pointsman.model.plan import FrontendKind
-from pointsman.model.scheduling import Capabilities, Scheduler
 from pointsman.obs.metric_groups import MetricGroup
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pointsman.model.balancing import IPVS_SCHEDULERS, SCHEDULER_ANNOTATION, Scheduler
 from pointsman.model.plan import ServicePlan
-from pointsman.model.scheduling import IPVS_WORDS, SCHEDULER_ANNOTATION, Scheduler
 from pointsman.model.service import IPVS_SCHEDULER_ANNOTATION
 
-KNOWN = frozenset(IPVS_WORDS)
+KNOWN = frozenset(IPVS_SCHEDULERS)
 MAGLEV = "mh"
 
 _OURS = {
@@ -56,10 +56,10 @@ class Schedulers:
 
     def choice_for(self, plan: ServicePlan) -> Choice:
         """The scheduler of a service port: the annotation for this mode decides, then the one for all modes."""
-        port, balance = plan.port, plan.balance
+        port, balance = plan.port, plan.balancing
         if port.ipvs_scheduler:
             return self.choice(port.ipvs_scheduler, IPVS_SCHEDULER_ANNOTATION)
-        word, asked = port.scheduling.word, port.scheduling.scheduler
+        word, asked = port.balancing.word, port.balancing.scheduler
         if asked is None and balance is not None and balance.scheduler is Scheduler.WEIGHTED:
             asked = Scheduler.WEIGHTED
         if asked is None or word in KNOWN:

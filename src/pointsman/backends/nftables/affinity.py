@@ -26,7 +26,7 @@ from pointsman.model.endpoint import Endpoint, Identity
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
-from pointsman.model.slots import slots_of
+from pointsman.model.slots import assign_slots
 
 _SET_PREFIX = "affinity-"
 
@@ -78,7 +78,7 @@ def affinity_chains(plan: ServicePlan, context: NodeContext, label: str, *, coun
     views = {"service": cluster, "local": local}
     for kind, endpoints in views.items():
         if endpoints:
-            counts = Counter(e.identity for e in slots_of(endpoints, plan.balance))
+            counts = Counter(e.identity for e in assign_slots(endpoints, plan.balancing))
             shares = [(names[where], count) for where, count in counts.items()]
             chains.append(_view_chain(f"{kind}-{digest}", shares, label, context))
     external = ""

@@ -284,7 +284,7 @@ class NftablesBackend:
         """Note which of them ask for a hash that this kernel lacks; raises KernelError when it cannot say now."""
         for name, plan in plans.items():
             self._unhashed.discard(name)
-            if plan is None or plan.balance is None or not plan.balance.scheduler.hashes:
+            if plan is None or plan.balancing is None or not plan.balancing.scheduler.hashes:
                 continue
             if self._without_hash is None:
                 self._without_hash = self._ask_for_hash(self._open(), self._traits)
@@ -293,7 +293,7 @@ class NftablesBackend:
 
     def _possible(self, plan: ServicePlan) -> ServicePlan:
         """The plan, balanced at random where it asks for a hash that this kernel lacks."""
-        return msgspec.structs.replace(plan, balance=None) if plan.name in self._unhashed else plan
+        return msgspec.structs.replace(plan, balancing=None) if plan.name in self._unhashed else plan
 
     def _contents_of(self, request: SyncRequest, fragments: Mapping[ServicePortName, Fragment]) -> Contents:
         contents = Contents(request.context, counters=self._counters)

@@ -18,11 +18,11 @@ from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arrang
 from pointsman.backends.nftables.key_fields import packed_port, packed_protocol
 from pointsman.backends.nftables.schema import Chain
 from pointsman.backends.nftables.source_ranges import node_port_guard
+from pointsman.model.balancing import Scheduler
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
-from pointsman.model.scheduling import Scheduler
-from pointsman.model.slots import slots_of
+from pointsman.model.slots import assign_slots
 
 _PICKS = {Scheduler.SOURCE_HASH: Pick.SOURCE, Scheduler.SOURCE_PORT_HASH: Pick.SOURCE_PORT}
 
@@ -49,10 +49,10 @@ class _Compilation:
         self._pools: list[Pool] = []
         self._guards: list[Chain] = []
         self._balancers: dict[Balancer, None] = {}
-        self._pick = _PICKS.get(plan.balance.scheduler, Pick.RANDOM) if plan.balance else Pick.RANDOM
-        self._cluster = _packed(slots_of(plan.cluster_endpoints, plan.balance))
+        self._pick = _PICKS.get(plan.balancing.scheduler, Pick.RANDOM) if plan.balancing else Pick.RANDOM
+        self._cluster = _packed(assign_slots(plan.cluster_endpoints, plan.balancing))
         local = plan.local_endpoints if plan.port.uses_local_endpoints else ()
-        self._local = _packed(slots_of(local, plan.balance))
+        self._local = _packed(assign_slots(local, plan.balancing))
         # A hash of the client's address is an affinity by itself.
         self._affinity = (
             affinity_chains(plan, context, self._label, counters=counters)

@@ -27,7 +27,7 @@ import msgspec
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.plan import FrontendKind, ServicePlan
 from pointsman.model.service import Protocol, ServicePortName
-from pointsman.model.slots import slots_of
+from pointsman.model.slots import assign_slots
 from pointsman.obs.log import get_log
 
 _LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
@@ -68,7 +68,7 @@ def loopback_port(plan: ServicePlan, node_ips: Collection[bytes] = ()) -> Served
         guarded = frontend.kind is FrontendKind.NODE_PORT and frontend.source_ranges
         if guarded and not frontend.admits_any(node_ips):
             return None
-    slots = slots_of(plan.external_endpoints, plan.balance)
+    slots = assign_slots(plan.external_endpoints, plan.balancing)
     targets = tuple((address_text(e.address), e.port) for e in slots)
     return Served(port.node_port, targets, port.affinity_seconds)
 

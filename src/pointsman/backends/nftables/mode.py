@@ -12,8 +12,8 @@ from pointsman.backends.packet_quirks import LoopbackNodePort, PacketQuirks
 from pointsman.config.gates import effective_gates
 from pointsman.config.mode_table import NFTABLES
 from pointsman.config.types import KubeProxyConfiguration
+from pointsman.model.balancing import FULL_CAPABILITIES
 from pointsman.model.plan import FrontendKind
-from pointsman.model.scheduling import FULL_CAPABILITIES
 from pointsman.model.service import Protocol
 from pointsman.obs.metric_groups import MetricGroup
 

@@ -20,8 +20,8 @@ from pointsman.backends.iptables.settings import KernelFacts, Settings, settings
 from pointsman.backends.netfilter import names, spelling
 from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.model.addresses import Family, cidr_from_text
+from pointsman.model.balancing import BalancingRequest, Scheduler
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
-from pointsman.model.scheduling import Scheduler, Scheduling
 from pointsman.model.service import Protocol, ServicePortName
 
 
@@ -133,7 +133,7 @@ def test_ipv6_rejects_with_its_own_icmp() -> None:
 
 
 def test_where_asked_clients_of_gone_endpoints_are_reset_and_nobody_else() -> None:
-    asking = service_port(node_port=30000, scheduling=Scheduling(reset_gone=True))
+    asking = service_port(node_port=30000, balancing=BalancingRequest(reset_gone=True))
     empty = compile_plan(plan(asking), _settings())
     assert b"-j REJECT --reject-with tcp-reset\n" in empty.lines_in(FILTER_SERVICES)
     assert b"icmp" not in empty.lines_in(FILTER_SERVICES) + empty.lines_in(FILTER_EXTERNAL)
@@ -156,7 +156,7 @@ def test_saved_spellings_of_variants_become_one() -> None:
 
 
 def test_weights_become_probabilities_of_what_is_left() -> None:
-    port = service_port(scheduling=Scheduling(Scheduler.WEIGHTED))
+    port = service_port(balancing=BalancingRequest(Scheduler.WEIGHTED))
     heavy, light, drained = (
         endpoint("10.244.1.1", weight=6),
         endpoint("10.244.1.2", weight=2),

@@ -13,11 +13,11 @@ from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey
 from pointsman.model.addresses import Family, cidr_from_text
+from pointsman.model.balancing import BalancingRequest, Scheduler, parse_balancing_request
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext, NodePortAddresses
 from pointsman.model.objects import Meta
 from pointsman.model.problem import Problem
-from pointsman.model.scheduling import Scheduler, Scheduling, scheduling_of
 from pointsman.model.service import Protocol, ServicePort
 
 NODE = packed("172.30.0.10")
@@ -174,13 +174,13 @@ def test_a_scheduler_that_cannot_be_had_is_noted_and_the_default_serves() -> Non
 def test_the_annotation_for_all_modes_is_understood(word: str, scheduler: str, flags: int) -> None:
     problems: list[Problem] = []
     meta = Meta(annotations={"pointsman.dev/scheduler": word})
-    port = service_port(scheduling=scheduling_of(meta, problems))
+    port = service_port(balancing=parse_balancing_request(meta, problems))
     (server, _), *_ = compiled(port, REMOTE).servers
     assert (server.scheduler, server.flags, problems) == (scheduler, flags, [])
 
 
 def test_the_annotation_for_this_mode_wins_over_the_one_for_all() -> None:
-    port = service_port(ipvs_scheduler="lc", scheduling=Scheduling(Scheduler.SOURCE_HASH, "source-hash"))
+    port = service_port(ipvs_scheduler="lc", balancing=BalancingRequest(Scheduler.SOURCE_HASH, "source-hash"))
     (server, _), *_ = compiled(port, REMOTE).servers
     assert server.scheduler == "lc"
 
@@ -216,12 +216,12 @@ def test_endpoints_keep_their_own_ports() -> None:
 
 def test_weights_are_those_of_real_servers_and_choose_a_scheduler_that_heeds_them() -> None:
     heavy, light = endpoint("10.244.1.1", weight=3), endpoint("10.244.1.2")
-    for scheduling, scheduler in (
-        (Scheduling(), "wrr"),
-        (Scheduling(Scheduler.LEAST_CONNECTIONS, "least-connections"), "wlc"),
-        (Scheduling(Scheduler.SOURCE_HASH, "source-hash"), "mh"),
+    for request, scheduler in (
+        (BalancingRequest(), "wrr"),
+        (BalancingRequest(Scheduler.LEAST_CONNECTIONS, "least-connections"), "wlc"),
+        (BalancingRequest(Scheduler.SOURCE_HASH, "source-hash"), "mh"),
     ):
-        server, weights = compiled(service_port(scheduling=scheduling), heavy, light).servers[0]
+        server, weights = compiled(service_port(balancing=request), heavy, light).servers[0]
         assert server.scheduler == scheduler
         assert weights == {RealKey(heavy.address, 8080): 3, RealKey(light.address, 8080): 1}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from pointsman.model.addresses import Cidr, Family, cidr_from_text
+from pointsman.model.balancing import NO_REQUEST, BalancingDefaults, BalancingRequest, Scheduler
 from pointsman.model.endpoint import Endpoint, EndpointState
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext, NodePortAddresses
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
-from pointsman.model.scheduling import UNSAID, Balancing, Scheduler, Scheduling
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
 
 Plans = dict[ServicePortName, ServicePlan]
@@ -63,16 +63,18 @@ def contexts(draw: st.DrawFn, family: Family) -> NodeContext:
         service_cidrs=draw(st.sampled_from([(), (SERVICE_RANGES[family],)])),
         masquerade_all=draw(st.booleans()),
         masquerade_bit=draw(st.sampled_from([14, 0, 31])),
-        balancing=draw(st.sampled_from([Balancing(), Balancing(seed=0x7FFFFFFF, hash_slots=64)])),
+        balancing=draw(
+            st.sampled_from([BalancingDefaults(), BalancingDefaults(seed=0x7FFFFFFF, hash_slots=64)])
+        ),
     )
 
 
 SCHEDULINGS = [
-    Scheduling(Scheduler.WEIGHTED),
-    Scheduling(Scheduler.SOURCE_HASH, hash_slots=64),
-    Scheduling(Scheduler.SOURCE_PORT_HASH, hash_slots=80),
-    Scheduling(Scheduler.LEAST_CONNECTIONS),
-    Scheduling(reset_gone=True),
+    BalancingRequest(Scheduler.WEIGHTED),
+    BalancingRequest(Scheduler.SOURCE_HASH, hash_slots=64),
+    BalancingRequest(Scheduler.SOURCE_PORT_HASH, hash_slots=80),
+    BalancingRequest(Scheduler.LEAST_CONNECTIONS),
+    BalancingRequest(reset_gone=True),
 ]
 """Every way to choose an endpoint but the usual one."""
 
@@ -128,7 +130,7 @@ def plans(draw: st.DrawFn, context: NodeContext, max_size: int = 5) -> Plans:
             internal_local=draw(st.booleans()),
             external_local=draw(st.booleans()),
             affinity_seconds=draw(st.sampled_from([0, 0, 0, 60, 10800])),
-            scheduling=draw(st.sampled_from([UNSAID, UNSAID, *SCHEDULINGS])),
+            balancing=draw(st.sampled_from([NO_REQUEST, NO_REQUEST, *SCHEDULINGS])),
         )
         plan = plan_service_port(port, draw(endpoint_lists(family)), context)
         assert isinstance(plan, ServicePlan)

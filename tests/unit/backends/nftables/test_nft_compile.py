@@ -13,9 +13,9 @@ from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.loopback import loopback_port
 from pointsman.backends.nftables.schema import static_sets
+from pointsman.model.balancing import BalancingDefaults, BalancingRequest, Scheduler
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
-from pointsman.model.scheduling import Balancing, Scheduler, Scheduling
 from pointsman.model.service import Protocol
 
 HERE = endpoint("10.244.1.1", local=True)
@@ -247,22 +247,24 @@ def test_weights_are_shares_of_the_slots() -> None:
 
 
 def test_a_source_hash_draws_the_slot_in_a_chain_shared_by_all_of_that_size() -> None:
-    node = context(balancing=Balancing(seed=42))
-    scheduling = Scheduling(Scheduler.SOURCE_HASH, hash_slots=64)
-    found = contents(THERE, ELSEWHERE, node=node, scheduling=scheduling)
+    node = context(balancing=BalancingDefaults(seed=42))
+    request = BalancingRequest(Scheduler.SOURCE_HASH, hash_slots=64)
+    found = contents(THERE, ELSEWHERE, node=node, balancing=request)
     assert elements(found)["service-ips"] == ["10.96.0.10 . tcp . 80 : goto hash-lb-64"]
     assert rules(found, "hash-lb-64") == [
         "dnat ip to ip daddr . meta l4proto . th dport . jhash ip saddr mod 64 seed 0x2a map @endpoints"
     ]
     assert len(elements(found)["endpoints"]) == 64
     assert [c.name for c in found.all_chains() if "lb-" in c.name] == ["hash-lb-64"]
-    by_port = contents(THERE, ELSEWHERE, scheduling=Scheduling(Scheduler.SOURCE_PORT_HASH, hash_slots=64))
+    by_port = contents(
+        THERE, ELSEWHERE, balancing=BalancingRequest(Scheduler.SOURCE_PORT_HASH, hash_slots=64)
+    )
     assert "jhash ip saddr . th sport mod 64" in rules(by_port, "hash-port-lb-64")[0]
 
 
 def test_policy_local_hashes_over_its_own_endpoints() -> None:
-    scheduling = Scheduling(Scheduler.SOURCE_HASH, hash_slots=64)
-    found = contents(HERE, THERE, node_port=30080, external_local=True, scheduling=scheduling)
+    request = BalancingRequest(Scheduler.SOURCE_HASH, hash_slots=64)
+    found = contents(HERE, THERE, node_port=30080, external_local=True, balancing=request)
     assert elements(found)["service-nodeports"] == ["tcp . 30080 : goto hash-nodeport-local-lb-1-of-64"]
     assert rules(found, "hash-nodeport-local-lb-1-of-64")[-1] == (
         "dnat ip to meta l4proto . th dport . jhash ip saddr mod 1 seed 0x1 map @local-nodeport-endpoints"
@@ -276,7 +278,7 @@ def test_affinity_draws_the_first_endpoint_of_a_client_by_weight() -> None:
 
 
 def test_a_source_hash_is_an_affinity_by_itself() -> None:
-    scheduling = Scheduling(Scheduler.SOURCE_HASH, hash_slots=64)
-    found = contents(THERE, ELSEWHERE, affinity_seconds=60, scheduling=scheduling)
+    request = BalancingRequest(Scheduler.SOURCE_HASH, hash_slots=64)
+    found = contents(THERE, ELSEWHERE, affinity_seconds=60, balancing=request)
     assert elements(found)["service-ips"] == ["10.96.0.10 . tcp . 80 : goto hash-lb-64"]
     assert not [s.name for s in found.all_sets() if s.name.startswith("affinity-")]

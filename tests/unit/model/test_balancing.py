@@ -8,35 +8,33 @@ import pytest
 from tests.factory import context, endpoint, endpoint_slice, plan, service, service_port
 
 from pointsman.model.addresses import Family
-from pointsman.model.endpoint import Endpoint
-from pointsman.model.problem import Problem
-from pointsman.model.scheduling import (
-    MOST_WEIGHTS,
-    UNSAID,
-    Balance,
-    Balancing,
+from pointsman.model.balancing import (
+    MAX_WEIGHTS,
+    NO_REQUEST,
+    BalancingDefaults,
+    BalancingPlan,
+    BalancingRequest,
     Capabilities,
     Scheduler,
-    Scheduling,
-    slow_start_of,
+    compute_slow_start_seconds,
 )
-from pointsman.model.service import Protocol, ServicePort, service_ports_from_service
-from pointsman.model.slices import endpoints_from_slice
-from pointsman.model.slots import slots_of
+from pointsman.model.endpoint import Endpoint
+from pointsman.model.problem import Problem
+from pointsman.model.service import Protocol, ServicePort, parse_service_ports
+from pointsman.model.slices import parse_slice_endpoints
+from pointsman.model.slots import assign_slots
 from pointsman.model.topology import endpoint_reason
 
 
 def asked(annotations: dict[str, str], **spec: Any) -> tuple[ServicePort, list[Problem]]:
     named = {f"pointsman.dev/{name}": value for name, value in annotations.items()}
-    ports, problems = service_ports_from_service(
-        service(metadata={"annotations": named}, **spec), Family.IPV4
-    )
+    ports, problems = parse_service_ports(service(metadata={"annotations": named}, **spec), Family.IPV4)
     (port,) = ports.values()
     return port, problems
 
 
-def shares(*endpoints: Endpoint, port: ServicePort, **balancing: Any) -> Balance | None:
-    return plan(port, *endpoints, node_context=context(balancing=Balancing(**balancing))).balance
+def shares(*endpoints: Endpoint, port: ServicePort, **balancing: Any) -> BalancingPlan | None:
+    return plan(port, *endpoints, node_context=context(balancing=BalancingDefaults(**balancing))).balancing
 
 
 A = endpoint("10.244.1.1", zone="a", node="n1", pod="web-0")
@@ -45,8 +43,8 @@ B = endpoint("10.244.1.2", zone="b", node="n2", pod="web-1")
 
 def test_a_service_without_annotations_asks_for_nothing_and_is_balanced_evenly() -> None:
     port, problems = asked({})
-    assert (port.scheduling, problems) == (UNSAID, [])
-    assert plan(port, A, B).balance is None
+    assert (port.balancing, problems) == (NO_REQUEST, [])
+    assert plan(port, A, B).balancing is None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +65,7 @@ def test_a_service_without_annotations_asks_for_nothing_and_is_balanced_evenly()
 )
 def test_our_words_and_those_of_ipvs_are_understood(word: str, scheduler: Scheduler) -> None:
     port, problems = asked({"scheduler": word})
-    assert (port.scheduling.scheduler, port.scheduling.word, problems) == (scheduler, word, [])
+    assert (port.balancing.scheduler, port.balancing.word, problems) == (scheduler, word, [])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,7 @@ def test_a_bad_value_is_reported_with_what_would_be_good_and_counts_as_not_given
     port, problems = asked({annotation: value})
     assert [problem.reason for problem in problems] == ["BadAnnotation"]
     assert words in problems[0].message
-    assert port.scheduling in (UNSAID, Scheduling(weights={("zone", "a"): 3}))
+    assert port.balancing in (NO_REQUEST, BalancingRequest(weights={("zone", "a"): 3}))
 
 
 @pytest.mark.parametrize(
@@ -117,19 +115,19 @@ def test_the_service_decides_about_resets_and_else_the_configuration(
     annotation: dict[str, str], default: bool, resets: bool
 ) -> None:
     port, _ = asked(annotation)
-    node = context(balancing=Balancing(reset_gone=default))
+    node = context(balancing=BalancingDefaults(reset_gone=default))
     assert plan(port, A, node_context=node).resets_gone is resets
 
 
 def test_only_tcp_can_be_reset() -> None:
-    port = service_port(protocol=Protocol.UDP, scheduling=Scheduling(reset_gone=True))
+    port = service_port(protocol=Protocol.UDP, balancing=BalancingRequest(reset_gone=True))
     assert not plan(port, A).resets_gone
 
 
 def test_more_weights_than_a_slice_has_endpoints_are_told_once_and_left_out() -> None:
-    entries = [f"pod/web-{number}=2" for number in range(20 * MOST_WEIGHTS)]
+    entries = [f"pod/web-{number}=2" for number in range(20 * MAX_WEIGHTS)]
     port, (problem,) = asked({"weights": ",".join(entries)})
-    assert len(port.scheduling.weights) == MOST_WEIGHTS
+    assert len(port.balancing.weights) == MAX_WEIGHTS
     assert "'pod/web-1000=2,pod/web-1001=2," in problem.message
     assert "only the first 1000 entries count" in problem.message
     assert len(problem.message) < 500
@@ -151,7 +149,7 @@ def test_equal_weights_are_no_weights() -> None:
 def test_random_asked_for_by_name_ignores_weights() -> None:
     port, _ = asked({"scheduler": "random", "weights": "zone/a=3,zone/b=0"})
     made = plan(port, A, B)
-    assert (made.balance, made.cluster_endpoints) == (None, (A, B))
+    assert (made.balancing, made.cluster_endpoints) == (None, (A, B))
 
 
 def test_a_slice_may_weigh_its_endpoints_itself_and_wins_over_the_service() -> None:
@@ -160,7 +158,7 @@ def test_a_slice_may_weigh_its_endpoints_itself_and_wins_over_the_service() -> N
         {"addresses": ["10.244.1.2"], "zone": "b"},
         metadata={"annotations": {"pointsman.dev/weights": "pod/web-0=9,4"}},
     )
-    found, problems = endpoints_from_slice(made, Family.IPV4, "n1")
+    found, problems = parse_slice_endpoints(made, Family.IPV4, "n1")
     (endpoints,) = found.values()
     assert problems == []
     assert [(e.pod, e.weight) for e in endpoints] == [("web-0", 9), ("", 4)]
@@ -172,7 +170,7 @@ def test_a_slice_may_weigh_its_endpoints_itself_and_wins_over_the_service() -> N
 
 def test_a_bad_weight_of_a_slice_is_reported() -> None:
     made = endpoint_slice("10.244.1.1", metadata={"annotations": {"pointsman.dev/weights": "many"}})
-    found, problems = endpoints_from_slice(made, Family.IPV4, "n1")
+    found, problems = parse_slice_endpoints(made, Family.IPV4, "n1")
     assert [problem.reason for problem in problems] == ["BadAnnotation"]
     assert [e.weight for endpoints in found.values() for e in endpoints] == [-1]
 
@@ -196,11 +194,14 @@ def test_a_mode_that_lacks_a_scheduler_says_so_and_uses_weights_where_it_can() -
     can = frozenset((Scheduler.RANDOM, Scheduler.WEIGHTED))
     port, _ = asked({"scheduler": "source-hash", "weights": "zone/a=3"})
     made = plan(
-        port, A, B, node_context=context(balancing=Balancing(capabilities=Capabilities(schedulers=can)))
+        port,
+        A,
+        B,
+        node_context=context(balancing=BalancingDefaults(capabilities=Capabilities(schedulers=can))),
     )
     assert [problem.reason for problem in made.problems] == ["SchedulerNotPossible"]
     assert "source-hash is not available in this proxy mode; weighted is used" in made.problems[0].message
-    assert made.balance is not None
+    assert made.balancing is not None
     assert made.scheduler == "weighted"
 
 
@@ -211,7 +212,7 @@ def test_a_scheduler_that_only_ipvs_has_is_refused_elsewhere() -> None:
 
 def test_a_mode_that_cannot_start_endpoints_slowly_says_so() -> None:
     port, _ = asked({"slow-start": "30s"})
-    made = plan(port, A, B, node_context=context(balancing=Balancing(capabilities=Capabilities())))
+    made = plan(port, A, B, node_context=context(balancing=BalancingDefaults(capabilities=Capabilities())))
     assert [problem.reason for problem in made.problems] == ["SlowStartNotPossible"]
     assert plan(port, A, B).problems == ()
 
@@ -227,18 +228,18 @@ def test_session_affinity_leaves_the_port_out_of_the_hash() -> None:
 
 def test_the_configuration_decides_for_services_that_say_nothing() -> None:
     balance = shares(A, B, port=service_port(), scheduler=Scheduler.SOURCE_HASH, seed=7, hash_slots=128)
-    assert balance == Balance(Scheduler.SOURCE_HASH, {}, seed=7, hash_slots=128)
+    assert balance == BalancingPlan(Scheduler.SOURCE_HASH, {}, seed=7, hash_slots=128)
     port, _ = asked({"scheduler": "random"})
     assert shares(A, B, port=port, scheduler=Scheduler.SOURCE_HASH) is None
 
 
 def test_slow_start_comes_from_the_service_then_the_configuration_and_never_with_a_hash() -> None:
     port, _ = asked({"slow-start": "2m"})
-    assert slow_start_of(port.scheduling, Balancing(slow_start=30)) == 120
-    assert slow_start_of(UNSAID, Balancing(slow_start=30)) == 30
-    assert slow_start_of(port.scheduling, Balancing(capabilities=Capabilities())) == 0
+    assert compute_slow_start_seconds(port.balancing, BalancingDefaults(slow_start=30)) == 120
+    assert compute_slow_start_seconds(NO_REQUEST, BalancingDefaults(slow_start=30)) == 30
+    assert compute_slow_start_seconds(port.balancing, BalancingDefaults(capabilities=Capabilities())) == 0
     hashed, problems = asked({"slow-start": "30s", "scheduler": "source-hash"})
-    assert slow_start_of(hashed.scheduling, Balancing()) == 0
+    assert compute_slow_start_seconds(hashed.balancing, BalancingDefaults()) == 0
     assert [problem.reason for problem in problems] == ["SlowStartIgnored"]
 
 
@@ -252,7 +253,7 @@ def many(count: int) -> tuple[Endpoint, ...]:
 def test_a_service_with_too_many_endpoints_is_not_hashed_and_says_what_to_do() -> None:
     port, _ = asked({"scheduler": "source-hash"})
     made = plan(port, *many(3000))
-    assert made.balance is None
+    assert made.balancing is None
     (problem,) = made.problems
     assert (problem.reason, problem.served) == ("TooManyToHash", True)
     assert "at most 2048 endpoints" in problem.message
@@ -268,7 +269,7 @@ def test_too_many_endpoints_keep_their_weights() -> None:
 
 
 def test_a_configured_hash_has_the_same_limit() -> None:
-    node = context(balancing=Balancing(Scheduler.SOURCE_PORT_HASH))
+    node = context(balancing=BalancingDefaults(Scheduler.SOURCE_PORT_HASH))
     made = plan(service_port(), *many(3000), node_context=node)
     assert [problem.reason for problem in made.problems] == ["TooManyToHash"]
 
@@ -278,7 +279,9 @@ def test_a_mode_whose_kernel_fills_the_table_has_no_limit() -> None:
     made = plan(
         port,
         *many(3000),
-        node_context=context(balancing=Balancing(capabilities=Capabilities(schedulers=frozenset(Scheduler)))),
+        node_context=context(
+            balancing=BalancingDefaults(capabilities=Capabilities(schedulers=frozenset(Scheduler)))
+        ),
     )
     assert (made.scheduler, made.problems) == ("source-hash", ())
 
@@ -287,11 +290,9 @@ def test_the_ports_of_a_service_share_what_hashing_may_cost() -> None:
     """A hundred ports, each with a port of its own at the pods, so that no two tables are the same."""
     entries = [{"name": f"p{number}", "port": number} for number in range(1, 101)]
     annotations = {"pointsman.dev/scheduler": "source-hash", "pointsman.dev/hash-slots": "65536"}
-    ports, _ = service_ports_from_service(
-        service(metadata={"annotations": annotations}, ports=entries), Family.IPV4
-    )
+    ports, _ = parse_service_ports(service(metadata={"annotations": annotations}, ports=entries), Family.IPV4)
     made = [plan(port, *many(100)) for port in ports.values()]
-    slots = sum(len(slots_of(one.cluster_endpoints, one.balance)) for one in made)
+    slots = sum(len(assign_slots(one.cluster_endpoints, one.balancing)) for one in made)
     assert {one.scheduler for one in made} == {"source-hash"}
     assert slots * 100 <= 1 << 23
     assert plan(next(iter(ports.values())), *many(300)).scheduler == "", "many ports times many endpoints"
@@ -300,7 +301,7 @@ def test_the_ports_of_a_service_share_what_hashing_may_cost() -> None:
 def test_frontends_share_what_the_kernel_may_hold_for_a_service() -> None:
     addresses = [f"192.0.2.{number}" for number in range(1, 100)]
     port = service_port(
-        external_ips=addresses, scheduling=Scheduling(Scheduler.SOURCE_HASH, hash_slots=65536)
+        external_ips=addresses, balancing=BalancingRequest(Scheduler.SOURCE_HASH, hash_slots=65536)
     )
     made = plan(port, A, B)
-    assert len(slots_of(made.cluster_endpoints, made.balance)) * 100 <= 1 << 18
+    assert len(assign_slots(made.cluster_endpoints, made.balancing)) * 100 <= 1 << 18

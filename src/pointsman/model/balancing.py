@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from pointsman.model.endpoint import FULL_SHARE, UNSAID_WEIGHT, Endpoint, Identity
+from pointsman.model.endpoint import FULL_SHARE, NO_WEIGHT, Endpoint, Identity
 from pointsman.model.objects import Meta
 from pointsman.model.problem import Problem, bad_annotation
 
@@ -23,7 +23,7 @@ HASH_SLOTS_ANNOTATION = "pointsman.dev/hash-slots"
 RESET_GONE_ANNOTATION = "pointsman.dev/reset-gone"
 
 MAX_WEIGHT = 1000
-LONGEST_SLOW_START = 3600
+MAX_SLOW_START_SECONDS = 3600
 DEFAULT_HASH_SLOTS = 512
 HASH_SLOTS_RANGE = (64, 65536)
 
@@ -46,7 +46,7 @@ class Scheduler(enum.Enum):
         return self in (Scheduler.SOURCE_HASH, Scheduler.SOURCE_PORT_HASH)
 
 
-IPVS_WORDS: Mapping[str, Scheduler] = {
+IPVS_SCHEDULERS: Mapping[str, Scheduler] = {
     "rr": Scheduler.RANDOM,
     "wrr": Scheduler.WEIGHTED,
     "lc": Scheduler.LEAST_CONNECTIONS,
@@ -57,20 +57,20 @@ IPVS_WORDS: Mapping[str, Scheduler] = {
 }
 """The schedulers of IPVS, and what comes closest to each elsewhere."""
 
-OWN_WORDS: Mapping[str, Scheduler] = {
+OWN_SCHEDULERS: Mapping[str, Scheduler] = {
     scheduler.value: scheduler for scheduler in Scheduler if scheduler is not Scheduler.IPVS_ONLY
 }
-_WORDS: Mapping[str, Scheduler] = {**OWN_WORDS, **IPVS_WORDS}
+_WORDS: Mapping[str, Scheduler] = {**OWN_SCHEDULERS, **IPVS_SCHEDULERS}
 
 
 Weights = Mapping[tuple[str, str], int]
 """What the endpoints of a pod, node or zone weigh, by these words and the name; by two empty words, what all weigh."""
 
-MOST_WEIGHTS = 1000
+MAX_WEIGHTS = 1000
 """Entries of one annotation, as many as an EndpointSlice has endpoints."""
 
 
-class Scheduling(msgspec.Struct, frozen=True, gc=False):
+class BalancingRequest(msgspec.Struct, frozen=True, gc=False):
     """What one Service asks for; None and 0 where it leaves that to the configuration."""
 
     scheduler: Scheduler | None = None
@@ -84,7 +84,7 @@ class Scheduling(msgspec.Struct, frozen=True, gc=False):
     """Connections to endpoints that are gone are reset."""
 
 
-UNSAID = Scheduling()
+NO_REQUEST = BalancingRequest()
 
 
 class Capabilities(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -113,7 +113,7 @@ FULL_CAPABILITIES = Capabilities(
 """Those of a mode without restrictions."""
 
 
-class Balancing(msgspec.Struct, frozen=True, gc=False):
+class BalancingDefaults(msgspec.Struct, frozen=True, gc=False):
     """What a node does for Services that leave it open, and what its mode can do at all."""
 
     scheduler: Scheduler = Scheduler.RANDOM
@@ -125,11 +125,11 @@ class Balancing(msgspec.Struct, frozen=True, gc=False):
     capabilities: Capabilities = FULL_CAPABILITIES
 
 
-EVENLY = Balancing()
+DEFAULT_BALANCING = BalancingDefaults()
 """Nothing configured."""
 
 
-class Balance(msgspec.Struct, frozen=True, gc=False):
+class BalancingPlan(msgspec.Struct, frozen=True, gc=False):
     """How one service port is balanced where that is not evenly at random."""
 
     scheduler: Scheduler
@@ -140,28 +140,28 @@ class Balance(msgspec.Struct, frozen=True, gc=False):
     seed: int = 0
     hash_slots: int = 0
     """As asked for."""
-    most_slots: int = HASH_SLOTS_RANGE[1]
+    max_slots: int = HASH_SLOTS_RANGE[1]
     """What it may have of them beside the other ports and frontends of its Service."""
 
     def weight(self, endpoint: Endpoint) -> int:
         return self.weights.get(endpoint.identity, 1)
 
 
-def scheduling_of(meta: Meta, problems: list[Problem]) -> Scheduling:
+def parse_balancing_request(meta: Meta, problems: list[Problem]) -> BalancingRequest:
     """What the annotations of a Service ask for; a bad value is reported and counts as not given."""
     if not meta.annotations:
-        return UNSAID
+        return NO_REQUEST
     word = meta.annotation(SCHEDULER_ANNOTATION) or ""
     scheduler = _WORDS.get(word)
     if word and scheduler is None:
-        known = ", ".join((*OWN_WORDS, *IPVS_WORDS))
+        known = ", ".join((*OWN_SCHEDULERS, *IPVS_SCHEDULERS))
         problems.append(bad_annotation(SCHEDULER_ANNOTATION, word, f"known are {known}"))
         word = ""
     slots = _number(meta, HASH_SLOTS_ANNOTATION, HASH_SLOTS_RANGE, problems)
-    found = Scheduling(
+    found = BalancingRequest(
         scheduler,
         word,
-        weights_from(meta, problems),
+        parse_weights(meta, problems),
         _slow_start(meta, problems),
         slots or 0,
         _yes_or_no(meta, RESET_GONE_ANNOTATION, problems),
@@ -169,7 +169,7 @@ def scheduling_of(meta: Meta, problems: list[Problem]) -> Scheduling:
     if found.slow_start and scheduler is not None and scheduler.hashes:
         message = f"annotation {SLOW_START_ANNOTATION}: has no effect with {word}, by which all nodes must choose alike"
         problems.append(Problem("SlowStartIgnored", message))
-    return UNSAID if found == UNSAID else found
+    return NO_REQUEST if found == NO_REQUEST else found
 
 
 def _number(meta: Meta, name: str, within: tuple[int, int], problems: list[Problem]) -> int | None:
@@ -196,20 +196,20 @@ def _yes_or_no(meta: Meta, name: str, problems: list[Problem]) -> bool | None:
 _DURATION = re.compile(r"([0-9]{1,5})(s|m)")
 
 
-def seconds_of(text: str) -> int | None:
+def parse_seconds(text: str) -> int | None:
     """`30s` or `2m` as seconds; None for anything else and for more than an hour."""
     match = _DURATION.fullmatch(text)
     if match is None:
         return None
     seconds = int(match[1]) * (60 if match[2] == "m" else 1)
-    return seconds if seconds <= LONGEST_SLOW_START else None
+    return seconds if seconds <= MAX_SLOW_START_SECONDS else None
 
 
 def _slow_start(meta: Meta, problems: list[Problem]) -> int | None:
     text = meta.annotation(SLOW_START_ANNOTATION)
     if text is None:
         return None
-    seconds = seconds_of(text)
+    seconds = parse_seconds(text)
     if seconds is None:
         problems.append(
             bad_annotation(SLOW_START_ANNOTATION, text, "it must be a time up to 1 h such as 30s or 2m")
@@ -220,113 +220,118 @@ def _slow_start(meta: Meta, problems: list[Problem]) -> int | None:
 _RULE = re.compile(r"(?:(pod|node|zone)/([^/=,\s]{1,253})=)?([0-9]{1,4})")
 
 
-def weights_from(meta: Meta, problems: list[Problem]) -> Weights:
+def parse_weights(meta: Meta, problems: list[Problem]) -> Weights:
     """The weights that a Service or an EndpointSlice gives; bad entries and those beyond the limit are left out."""
     text = meta.annotation(WEIGHTS_ANNOTATION)
     if not text:
         return {}
     weights: dict[tuple[str, str], int] = {}
-    entries = text.split(",", MOST_WEIGHTS)
-    for entry in entries[:MOST_WEIGHTS]:
+    entries = text.split(",", MAX_WEIGHTS)
+    for entry in entries[:MAX_WEIGHTS]:
         match = _RULE.fullmatch(entry.strip())
         if match is None or int(match[3]) > MAX_WEIGHT:
             expected = f"entries are zone/NAME=N, node/NAME=N or pod/NAME=N with N from 0 to {MAX_WEIGHT}"
             problems.append(bad_annotation(WEIGHTS_ANNOTATION, entry.strip(), expected))
         else:
             weights[match[1] or "", match[2] or ""] = int(match[3])
-    if len(entries) > MOST_WEIGHTS:
+    if len(entries) > MAX_WEIGHTS:
         expected = (
-            f"only the first {MOST_WEIGHTS} entries count; give weights by node or zone, or to EndpointSlices"
+            f"only the first {MAX_WEIGHTS} entries count; give weights by node or zone, or to EndpointSlices"
         )
         problems.append(bad_annotation(WEIGHTS_ANNOTATION, entries[-1].strip(), expected))
     return weights
 
 
-def weight_by(weights: Weights, pod: str, node: str, zone: str) -> int:
-    """What these weights say of an endpoint, the most specific first; UNSAID_WEIGHT for nothing."""
+def find_weight(weights: Weights, pod: str, node: str, zone: str) -> int:
+    """What these weights say of an endpoint, the most specific first; NO_WEIGHT for nothing."""
     for place in (("pod", pod), ("node", node), ("zone", zone), ("", "")):
         weight = weights.get(place)
         if weight is not None:
             return weight
-    return UNSAID_WEIGHT
+    return NO_WEIGHT
 
 
-def weight_of(endpoint: Endpoint, scheduling: Scheduling) -> int:
+def compute_weight(endpoint: Endpoint, request: BalancingRequest) -> int:
     """The weight its slice gives an endpoint, else the one the Service gives it, else 1."""
-    if endpoint.weight != UNSAID_WEIGHT:
+    if endpoint.weight != NO_WEIGHT:
         return endpoint.weight
-    found = weight_by(scheduling.weights, endpoint.pod, endpoint.node, endpoint.zone)
-    return 1 if found == UNSAID_WEIGHT else found
+    found = find_weight(request.weights, endpoint.pod, endpoint.node, endpoint.zone)
+    return 1 if found == NO_WEIGHT else found
 
 
-def scheduler_for(
-    scheduling: Scheduling, endpoints: Iterable[Endpoint], defaults: Balancing, problems: list[Problem]
+def choose_scheduler(
+    request: BalancingRequest,
+    endpoints: Iterable[Endpoint],
+    defaults: BalancingDefaults,
+    problems: list[Problem],
 ) -> Scheduler:
     """The scheduler a service port gets: the one asked for where the mode has it. What is not available is reported."""
-    wanted = scheduling.scheduler
-    if scheduling.slow_start and not defaults.capabilities.adjusts_shares:
+    wanted = request.scheduler
+    if request.slow_start and not defaults.capabilities.adjusts_shares:
         message = f"annotation {SLOW_START_ANNOTATION}: not available in this proxy mode; new endpoints get their full share at once"
         problems.append(Problem("SlowStartNotPossible", message))
     if wanted is None:
         default = (
             defaults.scheduler if defaults.scheduler in defaults.capabilities.schedulers else Scheduler.RANDOM
         )
-        return by_weight_alone(scheduling, endpoints) if default is Scheduler.RANDOM else default
+        return choose_fallback_scheduler(request, endpoints) if default is Scheduler.RANDOM else default
     if wanted in defaults.capabilities.schedulers:
         return wanted
-    used = by_weight_alone(scheduling, endpoints)
-    message = f"annotation {SCHEDULER_ANNOTATION}: {scheduling.word} is not available in this proxy mode; {used.value} is used"
+    used = choose_fallback_scheduler(request, endpoints)
+    message = f"annotation {SCHEDULER_ANNOTATION}: {request.word} is not available in this proxy mode; {used.value} is used"
     problems.append(Problem("SchedulerNotPossible", message))
     return used
 
 
-def by_weight_alone(scheduling: Scheduling, endpoints: Iterable[Endpoint]) -> Scheduler:
+def choose_fallback_scheduler(request: BalancingRequest, endpoints: Iterable[Endpoint]) -> Scheduler:
     """What every mode has: at random, by weight where somebody gives weights."""
-    weighed = bool(scheduling.weights) or any(e.weight != UNSAID_WEIGHT for e in endpoints)
+    weighed = bool(request.weights) or any(e.weight != NO_WEIGHT for e in endpoints)
     return Scheduler.WEIGHTED if weighed else Scheduler.RANDOM
 
 
-def slow_start_of(scheduling: Scheduling, defaults: Balancing) -> int:
+def compute_slow_start_seconds(request: BalancingRequest, defaults: BalancingDefaults) -> int:
     """Seconds a new endpoint of a service port takes to its full share; 0 for none."""
-    seconds = defaults.slow_start if scheduling.slow_start is None else scheduling.slow_start
-    scheduler = scheduling.scheduler or defaults.scheduler
+    seconds = defaults.slow_start if request.slow_start is None else request.slow_start
+    scheduler = request.scheduler or defaults.scheduler
     return seconds if defaults.capabilities.adjusts_shares and not scheduler.hashes else 0
 
 
-def without_drained(endpoints: tuple[Endpoint, ...], scheduling: Scheduling) -> tuple[Endpoint, ...]:
+def remove_drained_endpoints(
+    endpoints: tuple[Endpoint, ...], request: BalancingRequest
+) -> tuple[Endpoint, ...]:
     """The endpoints that get new connections: those of weight 0 do not, unless there is no other."""
-    kept = tuple(endpoint for endpoint in endpoints if weight_of(endpoint, scheduling))
+    kept = tuple(endpoint for endpoint in endpoints if compute_weight(endpoint, request))
     return kept if 0 < len(kept) < len(endpoints) else endpoints
 
 
-def balance_of(
+def build_balancing_plan(
     scheduler: Scheduler,
-    scheduling: Scheduling,
+    request: BalancingRequest,
     endpoints: tuple[Endpoint, ...],
-    defaults: Balancing,
-    most_slots: int,
-) -> Balance | None:
+    defaults: BalancingDefaults,
+    max_slots: int,
+) -> BalancingPlan | None:
     """How connections to these endpoints are spread; None for evenly at random."""
     adjusted = (
         defaults.capabilities.adjusts_shares
         and not scheduler.hashes
         and any(e.share != FULL_SHARE for e in endpoints)
     )
-    weights = dict(_weights(scheduler, scheduling, endpoints, adjusted))
+    weights = dict(_weights(scheduler, request, endpoints, adjusted))
     if len(set(weights.values())) < 2:
         weights, adjusted = {}, False
     if scheduler.hashes:
-        slots = scheduling.hash_slots or defaults.hash_slots
-        return Balance(scheduler, weights, seed=defaults.seed, hash_slots=slots, most_slots=most_slots)
+        slots = request.hash_slots or defaults.hash_slots
+        return BalancingPlan(scheduler, weights, seed=defaults.seed, hash_slots=slots, max_slots=max_slots)
     if not weights and scheduler in (Scheduler.RANDOM, Scheduler.WEIGHTED):
         return None
-    return Balance(scheduler, weights, adjusted or scheduler is Scheduler.LEAST_CONNECTIONS)
+    return BalancingPlan(scheduler, weights, adjusted or scheduler is Scheduler.LEAST_CONNECTIONS)
 
 
 def _weights(
-    scheduler: Scheduler, scheduling: Scheduling, endpoints: tuple[Endpoint, ...], adjusted: bool
+    scheduler: Scheduler, request: BalancingRequest, endpoints: tuple[Endpoint, ...], adjusted: bool
 ) -> Iterator[tuple[Identity, int]]:
     for endpoint in endpoints:
-        weight = 1 if scheduler is Scheduler.RANDOM else (weight_of(endpoint, scheduling) or 1)
+        weight = 1 if scheduler is Scheduler.RANDOM else (compute_weight(endpoint, request) or 1)
         share = endpoint.share if adjusted else 1
         yield endpoint.identity, weight * share
