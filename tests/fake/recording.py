@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from pointsman.backends.contract import Difference, Drift, SyncReport, SyncRequest, Traffic, plans_to_compare
+from pointsman.backends.contract import Difference, SyncReport, SyncRequest, Traffic, plans_to_compare
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -20,7 +20,7 @@ class RecordingComparison:
     def differences(self) -> list[Difference]:
         self._backend.reading()
         return [
-            Difference(str(name), want=str(plan), have="", service=str(name))
+            Difference(str(name), want=str(plan), have="", owner=name)
             for name, plan in self._plans.items()
             if self._backend.programmed.get(name) != plan
         ]
@@ -34,8 +34,8 @@ class RecordingBackend:
         self.requests: list[tuple[bool, dict[ServicePortName, ServicePlan | None]]] = []
         self.programmed: dict[ServicePortName, ServicePlan] = {}
         self.failures: list[Exception] = []
-        self.drifts: list[Drift | Exception] = []
-        self.met: Drift | None = None
+        self.drifts: list[Difference | Exception] = []
+        self.met: Difference | None = None
         """What every sync meets and repairs."""
         self.refuse: Mapping[ServicePortName, str] = {}
         self.reading: Callable[[], object] = lambda: None
@@ -58,7 +58,7 @@ class RecordingBackend:
             self.programmed.pop(name, None)
         return SyncReport(full=request.full, rejected=self.refuse, drift=self.met)
 
-    def drift(self) -> Drift | None:
+    def drift(self) -> Difference | None:
         found = self.drifts.pop(0) if self.drifts else None
         if isinstance(found, Exception):
             raise found

@@ -32,9 +32,8 @@ def test_a_failed_sync_changes_nothing() -> None:
         backend.sync(SyncRequest(context(), BOTH, {API.name: API}))
     assert backend.programmed == {WEB.name: WEB}
     assert [
-        difference.service
-        for difference in backend.comparison(SyncRequest(context(), BOTH, {})).differences()
-    ] == [str(API.name)]
+        difference.owner for difference in backend.comparison(SyncRequest(context(), BOTH, {})).differences()
+    ] == [API.name]
 
 
 def test_what_is_refused_is_reported_and_left_out() -> None:

@@ -11,12 +11,11 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from pointsman.backends.contract import (
+    PRESENT,
     Announcement,
     CleanupContext,
     CleanupItem,
-    Damage,
     Difference,
-    Drift,
     KernelCounter,
     Mode,
     Setup,
@@ -78,8 +77,8 @@ class ToyBackend:
         held(self.family).write_text(text)
         return SyncReport(full=request.full, rules_total={"lines": text.count("\n")}, batch_bytes=len(text))
 
-    def drift(self) -> Drift | None:
-        return None if held(self.family).exists() else Drift("the toy kernel", Damage.DELETED)
+    def drift(self) -> Difference | None:
+        return None if held(self.family).exists() else Difference("the toy kernel", PRESENT)
 
     def comparison(
         self, request: SyncRequest, _only: Collection[ServicePortName] | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.backends.contract import Backend, Drift, NoComparison, SyncReport, SyncRequest, Traffic
+from pointsman.backends.contract import Backend, Difference, NoComparison, SyncReport, SyncRequest, Traffic
 from pointsman.config.defaults import with_mode
 from pointsman.config.load import config_from_bytes
 from pointsman.config.types import KubeProxyConfiguration
@@ -161,7 +161,7 @@ class _Recorder:
         self.requests.append(msgspec.structs.replace(request, plans=dict(request.plans)))
         return SyncReport(full=request.full)
 
-    def drift(self) -> Drift | None:
+    def drift(self) -> Difference | None:
         return None
 
     def comparison(

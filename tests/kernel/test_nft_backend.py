@@ -12,7 +12,7 @@ import pytest
 from tests.factory import context, endpoint, packed, plan, service_port
 from tests.kernel.nft_kernel import everything, listing, needs_nft, part, table, table_handle
 
-from pointsman.backends.contract import CleanupContext, CleanupItem, Damage, Drift
+from pointsman.backends.contract import PRESENT, CleanupContext, CleanupItem, Difference
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.compile import fragment_from_plan
@@ -205,7 +205,7 @@ def test_an_incremental_sync_over_a_vanished_table_loads_everything(
     plans[name] = plan(plans[name].port, endpoint("10.244.0.7"), node_context=NODE)
     report = backend.sync(part(NODE, plans, name))
     assert report.full
-    assert report.drift == Drift("table ip kube-proxy", Damage.DELETED)
+    assert report.drift == Difference("table ip kube-proxy", PRESENT)
     assert backend.comparison(everything(NODE, plans)).differences() == []
 
 
@@ -295,7 +295,7 @@ def test_verify_names_the_service_behind_a_difference(namespace: Namespace, back
         "10.244.1.2 . 8080",
         "",
     )
-    assert missing.service == "default/svc-1:http"
+    assert str(missing.owner) == "default/svc-1:http"
     assert (extra.what, extra.want, extra.have) == ("set cluster-ips 10.96.77.77", "", "present")
 
 
@@ -307,9 +307,7 @@ def test_verify_names_a_service_in_full_where_the_comment_is_cut(
     request = everything(NODE, {made.name: made})
     backend.sync(request)
     namespace.run(["nft", "flush", "map", "ip", "kube-proxy", "endpoints"])
-    assert {difference.service for difference in backend.comparison(request).differences()} == {
-        str(made.name)
-    }
+    assert {difference.owner for difference in backend.comparison(request).differences()} == {made.name}
 
 
 def test_verify_without_a_table_says_so(namespace: Namespace, backend: NftablesBackend) -> None:

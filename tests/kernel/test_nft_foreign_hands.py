@@ -10,7 +10,7 @@ from tests.factory import context, endpoint, endpoint_slice, packed, plan, servi
 from tests.kernel.nft_kernel import everything, listing, needs_nft, part, table, table_handle
 from tests.unit.explain.explaining import asked, codes, view_of
 
-from pointsman.backends.contract import CleanupContext, CleanupStatus, Damage, Drift, Rival, SyncRequest
+from pointsman.backends.contract import CleanupContext, CleanupStatus, Difference, OtherProxy, SyncRequest
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.cleanup import cleanup
@@ -63,7 +63,7 @@ def assert_all_served(backend: NftablesBackend, request: SyncRequest) -> None:
     assert backend.drift() is None
 
 
-def first_drift(backend: NftablesBackend, looks: int = 50) -> Drift | None:
+def first_drift(backend: NftablesBackend, looks: int = 50) -> Difference | None:
     """What repeated looks find; each one re-reads a slice of the elements."""
     for _ in range(looks):
         found = backend.drift()
@@ -373,7 +373,7 @@ def test_a_comparison_of_one_service_port_sees_its_damage_and_nothing_of_others(
     seen = set()
     for name in plans:
         found = backend.comparison(request, only=[name]).differences()
-        own = [difference for difference in everywhere if difference.service == str(name)]
+        own = [difference for difference in everywhere if difference.owner == name]
         assert sorted(map(str, found)) == sorted(map(str, own))
         seen |= {difference.what.split()[1] for difference in own}
     assert seen == {one.split()[1] for one in flushed}
@@ -412,7 +412,7 @@ def test_kube_proxy_writing_into_our_table_is_recognised(
     namespace.run(["nft", "-f", "-"], (GOLDEN / "clusterip-basic" / "nftables" / "nft.txt").read_text())
     found = backend.drift()
     assert found is not None
-    assert found.rival is Rival.KUBE_PROXY
+    assert found.other_proxy is OtherProxy.KUBE_PROXY
 
 
 def test_a_table_of_kube_proxy_in_place_of_ours_is_recognised(
@@ -421,7 +421,12 @@ def test_a_table_of_kube_proxy_in_place_of_ours_is_recognised(
     backend.sync(everything(NODE, some_plans()))
     namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
     namespace.run(["nft", "-f", "-"], (GOLDEN / "clusterip-basic" / "nftables" / "nft.txt").read_text())
-    assert backend.drift() == Drift("table ip kube-proxy", Damage.REPLACED, rival=Rival.KUBE_PROXY)
+    assert backend.drift() == Difference(
+        "table ip kube-proxy",
+        schema.table_comment(counters=False),
+        "rules for kube-proxy",
+        other_proxy=OtherProxy.KUBE_PROXY,
+    )
 
 
 def test_another_pointsmans_table_in_place_of_ours_is_recognised(
@@ -432,26 +437,36 @@ def test_another_pointsmans_table_in_place_of_ours_is_recognised(
     other = NftablesBackend(Family.IPV4, service_metrics=True)
     other.sync(everything(NODE, some_plans()))
     other.close()
-    assert backend.drift() == Drift("table ip kube-proxy", Damage.REPLACED, rival=Rival.POINTSMAN)
+    assert backend.drift() == Difference(
+        "table ip kube-proxy",
+        schema.table_comment(counters=False),
+        schema.table_comment(counters=True),
+        other_proxy=OtherProxy.POINTSMAN,
+    )
 
 
 @pytest.mark.parametrize(
-    ("inside", "rival"),
+    ("inside", "other"),
     [
         ("", None),
         ("chain services { drop; }", None),
-        ("chain other { type filter hook input priority 0; }", Rival.UNKNOWN),
+        ("chain other { type filter hook input priority 0; }", OtherProxy.UNKNOWN),
     ],
     ids=["nothing", "a chain nobody meets", "a base chain"],
 )
 def test_an_empty_table_in_place_of_ours_is_damage_and_no_other_proxys(
-    namespace: Namespace, backend: NftablesBackend, inside: str, rival: Rival | None
+    namespace: Namespace, backend: NftablesBackend, inside: str, other: OtherProxy | None
 ) -> None:
     request = everything(NODE, some_plans())
     backend.sync(request)
     namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
     namespace.run(["nft", "-f", "-"], f"table ip kube-proxy {{\n{inside}\n}}\n")
-    assert backend.drift() == Drift("table ip kube-proxy", Damage.REPLACED, rival=rival)
+    assert backend.drift() == Difference(
+        "table ip kube-proxy",
+        schema.table_comment(counters=False),
+        "a table without comment",
+        other_proxy=other,
+    )
     backend.sync(request)
     assert_all_served(backend, request)
 

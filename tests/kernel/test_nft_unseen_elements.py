@@ -12,7 +12,7 @@ import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.kernel.nft_kernel import everything, needs_nft, part, table
 
-from pointsman.backends.contract import Damage, Drift
+from pointsman.backends.contract import Difference
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.element_counts import element_counts
 from pointsman.backends.nftables.reader import KernelSet, Reader
@@ -74,7 +74,7 @@ def test_an_element_of_others_under_the_key_of_a_new_service_costs_no_service(
     report = backend.sync(part(NODE, plans, new.name))
     assert report.rejected == {}
     assert report.drift is not None
-    assert report.drift.damage is Damage.CHANGED
+    assert report.drift.change == "changed"
     assert "10.96.0.9 . tcp . 80" in report.drift.what
     assert backend.comparison(everything(NODE, plans)).differences() == []
 
@@ -91,7 +91,7 @@ def test_a_slot_that_others_deleted_costs_no_service_when_it_shrinks(
     report = backend.sync(part(NODE, plans, smaller.name))
     assert report.rejected == {}
     assert report.drift is not None
-    assert report.drift.damage is Damage.DELETED
+    assert report.drift.change == "deleted"
     assert backend.comparison(everything(NODE, plans)).differences() == []
 
 
@@ -144,7 +144,7 @@ def test_an_element_that_matches_everything_else_is_noticed_shown_and_repaired(
     nft(namespace, f"add element ip kube-proxy {element}")
     found = backend.drift()
     assert found is not None
-    assert (found.what, found.damage) == (what, Damage.ADDED)
+    assert (found.what, found.change) == (what, "added")
     assert [one.what for one in backend.comparison(request).differences()] == [what]
     one_service = backend.comparison(request, only=[next(iter(plans))])
     assert [one.what for one in one_service.differences()] == [what]
@@ -177,7 +177,7 @@ ADDED = [
 ]
 
 
-def first_drift(backend: NftablesBackend, looks: int = 50) -> Drift | None:
+def first_drift(backend: NftablesBackend, looks: int = 50) -> Difference | None:
     return next(filter(None, (backend.drift() for _ in range(looks))), None)
 
 
@@ -193,7 +193,7 @@ def test_an_added_element_is_found_by_counting_where_the_kernel_does_not_count(
     nft(namespace, f"add element ip kube-proxy {element}")
     found = first_drift(backend)
     assert found is not None
-    assert (found.what, found.damage) == (what, Damage.ADDED)
+    assert (found.what, found.change) == (what, "added")
     backend.sync(request)
     nft(namespace, "delete table ip other")
     assert first_drift(backend) is None

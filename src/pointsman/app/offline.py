@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from pointsman.backends import mode_named
-from pointsman.backends.contract import Drift, NoComparison, SyncReport, SyncRequest, Traffic
+from pointsman.backends.contract import Difference, NoComparison, SyncReport, SyncRequest, Traffic
 from pointsman.config.command_line import RunOptions
 from pointsman.config.gates import effective_gates
 from pointsman.config.types import KubeProxyConfiguration
@@ -49,7 +49,7 @@ class RequestKeeper:
         self.request = msgspec.structs.replace(request, plans=dict(request.plans))
         return SyncReport(full=request.full)
 
-    def drift(self) -> Drift | None:
+    def drift(self) -> Difference | None:
         return None
 
     def comparison(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _Fragment = TypeVar("_Fragment")
 
 PRESENT = "present"
-"""What a difference says of an object that has nothing but its name."""
+"""Value in a `Difference` for an object that has nothing but its name."""
 
 
 def compile_each(
@@ -90,45 +90,39 @@ class SyncRequest(msgspec.Struct, frozen=True):
     """Make the kernel equal to `plans` whatever it holds now."""
 
 
-class Damage(enum.Enum):
-    """How an object of ours was found."""
-
-    DELETED = "deleted"
-    EMPTIED = "emptied"
-    REPLACED = "replaced"
-    CHANGED = "changed"
-    ADDED = "added"
-
-
-class Rival(enum.Enum):
-    """Another proxy whose rules stand where ours should."""
+class OtherProxy(enum.Enum):
+    """Another proxy that writes the same rules as this one."""
 
     KUBE_PROXY = "kube-proxy"
     POINTSMAN = "another Pointsman"
     UNKNOWN = "an unknown program"
 
 
-class Drift(msgspec.Struct, frozen=True):
-    """Somebody else changed what we own."""
+class Difference(msgspec.Struct, frozen=True, rename="camel"):
+    """One kernel object that is not as desired; *drift* when the cause is external."""
 
     what: str
-    """The kernel object, e.g. `chain lb-3`."""
-    damage: Damage
+    """The kernel object, e.g. `map service-ips 10.96.0.1 . tcp . 443`."""
+    want: str = ""
+    """Empty when the kernel holds something it should not."""
+    have: str = ""
+    """Empty when something is missing."""
+    owner: ServicePortName | None = None
+    """The service port it belongs to; None for shared objects and those of unknown origin."""
+    other_proxy: OtherProxy | None = None
+    """Set when another proxy caused it: its rules serve the traffic until ours are restored."""
     detail: str = ""
-    rival: Rival | None = None
-    """Set when this looks like the work of another proxy: its rules serve the traffic meanwhile."""
+
+    @property
+    def change(self) -> str:
+        """What happened to the object: changed, deleted or added."""
+        return "changed" if self.want and self.have else "deleted" if self.want else "added"
 
     def __str__(self) -> str:
-        detail = f" ({self.detail})" if self.detail else ""
-        return f"{self.what}: {self.damage.value}{detail}{f' by {self.rival.value}' if self.rival else ''}"
-
-
-def damage_detail(want: str, have: str) -> str:
-    """What there is to say of a changed, missing or added object besides its name."""
-    if want and have:
-        return f"{have} instead of {want}"
-    said = want or have
-    return "" if said == PRESENT else said
+        values = f"{self.have} instead of {self.want}" if self.want and self.have else self.want or self.have
+        details = "; ".join(filter(None, ("" if values == PRESENT else values, self.detail)))
+        author = f" by {self.other_proxy.value}" if self.other_proxy else ""
+        return f"{self.what}: {self.change}{f' ({details})' if details else ''}{author}"
 
 
 class SyncReport(msgspec.Struct, frozen=True):
@@ -142,8 +136,8 @@ class SyncReport(msgspec.Struct, frozen=True):
     rules_last: Mapping[str, int] = {}
     """The same, counting only what this sync wrote."""
     batch_bytes: int = 0
-    drift: Drift | None = None
-    """Damage by somebody else that this sync met and repaired by loading everything."""
+    drift: Difference | None = None
+    """An external change that this sync found and repaired by loading everything."""
     notes: Sequence[str] = ()
     """What an operator should know: foreign objects removed, ports that could not be opened."""
     listeners: int | None = None
@@ -152,26 +146,6 @@ class SyncReport(msgspec.Struct, frozen=True):
     """Listeners that this sync wanted to open and could not; `notes` name them."""
     degraded: Sequence[Degraded] = ()
     """What works less well than configured as of this sync; what is no longer named has recovered."""
-
-
-class Difference(msgspec.Struct, frozen=True):
-    """One disagreement between kernel and desired state, for `verify` and `render --diff`."""
-
-    what: str
-    """The kernel object, e.g. `map service-ips 10.96.0.1 . tcp . 443`."""
-    want: str
-    """Empty when the kernel holds something it should not."""
-    have: str
-    """Empty when something is missing."""
-    service: str = ""
-    """The service port it belongs to, as its name prints; empty for what is shared or unknown."""
-
-    def as_drift(self, others: int = 0) -> Drift:
-        """As the work of somebody else; `others` is how many differences were found besides."""
-        damage = Damage.CHANGED if self.want and self.have else Damage.DELETED if self.want else Damage.ADDED
-        detail = damage_detail(self.want, self.have)
-        more = f"{others} more differences" if others > 1 else "one more difference" if others else ""
-        return Drift(self.what, damage, "; ".join(filter(None, (detail, more))))
 
 
 class Comparison(Protocol):
@@ -211,8 +185,8 @@ class Backend(Protocol):
     def sync(self, request: SyncRequest) -> SyncReport:
         """Bring the kernel to the desired state; raises KernelError and changes nothing on failure."""
 
-    def drift(self) -> Drift | None:
-        """A cheap look whether somebody else changed what we own; None means no. Raises KernelError when it cannot be told."""
+    def drift(self) -> Difference | None:
+        """Check cheaply for external changes; None when there are none. Raises KernelError when the kernel cannot be read."""
 
     def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
         """Prepare a comparison of the kernel with the desired state; quick, reads nothing yet.

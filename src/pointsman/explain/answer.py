@@ -376,9 +376,7 @@ def _kernel(family: FamilyView, name: ServicePortName) -> KernelAnswer:
 
 def _concerns(entry: Difference, name: ServicePortName) -> bool:
     """Whether it is about this service port: its own objects, and shared ones that are missing or changed; not what others left over."""
-    if not entry.service:
-        return bool(entry.want)
-    return entry.service == str(name)
+    return entry.owner == name if entry.owner else bool(entry.want)
 
 
 def _kernel_causes(family: FamilyView, name: ServicePortName, kernel: KernelAnswer) -> Iterator[Cause]:

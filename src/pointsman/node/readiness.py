@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from pointsman.backends.contract import Drift
+from pointsman.backends.contract import Difference
 from pointsman.model.addresses import Family
 from pointsman.serve.health import Health, ProxyHealth
 from pointsman.serve.readiness import Check
@@ -55,7 +55,7 @@ class Readiness(SyncListener):
     def on_drift_check_passed(self, family: Family) -> None:
         self._families[family].drift = ""
 
-    def on_drift(self, family: Family, drift: Drift, _restored_in: float) -> None:
+    def on_drift(self, family: Family, drift: Difference, _restored_in: float) -> None:
         self._families[family].drift = f"changed by others: {drift}"
 
     def on_drift_check_failed(self, family: Family, error: Exception) -> None:

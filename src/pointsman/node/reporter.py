@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from pointsman.backends.contract import Drift, Rival
+from pointsman.backends.contract import Difference, OtherProxy
 from pointsman.kernel.sysctl import Degraded
 from pointsman.model.addresses import Family
 from pointsman.model.problem import Problem
@@ -33,10 +33,10 @@ def _contest(family: Family) -> str:
     return f"{family.value} contest"
 
 
-def _contested(family: Family, rival: Rival) -> Degraded:
+def _contested(family: Family, other: OtherProxy) -> Degraded:
     return Degraded(
         f"{family.value} rules contested",
-        f"{rival.value} rewrites our rules again and again: run one proxy per node (docs/install.md)",
+        f"{other.value} rewrites our rules again and again: run one proxy per node (docs/install.md)",
     )
 
 
@@ -127,7 +127,7 @@ class Reporter(SyncListener):
     def on_drift_check_failed(self, family: Family, error: Exception) -> None:
         _log.warning("Cannot read our rules; rewriting them", err=error, ipFamily=family.value)
 
-    def on_drift(self, family: Family, drift: Drift, restored_in: float) -> None:
+    def on_drift(self, family: Family, drift: Difference, restored_in: float) -> None:
         self.records[family].drift_repaired += 1
         self._metrics.drift_repaired.labels(ip_family=family.value).inc()
         _log.warning(
@@ -138,8 +138,8 @@ class Reporter(SyncListener):
         )
         note = f"{family.value} rules were changed by others: {drift}"
         self._recorder.node_event("ProxyRulesRestored", note)
-        if drift.rival is not None and restored_in > 0:
-            self._degraded.report(_contest(family), [_contested(family, drift.rival)])
+        if drift.other_proxy is not None and restored_in > 0:
+            self._degraded.report(_contest(family), [_contested(family, drift.other_proxy)])
 
     def on_conflict_ended(self, family: Family) -> None:
         self._degraded.report(_contest(family), ())

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Final
 
+import msgspec
+
 from pointsman.model.node_context import NodeContext
 from pointsman.model.service import ServicePortName
 from pointsman.node.family import FamilyProxy
@@ -55,8 +57,10 @@ class SecondLook:
         except Exception as error:  # noqa: BLE001 whatever it was, a look must end neither the proxy nor the looks after it
             _log.warning("What the kernel holds cannot be compared", err=error, ipFamily=family.family.value)
             return
-        refused = set(map(str, self._refused()))
-        found = [one for one in compared.differences if one.service not in refused]
+        refused = set(self._refused())
+        found = [one for one in compared.differences if one.owner not in refused]
         as_synced = compared.taken.context == context and not compared.taken.unsynced
         if found and as_synced:
-            family.loop.damaged(found[0].as_drift(len(found) - 1))
+            others = len(found) - 1
+            detail = f"{others} more differences" if others > 1 else "one more difference" if others else ""
+            family.loop.damaged(msgspec.structs.replace(found[0], detail=detail))

@@ -227,7 +227,7 @@ def verification_text(verification: Verification, screen: Screen = PLAIN) -> str
 
 def difference_lines(entry: Difference) -> list[str]:
     """One difference in the manner of a diff: - is what the kernel has, + what it should have."""
-    owner = f" ({entry.service})" if entry.service else ""
+    owner = f" ({entry.owner})" if entry.owner else ""
     lines = [f"{entry.what}{owner}"]
     if entry.have:
         lines.append(f"  - {entry.have}")

@@ -8,7 +8,7 @@ import enum
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from pointsman.backends.contract import Drift
+from pointsman.backends.contract import Difference
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import Situation
 from pointsman.model.service import ServicePortName
@@ -43,7 +43,7 @@ class SyncListener:
     def on_drift_check_failed(self, family: Family, error: Exception) -> None:
         """The drift check failed; a full sync follows."""
 
-    def on_drift(self, family: Family, drift: Drift, restored_in: float) -> None:
+    def on_drift(self, family: Family, drift: Difference, restored_in: float) -> None:
         """Our rules were changed externally; a full sync follows, after `restored_in` seconds in a conflict."""
 
     def on_drift_check_passed(self, family: Family) -> None:
@@ -108,7 +108,7 @@ class SyncLoop:
         """
         return self._succeeded and self._scope < Scope.FULL
 
-    def damaged(self, drift: Drift) -> None:
+    def damaged(self, drift: Difference) -> None:
         """A look beside the loop found that someone else changed what we own."""
         if self.in_force:
             self._drifted(drift)
@@ -167,9 +167,9 @@ class SyncLoop:
             for listener in self._listeners:
                 listener.on_conflict_ended(family)
 
-    def _drifted(self, drift: Drift) -> None:
+    def _drifted(self, drift: Difference) -> None:
         now = asyncio.get_running_loop().time()
-        restored_in = 0.0 if drift.rival is None else self.pacer.rewritten(now)
+        restored_in = 0.0 if drift.other_proxy is None else self.pacer.rewritten(now)
         for listener in self._listeners:
             listener.on_drift(self._tracker.family, drift, restored_in)
 

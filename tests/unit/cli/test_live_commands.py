@@ -179,7 +179,12 @@ def test_verify_lists_differences_with_their_services(
     assert "✗ IPv4: 1 difference" in text
     assert "(default/web:http)" in text
     status, text, _ = output(["verify", "-o", "json", *proxy.arguments], capsys)
-    assert json.loads(text)["families"][0]["differences"][0]["service"] == "default/web:http"
+    assert json.loads(text)["families"][0]["differences"][0]["owner"] == {
+        "namespace": "default",
+        "service": "web",
+        "port": "http",
+        "protocol": 6,
+    }
 
 
 def test_only_the_owner_may_reach_the_socket(proxy: LiveProxy) -> None:

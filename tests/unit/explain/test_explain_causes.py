@@ -12,6 +12,7 @@ from tests.unit.explain.explaining import NODE, asked, codes, only_port, view_of
 from pointsman.backends.contract import Difference
 from pointsman.explain.report import Cause, Explanation, KernelState
 from pointsman.model.objects import KubeObject
+from pointsman.model.service import Protocol, ServicePortName
 
 REMOTE = {"addresses": ["10.244.2.5"], "nodeName": "n2"}
 
@@ -137,7 +138,9 @@ def test_a_difference_of_a_service_with_nearly_the_same_long_name_is_not_ours() 
         factory.service(ours, namespace="n" * 63),
         factory.service(theirs, namespace="n" * 63, clusterIP="10.96.0.11"),
     )
-    missing = Difference("map endpoints", "10.244.1.5 . 80", "", f"{'n' * 63}/{theirs}:http")
+    missing = Difference(
+        "map endpoints", "10.244.1.5 . 80", "", ServicePortName("n" * 63, theirs, "http", Protocol.TCP)
+    )
     families = [msgspec.structs.replace(family, differences=(missing,)) for family in view.families]
     view = msgspec.structs.replace(view, families=tuple(families))
     assert only_port(asked(view, f"{'n' * 63}/{ours}")).kernel.state is KernelState.PRESENT

@@ -85,9 +85,7 @@ async def test_what_a_sync_changes_during_the_reading_is_no_difference(damaged: 
             del backend.programmed[lost.name]
         found = await verified(assembly)
         assert done == readings
-        assert [difference.service for difference in found.differences] == (
-            [str(lost.name)] if damaged else []
-        )
+        assert [difference.owner for difference in found.differences] == ([lost.name] if damaged else [])
 
 
 async def test_the_status_does_not_wait_for_a_worker_that_is_stuck() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests import factory
 
-from pointsman.backends.contract import Damage, Drift, SyncReport
+from pointsman.backends.contract import PRESENT, Difference, SyncReport
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext, Situation
 from pointsman.node.readiness import Readiness
@@ -86,7 +86,7 @@ def test_a_failed_sync_counts_until_the_next_success() -> None:
 def test_changed_or_unreadable_rules_count_until_they_are_found_intact() -> None:
     node = Surroundings()
     node.settle()
-    drift = Drift("table kube-proxy", Damage.CHANGED)
+    drift = Difference("table kube-proxy", PRESENT, "something else")
     node.readiness.on_drift(Family.IPV4, drift, 0.0)
     assert node.failing == {"IPv4-rules-intact": f"changed by others: {drift}"}
     node.readiness.on_drift_check_passed(Family.IPV4)

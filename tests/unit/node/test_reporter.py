@@ -8,7 +8,7 @@ import pytest
 from tests import factory
 
 from pointsman.backends import mode_named
-from pointsman.backends.contract import Damage, Drift, Rival, SyncReport
+from pointsman.backends.contract import PRESENT, Difference, OtherProxy, SyncReport
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import Situation
 from pointsman.model.problem import Problem
@@ -163,7 +163,7 @@ def test_a_warning_about_what_is_served_becomes_a_metric_and_an_event_and_is_not
 
 def test_repaired_drift_is_counted_and_told_on_the_node() -> None:
     desk = Desk()
-    desk.reporter.on_drift(Family.IPV4, Drift("table kube-proxy", Damage.DELETED), 0.0)
+    desk.reporter.on_drift(Family.IPV4, Difference("table kube-proxy", PRESENT), 0.0)
     assert desk.record.drift_repaired == 1
     assert desk.metric('pointsman_drift_repaired_total{ip_family="IPv4"}') == 1
     assert [entry[:3] for entry in desk.events.told] == [("node", "warning", "ProxyRulesRestored")]
@@ -171,7 +171,7 @@ def test_repaired_drift_is_counted_and_told_on_the_node() -> None:
 
 def test_another_proxy_that_keeps_rewriting_the_rules_is_a_degraded_check_until_it_stops() -> None:
     desk = Desk()
-    rewritten = Drift("table ip kube-proxy", Damage.REPLACED, rival=Rival.KUBE_PROXY)
+    rewritten = Difference("table ip kube-proxy", "ours", "theirs", other_proxy=OtherProxy.KUBE_PROXY)
     desk.reporter.on_drift(Family.IPV4, rewritten, 0.0)
     assert desk.degraded.current == {}
     desk.reporter.on_drift(Family.IPV4, rewritten, 2.0)

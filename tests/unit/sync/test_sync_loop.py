@@ -7,7 +7,7 @@ from tests.factory import context, service
 from tests.fake.recording import RecordingBackend
 from tests.fake.virtual_time import run
 
-from pointsman.backends.contract import Damage, Drift, Rival
+from pointsman.backends.contract import PRESENT, Difference, OtherProxy
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import Situation
@@ -36,7 +36,7 @@ class Notes(SyncListener):
     def on_drift_check_failed(self, family: Family, error: Exception) -> None:
         self._note("unsure")
 
-    def on_drift(self, family: Family, drift: Drift, restored_in: float) -> None:
+    def on_drift(self, family: Family, drift: Difference, restored_in: float) -> None:
         self._note(f"drift: {drift}")
 
     def on_drift_check_passed(self, family: Family) -> None:
@@ -179,7 +179,7 @@ async def test_drift_is_repaired_by_a_full_sync() -> None:
     b.change(1)
     await b.loop.wait_idle()
     b.backend.programmed.clear()
-    b.backend.drifts = [Drift("table", Damage.DELETED)]
+    b.backend.drifts = [Difference("table", PRESENT)]
     await asyncio.sleep(1.5)
     assert ("drift: table: deleted", 1.0) in b.notes.events
     assert len(b.backend.programmed) == 1
@@ -192,7 +192,7 @@ async def test_drift_is_looked_for_in_time_however_many_changes_arrive() -> None
     for number in range(100):
         b.change(number)
         if number == 80:
-            b.backend.drifts = [Drift("table", Damage.DELETED)]
+            b.backend.drifts = [Difference("table", PRESENT)]
         await asyncio.sleep(0.1)
     assert len(b.notes.times("intact")) == 7
     (noticed,) = b.notes.times("drift: table: deleted")
@@ -214,7 +214,7 @@ async def test_looks_that_take_longer_than_their_period_keep_no_sync_from_runnin
     await b.stop()
 
 
-TAKEN_OVER = Drift("table", Damage.REPLACED, rival=Rival.KUBE_PROXY)
+TAKEN_OVER = Difference("table", "ours", "theirs", other_proxy=OtherProxy.KUBE_PROXY)
 
 
 @bench
@@ -268,7 +268,7 @@ async def test_damage_that_is_no_other_proxys_work_is_repaired_at_once_every_tim
     b = Bench(drift_period=1.0)
     b.change(1)
     await b.loop.wait_idle()
-    b.backend.drifts = [Drift("table", Damage.DELETED)] * 20
+    b.backend.drifts = [Difference("table", PRESENT)] * 20
     await asyncio.sleep(21.5)
     assert len(b.notes.times("full")) == 21
     assert b.notes.times("undisputed") == []
@@ -290,7 +290,7 @@ async def test_a_sync_that_meets_another_proxys_rules_counts_as_a_rewrite_too() 
 @bench
 async def test_no_drift_check_before_the_first_sync() -> None:
     b = Bench(drift_period=1.0)
-    b.backend.drifts = [Drift("nothing there yet", Damage.DELETED)]
+    b.backend.drifts = [Difference("nothing there yet", PRESENT)]
     await asyncio.sleep(5)
     assert b.backend.requests == []
     await b.stop()
@@ -299,7 +299,7 @@ async def test_no_drift_check_before_the_first_sync() -> None:
 @bench
 async def test_damage_seen_beside_the_loop_is_repaired_while_changes_arrive_during_every_sync() -> None:
     b = Bench(min_period=0.0, sync_takes=0.5)
-    damage = Drift("chain", Damage.CHANGED)
+    damage = Difference("chain", PRESENT, "something else")
     b.loop.damaged(damage)
     assert b.notes.events == []
     b.change(1)
@@ -345,7 +345,7 @@ async def test_drift_is_not_looked_for_while_a_full_sync_waits_for_its_retry() -
     await b.loop.wait_idle()
     b.backend.failures = [KernelError("no")] * 3
     b.change(2)
-    b.backend.drifts = [Drift("chain", Damage.ADDED)]
+    b.backend.drifts = [Difference("chain", "", PRESENT)]
     await asyncio.sleep(6.9)
     assert b.notes.times("failed") == [0.0, 1.0, 3.0]
     assert b.notes.times("drift: chain: added") == []

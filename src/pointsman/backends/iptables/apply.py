@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pointsman.backends.contract import (
-    Drift,
+    Difference,
     SyncReport,
     SyncRequest,
     Traffic,
@@ -99,12 +99,12 @@ class IptablesBackend:
         self._in_doubt = False
         return report
 
-    def drift(self) -> Drift | None:
+    def drift(self) -> Difference | None:
         if self._in_doubt:
             return None
         with contextlib.suppress(KernelError):
             for found in sleeping(self._ruleset):
-                return found.as_drift()
+                return found
         return drift.flush_report(self._runner)
 
     def comparison(

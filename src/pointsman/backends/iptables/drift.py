@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pointsman.backends.contract import Damage, Drift
+from pointsman.backends.contract import PRESENT, Difference
 from pointsman.backends.iptables.static import CANARY_TABLES
 from pointsman.backends.netfilter import names
 from pointsman.kernel.iptables import MANGLE, Iptables
@@ -34,7 +34,7 @@ def flush_report(
     *,
     sleep: Callable[[float], None] = time.sleep,
     settle_seconds: float = _SETTLE_SECONDS,
-) -> Drift | None:
+) -> Difference | None:
     """What was flushed, or None when all canaries live; raises KernelError when nothing can be said."""
     missing = flushed_tables(runner)
     waited = 0.0
@@ -46,4 +46,4 @@ def flush_report(
             break
     if not missing:
         return None
-    return Drift(f"{runner.programs.edit} tables {', '.join(missing)}", Damage.EMPTIED)
+    return Difference(f"{names.CANARY} in {runner.programs.edit} tables {', '.join(missing)}", PRESENT)

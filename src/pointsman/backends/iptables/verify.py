@@ -27,13 +27,13 @@ class Desired:
         self.last = frozenset(map(canonical, last))
         """Rules that must stand after all others of their chain."""
         self.chains: dict[str, list[str]] = {}
-        self.owners: dict[str, str] = {}
+        self.owners: dict[str, ServicePortName] = {}
 
-    def add_lines(self, lines: Iterable[str], owner: str = "") -> None:
+    def add_lines(self, lines: Iterable[str], owner: ServicePortName | None = None) -> None:
         for line in lines:
             form = canonical(line)
             self.chains.setdefault(line.split(" ", 2)[1], []).append(form)
-            if owner:
+            if owner is not None:
                 self.owners[form] = owner
 
 
@@ -50,7 +50,7 @@ def desired_tables(settings: Settings, fragments: Mapping[ServicePortName, Fragm
         for chain in fragment.chains:
             tables[NAT].chains[chain] = []
         for table, desired in tables.items():
-            desired.add_lines(fragment.rules_in(table).decode().splitlines(), str(name))
+            desired.add_lines(fragment.rules_in(table).decode().splitlines(), name)
     tables[NAT].add_lines(static.node_port_jumps(settings))
     return tables
 
@@ -93,7 +93,7 @@ def _chain_differences(
         return
     missing, surplus = Counter(want) - Counter(have), Counter(have) - Counter(want)
     for rule in missing:
-        yield Difference(f"{table} {chain}", rule, "", desired.owners.get(rule, ""))
+        yield Difference(f"{table} {chain}", rule, "", desired.owners.get(rule))
     for rule in surplus:
         yield Difference(f"{table} {chain}", "", rule)
     if missing or surplus:
@@ -108,8 +108,8 @@ def _tail(rules: list[str], last: Collection[str]) -> list[str]:
     return list(itertools.takewhile(last.__contains__, reversed(rules)))
 
 
-def _owner_of_chain(rules: list[str], desired: Desired) -> str:
-    return next((desired.owners[rule] for rule in rules if rule in desired.owners), "")
+def _owner_of_chain(rules: list[str], desired: Desired) -> ServicePortName | None:
+    return next((desired.owners[rule] for rule in rules if rule in desired.owners), None)
 
 
 def _missing_jumps(

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from pointsman.backends.contract import (
-    Drift,
+    Difference,
     SyncReport,
     SyncRequest,
     Traffic,
@@ -134,7 +134,7 @@ class IpvsBackend:
         self._context = request.context
         return progress.report(rules)
 
-    def drift(self) -> Drift | None:
+    def drift(self) -> Difference | None:
         """Compare names, settings and counts with the kernel; draining servers are looked after as well."""
         self.tend()
         if self._context is None:

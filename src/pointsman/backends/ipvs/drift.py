@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from pointsman.backends.contract import Damage, Drift
+from pointsman.backends.contract import PRESENT, Difference
 from pointsman.backends.ipvs.known import Known
 from pointsman.backends.ipvs.sockets import Sockets
 from pointsman.kernel import ipvs
@@ -27,7 +27,9 @@ class Watch:
         """We changed some ourselves."""
         self._digest = None
 
-    def drift(self, known: Known, sockets: Sockets, excluded: Callable[[VirtualKey], bool]) -> Drift | None:
+    def drift(
+        self, known: Known, sockets: Sockets, excluded: Callable[[VirtualKey], bool]
+    ) -> Difference | None:
         """The first thing that is not as we left it; virtual servers `excluded` belong to others."""
         return (
             self._server_drift(known, sockets, excluded)
@@ -37,34 +39,41 @@ class Watch:
 
     def _server_drift(
         self, known: Known, sockets: Sockets, excluded: Callable[[VirtualKey], bool]
-    ) -> Drift | None:
+    ) -> Difference | None:
         listing = sockets.server_listing()
         seen = ipvs.digest(listing)
         if seen == self._digest:
             return None
         unlike, missing = ipvs.unlike(listing, known.servers.values())
         strange = [server.key for server in unlike if sockets.ours(server) and not excluded(server.key)]
-        for damage, keys in (
-            (Damage.DELETED, [server.key for server in missing]),
-            (Damage.CHANGED, [key for key in strange if key in known.servers]),
-            (Damage.ADDED, [key for key in strange if key not in known.servers]),
+        for want, have, keys in (
+            (PRESENT, "", [server.key for server in missing]),
+            (PRESENT, "other settings", [key for key in strange if key in known.servers]),
+            ("", PRESENT, [key for key in strange if key not in known.servers]),
         ):
             if keys:
-                return Drift(f"virtual server {keys[0]}", damage, f"{len(keys)} in all")
+                return Difference(f"virtual server {keys[0]}", want, have, detail=f"{len(keys)} in all")
         self._digest = seen
         return None
 
-    def _address_drift(self, known: Known, sockets: Sockets) -> Drift | None:
+    def _address_drift(self, known: Known, sockets: Sockets) -> Difference | None:
         if sockets.addresses_may_have_changed() or not self._addresses_right:
             self._addresses_right = sockets.addresses() == known.addresses
-        return None if self._addresses_right else Drift(f"addresses of {IPVS_DEVICE}", Damage.CHANGED)
+        return (
+            None
+            if self._addresses_right
+            else Difference(f"addresses of {IPVS_DEVICE}", PRESENT, "other addresses")
+        )
 
 
-def _set_drift(known: Known, headers: Mapping[str, SetHeader]) -> Iterator[Drift]:
+def _set_drift(known: Known, headers: Mapping[str, SetHeader]) -> Iterator[Difference]:
     for name, references in known.references.items():
         if name not in headers:
-            yield Drift(f"ipset {name}", Damage.DELETED)
+            yield Difference(f"ipset {name}", PRESENT)
         elif headers[name].references != references:
-            yield Drift(f"rules that match on ipset {name}", Damage.CHANGED)
+            found = headers[name].references
+            yield Difference(f"rules that match on ipset {name}", str(references), str(found))
         elif headers[name].elements not in (-1, len(known.entries[name])):
-            yield Drift(f"entries of ipset {name}", Damage.CHANGED)
+            yield Difference(
+                f"entries of ipset {name}", str(len(known.entries[name])), str(headers[name].elements)
+            )

@@ -12,6 +12,7 @@ from pointsman.backends.ipvs.rules import CHAINS, JUMPS, RuleSet
 from pointsman.backends.netfilter import saved, spelling
 from pointsman.kernel.ipvs_objects import IPVS_DEVICE, PERSISTENT, RealOf, VirtualKey, VirtualServer
 from pointsman.model.addresses import address_text
+from pointsman.model.service import ServicePortName
 
 _T = TypeVar("_T")
 
@@ -27,21 +28,21 @@ def server_differences(
 ) -> Iterator[Difference]:
     """Virtual and real servers; real servers that are draining and virtual servers of others are no difference."""
     for key, (server, reals) in desired.servers.items():
-        service, what = str(desired.owners[key]), f"virtual server {key}"
+        owner, what = desired.owners[key], f"virtual server {key}"
         have = found.servers.get(key)
         if have is None:
-            yield Difference(what, describe(server), "", service)
+            yield Difference(what, describe(server), "", owner)
             continue
         if have != server:
-            yield Difference(what, describe(server), describe(have), service)
+            yield Difference(what, describe(server), describe(have), owner)
         weights = found.weights.get(key, {})
         for real, weight in reals.items():
             if weights.get(real) != weight:
                 seen = f"weight {weights[real]}" if real in weights else ""
-                yield Difference(f"real server {real} of {key}", f"weight {weight}", seen, service)
+                yield Difference(f"real server {real} of {key}", f"weight {weight}", seen, owner)
         for real in weights.keys() - reals.keys():
             if weights[real] or RealOf(key, real) not in draining:
-                yield Difference(f"real server {real} of {key}", "", f"weight {weights[real]}", service)
+                yield Difference(f"real server {real} of {key}", "", f"weight {weights[real]}", owner)
     for key, server in found.servers.items():
         if key not in desired.servers and not excluded(key):
             yield Difference(f"virtual server {key}", "", describe(server))
@@ -50,8 +51,8 @@ def server_differences(
 def entry_differences(desired: Desired, found: Known) -> Iterator[Difference]:
     """Entries of our sets."""
     missing = [(name, entry) for name, entry in desired.entries if entry not in found.entries.get(name, ())]
-    for (name, entry), service in _with_owners(missing, desired):
-        yield Difference(f"ipset {name}", str(entry), "", service)
+    for (name, entry), owner in _with_owners(missing, desired):
+        yield Difference(f"ipset {name}", str(entry), "", owner)
     for name, entries in found.entries.items():
         for entry in entries:
             if (name, entry) not in desired.entries:
@@ -61,17 +62,17 @@ def entry_differences(desired: Desired, found: Known) -> Iterator[Difference]:
 def address_differences(desired: Desired, found: Known) -> Iterator[Difference]:
     """Addresses of the dummy device."""
     missing = desired.addresses.keys() - found.addresses
-    for address, service in _with_owners(missing, desired):
-        yield Difference(f"address on {IPVS_DEVICE}", address_text(address), "", service)
+    for address, owner in _with_owners(missing, desired):
+        yield Difference(f"address on {IPVS_DEVICE}", address_text(address), "", owner)
     for address in found.addresses - desired.addresses.keys():
         yield Difference(f"address on {IPVS_DEVICE}", "", address_text(address))
 
 
-def _with_owners(items: Collection[_T], desired: Desired) -> Iterator[tuple[_T, str]]:
+def _with_owners(items: Collection[_T], desired: Desired) -> Iterator[tuple[_T, ServicePortName]]:
     """Set entries or addresses, each with one of the service ports that want it."""
     owners = desired.owners_of(items) if items else {}
     for item in items:
-        yield item, str(owners[item][0])
+        yield item, owners[item][0]
 
 
 def rule_differences(rules: RuleSet, tables: Mapping[str, bytes]) -> Iterator[Difference]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, KeysView, Mapping, S
 import msgspec
 
 from pointsman.backends.contract import (
-    Drift,
+    Difference,
     SyncReport,
     SyncRequest,
     Traffic,
@@ -89,7 +89,7 @@ class NftablesBackend:
             return self._full_sync(request)
         return self._incremental_sync(contents, request)
 
-    def drift(self) -> Drift | None:
+    def drift(self) -> Difference | None:
         """Whether somebody else changed what we own, seen by the generation and a short inventory."""
         if self._contents is None:
             return None
@@ -121,7 +121,7 @@ class NftablesBackend:
 
     # --- syncing --------------------------------------------------------------------------------------------
 
-    def _full_sync(self, request: SyncRequest, found: Drift | None = None) -> SyncReport:
+    def _full_sync(self, request: SyncRequest, found: Difference | None = None) -> SyncReport:
         with contextlib.suppress(KernelError):
             self.traffic()
         generation = self._open().generation()
@@ -240,7 +240,7 @@ class NftablesBackend:
         size: int,
         *,
         full: bool,
-        drift: Drift | None = None,
+        drift: Difference | None = None,
         notes: Sequence[str] = (),
         unopened: Sequence[str] = (),
     ) -> SyncReport:

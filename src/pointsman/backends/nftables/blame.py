@@ -9,10 +9,9 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping, Sequence
 
-from pointsman.backends.contract import Damage, Drift
-from pointsman.backends.nftables.batch import Batch, Culprit
-from pointsman.backends.nftables.fragment import Fragment
-from pointsman.backends.nftables.key_fields import SLOT_LENGTH
+from pointsman.backends.contract import PRESENT, Difference
+from pointsman.backends.nftables.batch import Batch
+from pointsman.backends.nftables.fragment import Fragment, Owners
 from pointsman.errors import Rejected
 from pointsman.kernel.nfnl import Fault
 from pointsman.model.service import ServicePortName
@@ -36,11 +35,11 @@ def guilty_service_ports(
     known = [fault for fault in faults if fault.position >= 0 and not is_momentary(fault.errno)]
     if not known:
         return {}
-    owners = _Owners(fragments)
+    owners = Owners(fragments)
     guilty: dict[ServicePortName, str] = {}
     for fault in known:
         culprit = batch.culprit(fault.position)
-        owner = owners.of(culprit)
+        owner = owners.find(culprit.where, culprit.key)
         if owner is not None:
             guilty[owner] = f"{culprit.what}: {fault}"
     return guilty
@@ -55,30 +54,11 @@ def explained(batch: Batch, faults: Sequence[Fault], code: int) -> Rejected:
     return Rejected(f"nftables refused the change: {message}", code, objects)
 
 
-def foreign_object(batch: Batch, faults: Sequence[Fault]) -> Drift | None:
+def foreign_object(batch: Batch, faults: Sequence[Fault]) -> Difference | None:
     """What somebody else must have done, when the kernel refuses a change but not the whole that it leads to."""
     for fault in faults:
         if fault.position >= 0 and not is_momentary(fault.errno):
-            damage = Damage.DELETED if fault.errno == errno.ENOENT else Damage.CHANGED
-            return Drift(batch.culprit(fault.position).what, damage, f"a change was refused: {fault}")
+            have = "" if fault.errno == errno.ENOENT else "something else"
+            what = batch.culprit(fault.position).what
+            return Difference(what, PRESENT, have, detail=f"a change was rejected: {fault}")
     return None
-
-
-class _Owners:
-    """Which service port an object belongs to; where two claim the same, the later one is in the way."""
-
-    def __init__(self, fragments: Mapping[ServicePortName, Fragment]) -> None:
-        self._elements: dict[tuple[str, bytes], ServicePortName] = {}
-        self._named: dict[str, ServicePortName] = {}
-        for name, fragment in fragments.items():
-            for element in fragment.elements:
-                self._elements[element.where, element.key] = name
-            for pool in fragment.pools:
-                self._elements[pool.where, pool.prefix] = name
-            self._named.update(dict.fromkeys(fragment.named_objects, name))
-
-    def of(self, culprit: Culprit) -> ServicePortName | None:
-        if not culprit.key:
-            return self._named.get(culprit.where)
-        exact = self._elements.get((culprit.where, culprit.key))
-        return exact or self._elements.get((culprit.where, culprit.key[:-SLOT_LENGTH]))

@@ -11,11 +11,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from pointsman.backends.contract import Damage, Drift, damage_detail
+import msgspec
+
+from pointsman.backends.contract import PRESENT, Difference
 from pointsman.backends.nftables import inventory
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.expressions import fingerprint
-from pointsman.backends.nftables.inventory import Finding
+from pointsman.backends.nftables.fragment import Owners
 from pointsman.backends.nftables.patrol import ElementPatrol
 from pointsman.backends.nftables.reader import Reader
 from pointsman.kernel.nfnl import NftablesSocket
@@ -47,7 +49,7 @@ class Watch:
         if generation == self._generation + 1:
             self._generation = generation
 
-    def drift(self, contents: Contents, socket: NftablesSocket, reader: Reader) -> Drift | None:
+    def drift(self, contents: Contents, socket: NftablesSocket, reader: Reader) -> Difference | None:
         generation = socket.generation()
         if generation != self._generation:
             trouble = self.damage(contents, reader)
@@ -57,33 +59,36 @@ class Watch:
             self._patrol.foreign_commit(count=not self._kernel_counts)
         return self._patrol.look(contents, reader)
 
-    def damage(self, contents: Contents, reader: Reader) -> Drift | None:
+    def damage(self, contents: Contents, reader: Reader) -> Difference | None:
         """What is wrong with the table, at the level of an inventory."""
         table = reader.table()
         name = inventory.table_words(contents)
         if table is None:
-            return Drift(name, Damage.DELETED)
+            return Difference(name, PRESENT)
         self._kernel_counts = all(held.elements is not None for held in table.sets.values())
-        rival = inventory.rival_in(table.head, self._handle, table.chains)
+        other = inventory.find_other_proxy(table.head, self._handle, table.chains)
         if table.head.handle != self._handle or table.head.comment != contents.comment:
-            return Drift(name, Damage.REPLACED, rival=rival)
-        findings = itertools.chain(
-            inventory.flag_findings(contents, table.head),
-            inventory.chain_findings(contents, table),
-            inventory.set_findings(contents, table),
-            inventory.count_findings(contents, table),
-            self._catch_all_findings(contents, reader),
-            self._rule_findings(contents, reader),
+            have = table.head.comment or "a table without comment"
+            if have == contents.comment:
+                have = "another table with this comment"
+            return Difference(name, contents.comment, have, other_proxy=other)
+        owners = Owners(contents.fragments)
+        found = itertools.chain(
+            inventory.flag_differences(contents, table.head),
+            inventory.chain_differences(contents, table, owners, with_unused=True),
+            inventory.set_differences(contents, table, owners),
+            inventory.count_differences(contents, table),
+            self._catch_all_differences(contents, reader),
+            self._rule_differences(contents, reader, owners),
         )
-        for found in findings:
-            return Drift(found.what, found.damage, damage_detail(found.want, found.have), rival)
-        return None
+        first = next(found, None)
+        return first and msgspec.structs.replace(first, other_proxy=other)
 
-    def _catch_all_findings(self, contents: Contents, reader: Reader) -> Iterator[Finding]:
+    def _catch_all_differences(self, contents: Contents, reader: Reader) -> Iterator[Difference]:
         held = reader.catch_alls(list(contents.sets.values()))
-        return inventory.catch_all_findings(contents, held)
+        return inventory.catch_all_differences(contents, held)
 
-    def _rule_findings(self, contents: Contents, reader: Reader) -> Iterator[Finding]:
+    def _rule_differences(self, contents: Contents, reader: Reader, owners: Owners) -> Iterator[Difference]:
         """Comparing rules is slow, so each listing is compared once and recognised by its fingerprint afterwards."""
         listed = reader.rules()
         right: dict[str, tuple[int, int]] = {}
@@ -91,6 +96,6 @@ class Watch:
             held = listed.get(chain.name, [])
             prints = hash(chain.rules), fingerprint(held)
             if self._right_rules.get(chain.name) != prints:
-                yield from inventory.rule_findings(chain, held)
+                yield from inventory.rule_differences(chain, held, owners)
             right[chain.name] = prints
         self._right_rules = right

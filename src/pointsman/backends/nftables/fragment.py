@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from pointsman.backends.nftables.balancers import Balancer, Pick
-from pointsman.backends.nftables.key_fields import packed_slots
+from pointsman.backends.nftables.key_fields import SLOT_LENGTH, packed_slots
 from pointsman.backends.nftables.schema import Chain, SetSpec
+from pointsman.model.service import ServicePortName
 
 
 class Element(NamedTuple):
@@ -111,6 +112,33 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     def named_objects(self) -> list[str]:
         """Names of its chains and sets."""
         return [*(chain.name for chain in self.chains), *(spec.name for spec in self.sets)]
+
+
+class Owners:
+    """Finds the service port that an object of the table belongs to; the index is built by the first question."""
+
+    def __init__(self, fragments: Mapping[ServicePortName, Fragment]) -> None:
+        self._fragments = fragments
+        self._index: dict[tuple[str, bytes], ServicePortName] = {}
+
+    def find(self, where: str, key: bytes = b"") -> ServicePortName | None:
+        """Return the owner of a chain or set, or of an element of it; None for shared and unknown objects.
+
+        Where two service ports claim the same element, the later one is returned.
+        """
+        if not self._index:
+            self._build_index()
+        owner = self._index.get((where, key))
+        return owner or (self._index.get((where, key[:-SLOT_LENGTH])) if key else None)
+
+    def _build_index(self) -> None:
+        for name, fragment in self._fragments.items():
+            for element in fragment.elements:
+                self._index[element.where, element.key] = name
+            for pool in fragment.pools:
+                self._index[pool.where, pool.prefix] = name
+            for part in fragment.named_objects:
+                self._index[part, b""] = name
 
 
 def arranged(previous: tuple[bytes, ...], wanted: tuple[bytes, ...]) -> tuple[bytes, ...]:

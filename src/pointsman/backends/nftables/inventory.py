@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
-from pointsman.backends.contract import PRESENT, Damage, Rival
+from pointsman.backends.contract import PRESENT, Difference, OtherProxy
 from pointsman.backends.nftables import text
+from pointsman.backends.nftables.balancers import is_balancer_name
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.expressions import same_expressions
+from pointsman.backends.nftables.fragment import Owners
 from pointsman.backends.nftables.reader import KernelChain, KernelElement, KernelTable, TableHead
 from pointsman.backends.nftables.schema import COMMENT_PREFIX, TABLE, Chain, Hook
 from pointsman.backends.nftables.set_shape import set_shape
@@ -22,72 +23,68 @@ from pointsman.kernel import nf_tables as nf
 _KUBE_PROXY_COMMENT = "rules for kube-proxy"
 
 
-class Finding(NamedTuple):
-    """One object that differs from what it should be."""
-
-    what: str
-    damage: Damage
-    want: str = ""
-    have: str = ""
-    name: str = ""
-    """Of the chain or set."""
-
-
 def table_words(contents: Contents) -> str:
     return f"table {contents.traits.keyword} {TABLE}"
 
 
-def flag_findings(contents: Contents, head: TableHead) -> Iterator[Finding]:
+def flag_differences(contents: Contents, head: TableHead) -> Iterator[Difference]:
     if head.flags & nf.NFT_TABLE_F_OWNER:
-        yield Finding(table_words(contents), Damage.CHANGED, "changeable", owner_words(head))
+        yield Difference(table_words(contents), "changeable", owner_words(head))
     if head.flags & nf.NFT_TABLE_F_DORMANT:
-        yield Finding(table_words(contents), Damage.CHANGED, "active", "dormant")
+        yield Difference(table_words(contents), "active", "dormant")
 
 
 def owner_words(head: TableHead) -> str:
     return f"owned by another process (netlink port {head.owner}, usually its process id)"
 
 
-def chain_findings(contents: Contents, table: KernelTable) -> Iterator[Finding]:
+def chain_differences(
+    contents: Contents, table: KernelTable, owners: Owners, *, with_unused: bool
+) -> Iterator[Difference]:
+    """Missing, changed and added chains; balancer chains without users may be there or not unless `with_unused`."""
     wanted = {chain.name: chain for chain in contents.all_chains()}
+    unused = {balancer.name for balancer in contents.present if not contents.balancers[balancer]}
     for name, chain in wanted.items():
         held = table.chains.get(name)
         if held is None:
-            yield Finding(f"chain {name}", Damage.DELETED, PRESENT, "", name)
+            if with_unused or name not in unused:
+                yield Difference(f"chain {name}", PRESENT, "", owners.find(name))
         elif held.hook != chain.hook:
             want, have = text.hook_words(chain.hook), text.hook_words(held.hook)
-            yield Finding(f"chain {name}", Damage.CHANGED, want, have, name)
+            yield Difference(f"chain {name}", want, have, owners.find(name))
     for name in sorted(table.chains.keys() - wanted.keys()):
-        yield Finding(f"chain {name}", Damage.ADDED, "", PRESENT, name)
+        if with_unused or not is_balancer_name(name):
+            yield Difference(f"chain {name}", "", PRESENT)
 
 
-def set_findings(contents: Contents, table: KernelTable) -> Iterator[Finding]:
+def set_differences(contents: Contents, table: KernelTable, owners: Owners) -> Iterator[Difference]:
     wanted = {spec.name: spec for spec in contents.all_sets()}
     for name, spec in wanted.items():
         what = f"{text.set_keyword(spec)} {name}"
         held = table.sets.get(name)
         if held is None:
-            yield Finding(what, Damage.DELETED, PRESENT, "", name)
+            yield Difference(what, PRESENT, "", owners.find(name))
         elif held.shape != set_shape(spec, contents.traits):
             definition = text.set_statements(spec, contents.traits)[0]
-            yield Finding(what, Damage.REPLACED, definition, "another type", name)
+            yield Difference(what, definition, "another type", owners.find(name))
     for name in sorted(table.sets.keys() - wanted.keys()):
         kind = "map" if table.sets[name].shape.flags & nf.NFT_SET_MAP else "set"
-        yield Finding(f"{kind} {name}", Damage.ADDED, "", PRESENT, name)
+        yield Difference(f"{kind} {name}", "", PRESENT)
 
 
-def count_findings(contents: Contents, table: KernelTable) -> Iterator[Finding]:
+def count_differences(contents: Contents, table: KernelTable) -> Iterator[Difference]:
     """Chains and sets of another size than after our last commit."""
     for name, uses in expected_uses(contents).items():
-        if table.chains[name].uses != uses:
-            yield Finding(f"rules of or references to chain {name}", Damage.CHANGED, name=name)
+        held = table.chains[name].uses
+        if held != uses:
+            yield Difference(f"rules of or references to chain {name}", str(uses), str(held))
     for name, count in contents.element_counts().items():
-        held = table.sets[name].elements
-        if held is not None and held != count:
-            yield Finding(f"elements of {name}", Damage.CHANGED, str(count), str(held), name)
+        elements = table.sets[name].elements
+        if elements is not None and elements != count:
+            yield Difference(f"elements of {name}", str(count), str(elements))
 
 
-def catch_all_findings(contents: Contents, held: Mapping[str, KernelElement]) -> Iterator[Finding]:
+def catch_all_differences(contents: Contents, held: Mapping[str, KernelElement]) -> Iterator[Difference]:
     """We never put one there."""
     for name, element in held.items():
         value = element.verdict or (
@@ -95,7 +92,7 @@ def catch_all_findings(contents: Contents, held: Mapping[str, KernelElement]) ->
         )
         spec = contents.sets[name]
         what = f"{text.set_keyword(spec)} {name} {text.key_words(element.key, spec, contents.traits)}"
-        yield Finding(what, Damage.ADDED, "", value, name)
+        yield Difference(what, "", value)
 
 
 def expected_uses(contents: Contents) -> dict[str, int]:
@@ -109,17 +106,17 @@ def expected_uses(contents: Contents) -> dict[str, int]:
     return dict(uses)
 
 
-def rule_findings(chain: Chain, held: Sequence[bytes]) -> Iterator[Finding]:
+def rule_differences(chain: Chain, held: Sequence[bytes], owners: Owners) -> Iterator[Difference]:
     """The rules of one chain against those the kernel lists for it."""
     for number, rule in enumerate(chain.rules):
         what = f"chain {chain.name} rule {number + 1}"
         if number >= len(held):
-            yield Finding(what, Damage.DELETED, rule.text, "", chain.name)
+            yield Difference(what, rule.text, "", owners.find(chain.name))
         elif not same_expressions(rule.expressions, held[number]):
-            yield Finding(what, Damage.REPLACED, rule.text, "another rule", chain.name)
+            yield Difference(what, rule.text, "another rule", owners.find(chain.name))
     for number in range(len(chain.rules), len(held)):
         what = f"chain {chain.name} rule {number + 1}"
-        yield Finding(what, Damage.ADDED, "the end of the chain", "a rule", chain.name)
+        yield Difference(what, "the end of the chain", "a rule", owners.find(chain.name))
 
 
 def can_be_filled(contents: Contents, table: KernelTable) -> bool:
@@ -133,7 +130,7 @@ def can_be_filled(contents: Contents, table: KernelTable) -> bool:
     )
 
 
-def rival_in(head: TableHead, handle: int, chains: Mapping[str, KernelChain]) -> Rival | None:
+def find_other_proxy(head: TableHead, handle: int, chains: Mapping[str, KernelChain]) -> OtherProxy | None:
     """Whose table this is or who writes into it, if another proxy; `handle` is that of the table we made.
 
     Without a base chain no packet passes through the table: whoever made it, nobody serves.
@@ -141,10 +138,10 @@ def rival_in(head: TableHead, handle: int, chains: Mapping[str, KernelChain]) ->
     if not any(chain.hook for chain in chains.values()):
         return None
     if head.comment == _KUBE_PROXY_COMMENT or any("/" in name for name in chains):
-        return Rival.KUBE_PROXY
+        return OtherProxy.KUBE_PROXY
     if head.handle == handle:
         return None
-    return Rival.POINTSMAN if head.comment.startswith(COMMENT_PREFIX) else Rival.UNKNOWN
+    return OtherProxy.POINTSMAN if head.comment.startswith(COMMENT_PREFIX) else OtherProxy.UNKNOWN
 
 
 def _attached_alike(held: KernelChain, wanted: Hook | None) -> bool:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pointsman.backends.contract import Damage, Drift
+from pointsman.backends.contract import PRESENT, Difference
 from pointsman.backends.nftables import text
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.fragment import Element, Fragment
@@ -57,7 +57,7 @@ class ElementPatrol:
         """Somebody else committed a transaction: what was read before may have changed; `count` as well."""
         self._due, self._count = True, count
 
-    def look(self, contents: Contents, reader: Reader) -> Drift | None:
+    def look(self, contents: Contents, reader: Reader) -> Difference | None:
         """Read the next slice; what differs, if something does."""
         if self._round is None:
             if not self._due:
@@ -79,7 +79,7 @@ class ElementPatrol:
                 return _difference(expected, found, contents)
         return None
 
-    def _count_some(self, size: int, contents: Contents, reader: Reader) -> Drift | None:
+    def _count_some(self, size: int, contents: Contents, reader: Reader) -> Difference | None:
         """Count set after set until about that many elements were told; a large set takes a look of its own."""
         while self._uncounted and size > 0:
             spec = self._uncounted.pop()
@@ -88,7 +88,7 @@ class ElementPatrol:
             if reader.count(spec) != wanted:
                 # Or its hash table is growing: a listing that is repeated until it is whole knows.
                 for found in element_differences(contents, [spec], reader):
-                    return found.as_drift()
+                    return found
         return None
 
 
@@ -122,15 +122,15 @@ def _plain(element: Element, contents: Contents) -> Expected:
     )
 
 
-def _difference(expected: Expected, found: KernelElement | None, contents: Contents) -> Drift:
+def _difference(expected: Expected, found: KernelElement | None, contents: Contents) -> Difference:
     spec, traits = expected.spec, contents.traits
     words = text.key_words(expected.element.key, spec, traits)
     what = f"{text.set_keyword(spec)} {spec.name} {words}"
     if found is None:
-        return Drift(what, Damage.DELETED)
+        return Difference(what, PRESENT)
     if found.data != expected.element.data:
         held, wanted = (text.endpoint_words(data, traits) for data in (found.data, expected.element.data))
-        return Drift(what, Damage.CHANGED, f"{held} instead of {wanted}")
+        return Difference(what, wanted, held)
     if found.verdict != expected.element.verdict:
-        return Drift(what, Damage.CHANGED, f"{found.verdict} instead of {expected.element.verdict}")
-    return Drift(what, Damage.CHANGED, "another range")
+        return Difference(what, expected.element.verdict, found.verdict)
+    return Difference(what, PRESENT, "another range")

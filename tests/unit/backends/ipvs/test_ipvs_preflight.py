@@ -93,13 +93,11 @@ def test_verification_names_every_kind_of_difference() -> None:
     key = VirtualKey(6, packed("10.96.0.1"), 80)
     foreign, excluded = VirtualKey(6, packed("10.96.9.9"), 80), VirtualKey(6, packed("192.0.2.1"), 80)
 
-    def servers() -> list[tuple[str, str, str, str]]:
+    def servers() -> list[tuple[str, str, str, ServicePortName | None]]:
         differences = server_differences(desired, found, Draining(1), lambda k: k == excluded)
-        return [(d.what, d.want, d.have, d.service) for d in differences]
+        return [(d.what, d.want, d.have, d.owner) for d in differences]
 
-    assert servers() == [
-        ("virtual server tcp 10.96.0.1:80", "scheduler rr, flags 0x0", "", "default/web:http")
-    ]
+    assert servers() == [("virtual server tcp 10.96.0.1:80", "scheduler rr, flags 0x0", "", name)]
     found.servers = {
         key: VirtualServer(key, "lc"),
         foreign: VirtualServer(foreign, "rr"),
@@ -111,20 +109,20 @@ def test_verification_names_every_kind_of_difference() -> None:
             "virtual server tcp 10.96.0.1:80",
             "scheduler rr, flags 0x0",
             "scheduler lc, flags 0x0",
-            "default/web:http",
+            name,
         ),
-        ("real server 10.244.0.1:8080 of tcp 10.96.0.1:80", "weight 1", "weight 0", "default/web:http"),
-        ("real server 10.244.0.2:8080 of tcp 10.96.0.1:80", "", "weight 1", "default/web:http"),
-        ("virtual server tcp 10.96.9.9:80", "", "scheduler rr, flags 0x0", ""),
+        ("real server 10.244.0.1:8080 of tcp 10.96.0.1:80", "weight 1", "weight 0", name),
+        ("real server 10.244.0.2:8080 of tcp 10.96.0.1:80", "", "weight 1", name),
+        ("virtual server tcp 10.96.9.9:80", "", "scheduler rr, flags 0x0", None),
     ]
     found.entries = {"KUBE-CLUSTER-IP": {SetEntry(packed("10.0.0.9"), 6, 80)}}
-    assert [(d.what, d.want, d.have, d.service) for d in entry_differences(desired, found)] == [
-        ("ipset KUBE-CLUSTER-IP", "10.96.0.1,tcp:80", "", "default/web:http"),
-        ("ipset KUBE-IPVS-IPS", "10.96.0.1", "", "default/web:http"),
-        ("ipset KUBE-CLUSTER-IP", "", "10.0.0.9,tcp:80", ""),
+    assert [(d.what, d.want, d.have, d.owner) for d in entry_differences(desired, found)] == [
+        ("ipset KUBE-CLUSTER-IP", "10.96.0.1,tcp:80", "", name),
+        ("ipset KUBE-IPVS-IPS", "10.96.0.1", "", name),
+        ("ipset KUBE-CLUSTER-IP", "", "10.0.0.9,tcp:80", None),
     ]
     found.addresses = {packed("10.9.9.9")}
-    assert [(d.want, d.have, d.service) for d in address_differences(desired, found)] == [
-        ("10.96.0.1", "", "default/web:http"),
-        ("", "10.9.9.9", ""),
+    assert [(d.want, d.have, d.owner) for d in address_differences(desired, found)] == [
+        ("10.96.0.1", "", name),
+        ("", "10.9.9.9", None),
     ]

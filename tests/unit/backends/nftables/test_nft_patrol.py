@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tests.factory import context, endpoint, plan, service_port
 
-from pointsman.backends.contract import Damage, Drift
+from pointsman.backends.contract import PRESENT, Difference
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
@@ -54,7 +54,7 @@ def some_contents(services: int) -> Contents:
     return contents
 
 
-def looks(patrol: ElementPatrol, contents: Contents, reader: Reader, count: int = 20) -> list[Drift]:
+def looks(patrol: ElementPatrol, contents: Contents, reader: Reader, count: int = 20) -> list[Difference]:
     return [found for _ in range(count) if (found := patrol.look(contents, reader)) is not None]
 
 
@@ -86,7 +86,7 @@ def test_a_set_of_another_size_is_listed_and_the_stranger_in_it_named() -> None:
     reader, patrol = HeldElements(contents), ElementPatrol()
     reader.held[schema.CLUSTER_IPS][STRANGER.key] = STRANGER
     patrol.foreign_commit(count=True)
-    assert looks(patrol, contents, reader)[0] == Drift("set cluster-ips 10.9.9.9", Damage.ADDED)
+    assert looks(patrol, contents, reader)[0] == Difference("set cluster-ips 10.9.9.9", "", PRESENT)
 
 
 def test_a_hash_table_that_grows_while_it_is_counted_is_no_damage() -> None:
