@@ -65,7 +65,7 @@ def test_six_hundred_strangers_who_ask_without_a_pause_silence_no_probe(
     with pestering(node, 600, HEALTH_PORT):
         for _ in range(10):
             assert statuses(node) == {200}
-        assert node.metric("pointsman_http_troubles_total", trouble="refused") == 0
+        assert node.metric("pointsman_http_errors_total", reason="refused") == 0
     assert "Traceback" not in process.log_text
 
 
@@ -110,6 +110,6 @@ def test_a_flood_of_malformed_requests_is_counted_and_hardly_logged(
         thread.start()
     for thread in threads:
         thread.join()
-    assert node.metric("pointsman_http_troubles_total", trouble="malformed") == 1000
+    assert node.metric("pointsman_http_errors_total", reason="malformed") == 1000
     assert len(process.log_text) - before < 5000
     assert "Malformed requests" in process.log_text

@@ -35,9 +35,8 @@ from pointsman.node.surroundings import EventSource, Machine, Recorder
 from pointsman.node.unserved_families import UnservedFamilies
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
-from pointsman.serve.connections import Connections
+from pointsman.serve.connections import Connections, ErrorLog, HttpError
 from pointsman.serve.health import ProxyHealth
-from pointsman.serve.troubles import Trouble, Troubles
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.pacing import Pace
 
@@ -80,8 +79,8 @@ class Proxy:
         self._node_news = asyncio.Event()
         self._doubts: frozenset[str] = frozenset()
         trackers = {family: self._tracker(family) for family in backends}
-        troubles = {trouble: metrics.http_troubles.labels(trouble=trouble.value) for trouble in Trouble}
-        self.connections = Connections(Troubles(lambda trouble: troubles[trouble].inc()))
+        http_errors = {kind: metrics.http_errors.labels(reason=kind.value) for kind in HttpError}
+        self.connections = Connections(ErrorLog(lambda kind: http_errors[kind].inc()))
         """Those of every port that is served for this proxy."""
         self._health_ports = HealthCheckPorts(
             trackers, settings.node_name, self.health, recorder, self.connections

@@ -320,10 +320,10 @@ class Metrics:
         self.config_reloads = family.counter(
             "pointsman_config_reloads_total", "Changes of the configuration file by result", ["result"]
         )
-        self.http_troubles = family.counter(
-            "pointsman_http_troubles_total",
-            "Connections and requests at the served ports that could not be kept or understood",
-            ["trouble"],
+        self.http_errors = family.counter(
+            "pointsman_http_errors_total",
+            "Connections and requests at the served ports that could not be kept or answered",
+            ["reason"],
         )
         self.datapath_probes = family.counter(
             "pointsman_datapath_probes_total",

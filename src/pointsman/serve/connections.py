@@ -1,214 +1,204 @@
-"""The connections of all served ports together: how many there may be, which one goes when there are too many, who waits.
+"""Limits on the connections of all served ports together.
 
-The ports are open to the network without authentication, as kube-proxy's are. Whoever holds connections, without using
-them or by asking without end, must not keep probes out. A newcomer takes the place of the connection that asks without
-a pause, or else of the one that has been idle for longest; and all strangers who ask without a pause are answered one after
-the other, so that however many they are, nobody else waits for them. Answers that are left unread have a limit together.
-Clients on this node (the kubelet, scrapers, a shell) have a share of their own, which no stranger can take.
-Descriptors are kept in reserve, so that the watches of the API server can always be opened again.
+The ports are open to the network without authentication, as kube-proxy's are. Connections of remote clients must not keep
+probes out, however many there are and whatever they do:
+
+* A new connection replaces the one that has been idle for longest; one whose request is being answered is kept.
+* Clients on this node (the kubelet, scrapers, a shell) have a limit of their own, which remote clients cannot use up.
+* Remote clients that send requests without a pause are answered one after the other, at a fixed rate for all of them together.
+* Responses that wait to be read have a limit in bytes; beyond it the oldest is given up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import resource
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, Protocol
 
-from pointsman.serve.troubles import Trouble, Troubles
+from pointsman.obs.log import get_log
 
-STRANGERS: Final = 512
-RESIDENTS: Final = 128
-IDLE_SECONDS: Final = 30.0
-RESERVE: Final = 64
-"""Descriptors that connections leave to the rest of the process."""
-MOST_UNREAD: Final = 32 << 20
-"""Bytes of answers that wait to be read, of strangers and of clients on this node each."""
+MAX_REMOTE: Final = 512
+MAX_LOCAL: Final = 128
+IDLE_TIMEOUT_SECONDS: Final = 30.0
+MAX_UNSENT_BYTES: Final = 32 << 20
+"""Of remote clients and of clients on this node each."""
+RESERVED_DESCRIPTORS: Final = 32
+"""Listening sockets leave these to the rest of the process."""
+LOG_INTERVAL_SECONDS: Final = 60.0
 
-_FEWEST: Final = 4
-_MOST_LEAVING: Final = 16
-_LOOK_SECONDS: Final = 1.0
-_PAUSE_SECONDS: Final = 1.0
-"""Probes and scrapers make longer ones between two requests on one connection."""
-_GREEDY: Final = 8
-"""Answers without a pause that no probe and no scraper asks for."""
-_TURN_SECONDS: Final = 0.002
-"""One answer in that time is for a stranger who asks without a pause, the rest of the time for everything else."""
+_MIN_LIMIT: Final = 4
+_REMOTE_PART, _LOCAL_PART = 3, 10
+"""A third of the descriptors may be connections of remote clients, a tenth those of clients on this node."""
+_MIN_PAUSE_SECONDS: Final = 1.0
+"""Probes and scrapers wait for longer before the next request on the same connection."""
+_THROTTLE_SECONDS: Final = 0.002
+
+_log = get_log(__name__)
 
 
-class Guest(Protocol):
+class HttpError(enum.Enum):
+    """What can go wrong at a served port; the value is the label of its metric."""
+
+    EVICTED = "evicted"
+    REFUSED = "refused"
+    MALFORMED = "malformed"
+    ACCEPT_FAILED = "accept_failed"
+    HANDLER_FAILED = "handler_failed"
+
+
+_MESSAGES: Final = {
+    HttpError.EVICTED: "Too many connections or unread responses, closing the oldest",
+    HttpError.REFUSED: "Too many busy connections, refusing new ones",
+    HttpError.MALFORMED: "Malformed requests",
+    HttpError.ACCEPT_FAILED: "Cannot accept connections",
+    HttpError.HANDLER_FAILED: "Internal error while answering a request",
+}
+
+
+class ErrorLog:
+    """Errors at the served ports: each is counted, and each kind logged once a minute at most."""
+
+    def __init__(
+        self,
+        count: Callable[[HttpError], None] = lambda _kind: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._count, self._clock = count, clock
+        self._unlogged: Counter[HttpError] = Counter()
+        self._logged_at: dict[HttpError, float] = {}
+
+    def report(self, kind: HttpError, error: BaseException | None = None, **details: object) -> None:
+        self._count(kind)
+        self._unlogged[kind] += 1
+        now = self._clock()
+        if now - self._logged_at.get(kind, float("-inf")) < LOG_INTERVAL_SECONDS:
+            return
+        self._logged_at[kind] = now
+        details = {"times": self._unlogged.pop(kind), **details}
+        if kind is HttpError.HANDLER_FAILED and error is not None:
+            _log.exception(_MESSAGES[kind], err=error, **details)
+        else:
+            _log.warning(_MESSAGES[kind], **({"err": error} if error is not None else {}), **details)
+
+
+class Closable(Protocol):
     """An open connection."""
 
-    def drop(self) -> None:
+    def abort(self) -> None:
         """Close it at once."""
 
 
-class _Share:
-    """Connections that compete with each other."""
+class _Group:
+    """Connections that share a limit."""
 
-    def __init__(self) -> None:
-        self.idle: dict[Guest, float] = {}
-        """Since when; the one that is idle for longest comes first."""
-        self.busy: set[Guest] = set()
-        self.unread: dict[Guest, int] = {}
-        """Bytes; the oldest answer comes first."""
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.idle: dict[Closable, float] = {}
+        """Since when; the longest idle comes first."""
+        self.busy: set[Closable] = set()
+        self.unsent: dict[Closable, int] = {}
+        """Bytes of the response that the client has not read; the oldest response comes first."""
 
     def __len__(self) -> int:
         return len(self.idle) + len(self.busy)
 
 
 class Connections:
-    """One budget for every port; used from the event loop only."""
+    """Open connections of every served port; used from the event loop only."""
 
     def __init__(
         self,
-        troubles: Troubles | None = None,
+        errors: ErrorLog | None = None,
         *,
-        strangers: int = STRANGERS,
-        residents: int = RESIDENTS,
-        idle_seconds: float = IDLE_SECONDS,
-        most_unread: int = MOST_UNREAD,
+        max_remote: int = MAX_REMOTE,
+        max_local: int = MAX_LOCAL,
+        idle_seconds: float = IDLE_TIMEOUT_SECONDS,
+        max_unsent_bytes: int = MAX_UNSENT_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.troubles = Troubles() if troubles is None else troubles
+        """Where descriptors are scarce, the limits are lower, so that watches can always be opened again."""
+        self.errors = ErrorLog() if errors is None else errors
         self.idle_seconds = idle_seconds
-        """Nobody keeps a connection without a request for longer, however few there are."""
-        self._most_unread = most_unread
+        self._max_unsent_bytes = max_unsent_bytes
         self._clock = clock
-        self._most_strangers, self._most_residents = strangers, residents
-        self._strangers, self._residents = _Share(), _Share()
-        self._share_of: dict[Guest, _Share] = {}
-        self._streaks: dict[Guest, int] = {}
-        """Answers that each has had without a pause between them."""
-        self._one_by_one = asyncio.Lock()
-        self._leaving: set[Guest] = set()
-        """Dropped, but not closed yet."""
-        self._waiting_for_room: deque[Callable[[], None]] = deque()
-        self._looked = float("-inf")
-        self._descriptors_left = 0
+        descriptors = descriptor_limit()
+        self._remote = _Group(min(max_remote, max(_MIN_LIMIT, descriptors // _REMOTE_PART)))
+        self._local = _Group(min(max_local, max(_MIN_LIMIT, descriptors // _LOCAL_PART)))
+        self._group_of: dict[Closable, _Group] = {}
+        self._throttle = asyncio.Lock()
 
-    def admit(self, guest: Guest, *, resident: bool, client: str = "") -> bool:
-        """Count the newcomer in, at the cost of another if need be; False when there is no room for it."""
-        share = self._residents if resident else self._strangers
-        limit = self._limit(resident)
-        while len(share) >= limit:
-            if not self._evict(share):
-                self.troubles.report(Trouble.REFUSED, client=client)
-                return False
-        share.idle[guest] = self._clock()
-        self._share_of[guest] = share
-        self._streaks[guest] = 0
-        return True
-
-    def began(self, guest: Guest) -> None:
-        """The guest's request is complete."""
-        share = self._share_of.get(guest)
-        if share is not None:
-            since = share.idle.pop(guest, None)
-            if since is not None and self._clock() - since >= _PAUSE_SECONDS:
-                self._streaks[guest] = 0
-            share.busy.add(guest)
-
-    async def turn(self, guest: Guest) -> None:
-        """Until its answer may be made: at once, but for a stranger who asks without a pause."""
-        if self._share_of.get(guest) is self._strangers and self._streaks[guest]:
-            async with self._one_by_one:
-                await asyncio.sleep(_TURN_SECONDS)
-
-    def ended(self, guest: Guest) -> None:
-        """It is idle again, from now on; a client that does not read its answer counts as idle, too."""
-        share = self._share_of.get(guest)
-        if share is not None:
-            share.busy.discard(guest)
-            share.idle[guest] = self._clock()
-            self._streaks[guest] += 1
-
-    def unread(self, guest: Guest, size: int) -> None:
-        """So many bytes of its answer wait for it to read; where all take too much memory, the oldest makes room."""
-        share = self._share_of.get(guest)
-        if share is None:
-            return
-        share.unread.pop(guest, None)
-        if size:
-            share.unread[guest] = size
-        while sum(share.unread.values()) > self._most_unread and len(share.unread) > 1:
-            self._dismiss(next(iter(share.unread)))
-
-    def left(self, guest: Guest) -> None:
-        """The connection is closed."""
-        self._leaving.discard(guest)
-        self._forget(guest)
-        while self._waiting_for_room and not self.crowded:
-            self._waiting_for_room.popleft()()
-
-    def when_less_crowded(self, go_on: Callable[[], None]) -> None:
-        """Have this called later; in turn, or those who come to one port would keep others from the next."""
-        self._waiting_for_room.append(go_on)
-
-    def make_room(self) -> None:
-        """Close some connections of strangers: descriptors are lacking."""
-        while not self.crowded and self._evict(self._strangers):
-            pass
-
-    def _evict(self, share: _Share) -> bool:
-        """Close one connection; False when all are busy with their first answers."""
-        guest = self._next_to_go(share)
-        if guest is None:
+    def admit(self, connection: Closable, *, is_local: bool, client: str = "") -> bool:
+        """Count a new connection, closing another if need be; False when all others are busy."""
+        group = self._local if is_local else self._remote
+        if len(group) >= group.limit and not self._evict(group):
+            self.errors.report(HttpError.REFUSED, client=client)
             return False
-        self._dismiss(guest)
+        group.idle[connection] = self._clock()
+        self._group_of[connection] = group
         return True
 
-    def _dismiss(self, guest: Guest) -> None:
-        self._forget(guest)
-        self._leaving.add(guest)
-        self.troubles.report(Trouble.EVICTED)
-        guest.drop()
+    def remove(self, connection: Closable) -> None:
+        """Forget a connection that is closed, or about to be."""
+        group = self._group_of.pop(connection, None)
+        if group is not None:
+            group.idle.pop(connection, None)
+            group.busy.discard(connection)
+            group.unsent.pop(connection, None)
 
-    def _next_to_go(self, share: _Share) -> Guest | None:
-        """Who has just come and is not answered yet goes last: else those who come back at once would turn each other out."""
-        greediest = max((*share.idle, *share.busy), key=self._streaks.__getitem__, default=None)
-        if greediest is None:
-            return None
-        longest_idle = next(iter(share.idle), None)
-        lingers = longest_idle is not None and self._clock() - share.idle[longest_idle] >= _PAUSE_SECONDS
-        streak = self._streaks[greediest]
-        return greediest if streak >= _GREEDY or (streak and not lingers) else longest_idle
+    async def throttle(self, connection: Closable, answered_at: float) -> None:
+        """Delay a request of a remote client that made no pause after the response before."""
+        if (
+            self._group_of.get(connection) is self._remote
+            and self._clock() - answered_at < _MIN_PAUSE_SECONDS
+        ):
+            async with self._throttle:
+                await asyncio.sleep(_THROTTLE_SECONDS)
 
-    @property
-    def crowded(self) -> bool:
-        """So many are about to be closed that nobody new should be let in before."""
-        return len(self._leaving) >= _MOST_LEAVING
+    def mark_busy(self, connection: Closable) -> None:
+        """Keep the connection: its request is being answered."""
+        group = self._group_of.get(connection)
+        if group is not None:
+            group.idle.pop(connection, None)
+            group.busy.add(connection)
 
-    def _forget(self, guest: Guest) -> None:
-        share = self._share_of.pop(guest, None)
-        if share is not None:
-            share.idle.pop(guest, None)
-            share.busy.discard(guest)
-            share.unread.pop(guest, None)
-            del self._streaks[guest]
+    def mark_idle(self, connection: Closable) -> float:
+        """Count the connection as idle from now on, whether or not its client has read the response; return the time."""
+        group, now = self._group_of.get(connection), self._clock()
+        if group is not None:
+            group.busy.discard(connection)
+            group.idle[connection] = now
+        return now
 
-    def _limit(self, resident: bool) -> int:
-        now = self._clock()
-        if now - self._looked >= _LOOK_SECONDS:
-            self._looked = now
-            used_otherwise = _open_descriptors() - len(self._share_of) - len(self._leaving)
-            self._descriptors_left = descriptor_limit() - RESERVE - used_otherwise
-        residents = min(self._most_residents, max(_FEWEST, self._descriptors_left // 4))
-        if resident:
-            return residents
-        return min(self._most_strangers, max(_FEWEST, self._descriptors_left - residents))
+    def set_unsent(self, connection: Closable, size: int) -> None:
+        """Note how many bytes of a response are to be sent; closes connections with older ones above the limit."""
+        group = self._group_of.get(connection)
+        if group is None:
+            return
+        group.unsent.pop(connection, None)
+        if size:
+            group.unsent[connection] = size
+        while sum(group.unsent.values()) > self._max_unsent_bytes and len(group.unsent) > 1:
+            self._close(next(iter(group.unsent)))
+
+    def evict_remote(self) -> None:
+        """Close the idle connection of a remote client that a lack of descriptors can be relieved with."""
+        self._evict(self._remote)
+
+    def _evict(self, group: _Group) -> bool:
+        longest_idle = next(iter(group.idle), None)
+        if longest_idle is not None:
+            self._close(longest_idle)
+        return longest_idle is not None
+
+    def _close(self, connection: Closable) -> None:
+        self.remove(connection)
+        self.errors.report(HttpError.EVICTED)
+        connection.abort()
 
 
 def descriptor_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def _open_descriptors() -> int:
-    """As many as there may be, if not even one is left for counting."""
-    try:
-        return sum(1 for _ in Path("/proc/self/fd").iterdir())
-    except OSError:
-        return descriptor_limit()

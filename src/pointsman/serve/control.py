@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -23,7 +22,6 @@ from pointsman.serve.server import HttpServer
 REQUEST_SECONDS: Final = 120.0
 """Reading a large kernel table takes its time; the client is an operator who asked for it."""
 
-_CREDENTIALS = struct.Struct("3i")
 _BACKLOG: Final = 16
 
 _log = get_log(__name__)
@@ -37,7 +35,7 @@ class ControlServer:
     ) -> None:
         self.path = path
         self._connections = Connections() if connections is None else connections
-        self._handler = limited(_trusted_only(routed(routes)), REQUEST_SECONDS)
+        self._handler = limited(_require_root(routed(routes)), REQUEST_SECONDS)
         self._server: HttpServer | None = None
         self._inode = 0
 
@@ -90,20 +88,13 @@ def _bound(path: Path) -> socket.socket:
     return sock
 
 
-def _trusted_only(handler: Handler) -> Handler:
+def _require_root(handler: Handler) -> Handler:
+    """Answer root and the proxy's own user only."""
+
     async def guarded(request: Request) -> Response:
-        user = _peer_user(request)
+        user = request.client.user
         if user not in (0, os.geteuid()):
             return text_response(f"user {user} may not ask this proxy; use sudo\n", 403)
         return await handler(request)
 
     return guarded
-
-
-def _peer_user(request: Request) -> int | None:
-    sock = request.transport.get_extra_info("socket")
-    if sock is None:
-        return None
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(credentials)
-    return int(user)

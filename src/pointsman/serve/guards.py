@@ -6,7 +6,7 @@ header holds the attacker's name. So these pages answer under IP addresses and `
 
 from __future__ import annotations
 
-from pointsman.model.addresses import address_from_text, is_loopback, split_host_port
+from pointsman.model.addresses import address_from_text, split_host_port
 from pointsman.serve.messages import Handler, Request, Response, text_response
 
 
@@ -26,9 +26,7 @@ def on_loopback(handler: Handler) -> Handler:
     """Only for clients on loopback: a shell on the node, or `kubectl port-forward`."""
 
     async def guarded(request: Request) -> Response:
-        name = request.transport.get_extra_info("peername")
-        peer = address_from_text(name[0]) if name else None
-        if peer is None or not is_loopback(peer):
+        if not request.client.is_loopback:
             return text_response(
                 "shown to loopback connections only: ask on the node itself or through kubectl port-forward\n",
                 403,

@@ -17,7 +17,7 @@ from typing import Final
 from pointsman.errors import PointsmanError
 from pointsman.model.addresses import address_from_text, port_from_text, split_host_port
 from pointsman.obs.log import get_log
-from pointsman.serve.connections import RESERVE, Connections, descriptor_limit
+from pointsman.serve.connections import RESERVED_DESCRIPTORS, Connections, descriptor_limit
 from pointsman.serve.messages import Handler, Request, Response, text_response
 from pointsman.serve.server import HttpServer
 
@@ -72,7 +72,7 @@ def open_socket(host: str, port: int, *, only_family: bool = False) -> socket.so
 def _listening(family: socket.AddressFamily, host: str, port: int, *, v6only: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        if sock.fileno() >= descriptor_limit() - RESERVE // 2:
+        if sock.fileno() >= descriptor_limit() - RESERVED_DESCRIPTORS:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

@@ -1,16 +1,17 @@
-"""What is asked and what is answered: HTTP requests and answers as plain values, each complete before it is passed on."""
+"""HTTP requests and responses as plain values, each complete before it is passed on."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from pointsman.model.addresses import is_loopback
+
 
 class Query(Mapping[str, str]):
-    """Query parameters; of one that is given more than once, the first value counts."""
+    """Query parameters; the first value of a repeated one counts."""
 
     def __init__(self, text: str) -> None:
         self._values: dict[str, list[str]] = {}
@@ -18,7 +19,7 @@ class Query(Mapping[str, str]):
             self._values.setdefault(name, []).append(value)
 
     def getall(self, name: str) -> list[str]:
-        """Every value of this parameter, in order; none when it is not given."""
+        """Return every value of this parameter, in order."""
         return self._values.get(name, [])
 
     def __getitem__(self, name: str) -> str:
@@ -31,6 +32,22 @@ class Query(Mapping[str, str]):
         return len(self._values)
 
 
+class Client(msgspec.Struct, frozen=True):
+    """The other end of a connection."""
+
+    text: str = ""
+    """Its address as the system writes it; empty at a Unix socket."""
+    address: bytes | None = None
+    user: int | None = None
+    """Its user ID, known at a Unix socket only."""
+    is_local: bool = False
+    """On this node."""
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.address is not None and is_loopback(self.address)
+
+
 class Request(msgspec.Struct, frozen=True):
     """A complete request, its body included."""
 
@@ -41,12 +58,11 @@ class Request(msgspec.Struct, frozen=True):
     host: str
     """The Host header; empty where an HTTP/1.0 client sent none."""
     body: bytes
-    transport: asyncio.BaseTransport
-    """The connection it came over, which knows who is at the other end."""
+    client: Client
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A complete answer; whoever sends it adds what HTTP demands: length, date, and whether the connection goes on."""
+    """A complete response; length, date and what becomes of the connection are added when it is sent."""
 
     status: int
     body: bytes
@@ -63,13 +79,13 @@ def text_response(body: str, status: int = 200) -> Response:
 def reply(
     body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """A complete answer that no browser will take for something else."""
+    """Build a response that no browser takes for another type of content."""
     own = {"Content-Type": content_type, "X-Content-Type-Options": "nosniff"}
     return Response(status, body, {**(headers or {}), **own})
 
 
-def path_and_query(target: str) -> tuple[str, Query]:
-    """Both parts of a request target; scheme and host of one that is meant for a forwarding proxy are left out."""
+def split_target(target: str) -> tuple[str, Query]:
+    """Return path and query of a request target, without scheme and host where it has them."""
     scheme, found, rest = target.partition("://")
     if found and scheme.isalpha():
         target = "/" + rest.partition("/")[2]

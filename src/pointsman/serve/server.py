@@ -1,28 +1,26 @@
 """One handler behind any number of listening sockets; every connection is one of `Connections`.
 
-Accepting is done here and not by asyncio, whose way with a lack of descriptors is a traceback per attempt, and which
-asks nobody before it takes a connection.
+Accepting is done here and not by asyncio, which logs a traceback for every attempt that lacks a descriptor.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Sequence
 from typing import Any, Final
 
-from pointsman.model.addresses import address_from_text, is_loopback
-from pointsman.serve.connections import Connections
-from pointsman.serve.messages import Handler
-from pointsman.serve.protocol import HttpConnection
-from pointsman.serve.troubles import Trouble
+from pointsman.model.addresses import address_from_text
+from pointsman.serve.connection import Connection
+from pointsman.serve.connections import Connections, HttpError
+from pointsman.serve.messages import Client, Handler
 
-_CLOSE_SECONDS: Final = 1.0
-_PAUSE_SECONDS: Final = 0.5
-"""Before the next attempt to accept after one that failed."""
-_AT_ONCE: Final = 32
+_CLOSE_TIMEOUT_SECONDS: Final = 1.0
+_ACCEPT_RETRY_SECONDS: Final = 0.5
+_ACCEPT_BATCH: Final = 16
 """Connections accepted before other work has its turn."""
+_CREDENTIALS: Final = struct.Struct("3i")
 
 
 class HttpServer:
@@ -30,114 +28,76 @@ class HttpServer:
 
     def __init__(self, handler: Handler, connections: Connections) -> None:
         self._handler, self._connections = handler, connections
-        self._acceptors: list[_Acceptor] = []
-        self._arriving: set[asyncio.Task[None]] = set()
-        self._open: set[HttpConnection] = set()
+        self._loop = asyncio.get_running_loop()
+        self._listening: list[socket.socket] = []
+        self._open: set[Connection] = set()
         self._all_ended = asyncio.Event()
 
     def serve(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections on these listening sockets, which are closed with the server."""
         for sock in sockets:
-            self._acceptors.append(_Acceptor(sock, self._connections, self._accepted))
+            self._listening.append(sock)
+            self._loop.add_reader(sock, self._accept, sock)
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Where it listens, with the port the system chose for port 0."""
-        names = [acceptor.sock.getsockname() for acceptor in self._acceptors]
+        """Where it listens, with the port that the system chose for port 0."""
+        names = [sock.getsockname() for sock in self._listening]
         return tuple((name[0], name[1]) for name in names)
 
     async def close(self) -> None:
-        """Answers that are being made have a moment to be sent; nothing else is waited for."""
-        for acceptor in self._acceptors:
-            acceptor.close()
-        self._acceptors.clear()
-        await asyncio.gather(*self._arriving, return_exceptions=True)
-        for end in (HttpConnection.retire, HttpConnection.drop):
+        """Stop listening; requests that are being answered have a second to end, and nothing else is waited for."""
+        for sock in self._listening:
+            self._loop.remove_reader(sock)
+            sock.close()
+        self._listening.clear()
+        for end in (Connection.finish, Connection.abort):
             for connection in list(self._open):
                 end(connection)
-            if self._open:
-                self._all_ended.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._all_ended.wait(), _CLOSE_SECONDS)
+            try:
+                async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
+                    while self._open:
+                        self._all_ended.clear()
+                        await self._all_ended.wait()
+            except TimeoutError:
+                continue
 
-    def _accepted(self, sock: socket.socket, peer: Any) -> None:
-        connection = HttpConnection(self._handler, self._connections, self._ended)
-        client = str(peer[0]) if sock.family != socket.AF_UNIX else ""
-        if not self._connections.admit(connection, resident=_is_resident(sock, client), client=client):
-            sock.close()
-            return
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPT_BATCH):
+            try:
+                sock, peer = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._connections.errors.report(HttpError.ACCEPT_FAILED, error)
+                self._connections.evict_remote()
+                self._loop.remove_reader(listening)
+                self._loop.call_later(_ACCEPT_RETRY_SECONDS, self._resume, listening)
+                return
+            sock.setblocking(False)
+            self._open_connection(sock, _identify(sock, peer))
+
+    def _resume(self, listening: socket.socket) -> None:
+        if listening in self._listening:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    def _open_connection(self, sock: socket.socket, client: Client) -> None:
+        connection = Connection(sock, client, self._handler, self._connections, self._on_end)
         self._open.add(connection)
-        arriving = asyncio.get_running_loop().create_task(self._connect(connection, sock))
-        self._arriving.add(arriving)
-        arriving.add_done_callback(self._arriving.discard)
+        if not self._connections.admit(connection, is_local=client.is_local, client=client.text):
+            connection.abort()
 
-    async def _connect(self, connection: HttpConnection, sock: socket.socket) -> None:
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock)
-        except OSError:
-            self._connections.left(connection)
-            self._ended(connection)
-            sock.close()
-
-    def _ended(self, connection: HttpConnection) -> None:
+    def _on_end(self, connection: Connection) -> None:
         self._open.discard(connection)
         if not self._open:
             self._all_ended.set()
 
 
-class _Acceptor:
-    """Takes connections from one listening socket."""
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        connections: Connections,
-        accepted: Callable[[socket.socket, Any], None],
-    ) -> None:
-        self.sock = sock
-        self._connections, self._accepted = connections, accepted
-        self._loop = asyncio.get_running_loop()
-        self._pause: asyncio.TimerHandle | None = None
-        self._loop.add_reader(sock, self._ready)
-
-    def close(self) -> None:
-        if self._pause is not None:
-            self._pause.cancel()
-        self._loop.remove_reader(self.sock)
-        self.sock.close()
-
-    def _ready(self) -> None:
-        for _ in range(_AT_ONCE):
-            if self._connections.crowded:
-                self._loop.remove_reader(self.sock)
-                self._connections.when_less_crowded(self._go_on)
-                return
-            try:
-                connection, peer = self.sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                self._failed(error)
-                return
-            connection.setblocking(False)
-            self._accepted(connection, peer)
-
-    def _go_on(self) -> None:
-        if self.sock.fileno() >= 0:
-            self._loop.add_reader(self.sock, self._ready)
-            self._ready()
-
-    def _failed(self, error: OSError) -> None:
-        """Make room, as the usual reason is a lack of descriptors, and try again a little later."""
-        self._connections.troubles.report(Trouble.ACCEPT_FAILED, error)
-        self._connections.make_room()
-        self._loop.remove_reader(self.sock)
-        self._pause = self._loop.call_later(_PAUSE_SECONDS, self._loop.add_reader, self.sock, self._ready)
-
-
-def _is_resident(sock: socket.socket, client: str) -> bool:
-    """Whether the client is on this node: the control socket, loopback, or the node's own address at both ends."""
-    if sock.family == socket.AF_UNIX or client == sock.getsockname()[0]:
-        return True
-    address = address_from_text(client.partition("%")[0])
-    return address is not None and is_loopback(address)
+def _identify(sock: socket.socket, peer: Any) -> Client:
+    """A client is local at the control socket, on loopback, and with the node's own address at both ends."""
+    if sock.family == socket.AF_UNIX:
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return Client(user=_CREDENTIALS.unpack(credentials)[1], is_local=True)
+    text = str(peer[0])
+    client = Client(text, address_from_text(text.partition("%")[0]))
+    return Client(text, client.address, is_local=client.is_loopback or text == sock.getsockname()[0])

@@ -1,4 +1,4 @@
-"""The other end of an `HttpConnection`: a client that sends and reads exactly what a test wants."""
+"""The other end of a `Connection`: a client that sends and reads exactly what a test wants."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
+from pointsman.serve.connection import Connection
 from pointsman.serve.connections import Connections
+from pointsman.serve.messages import Client as Peer
 from pointsman.serve.messages import Handler, Request, Response, text_response
-from pointsman.serve.protocol import HttpConnection
 
 
 async def echo(request: Request) -> Response:
@@ -38,7 +39,7 @@ def undated(received: bytes) -> bytes:
 class Client:
     """One connection."""
 
-    def __init__(self, sock: socket.socket, connection: HttpConnection, ended: asyncio.Event) -> None:
+    def __init__(self, sock: socket.socket, connection: Connection, ended: asyncio.Event) -> None:
         self.sock, self.connection, self.ended = sock, connection, ended
         self._loop = asyncio.get_running_loop()
 
@@ -69,17 +70,16 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def connected(
-    handler: Handler, connections: Connections, *, resident: bool = True
+    handler: Handler, connections: Connections, *, is_local: bool = True
 ) -> AsyncIterator[Client]:
     """A client of this handler; in the end the connection is closed."""
-    loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    connection = HttpConnection(handler, connections, lambda _connection: ended.set())
     ours, theirs = socket.socketpair()
+    for sock in (ours, theirs):
+        sock.setblocking(False)
     with ours:
-        ours.setblocking(False)
-        assert connections.admit(connection, resident=resident)
-        await loop.connect_accepted_socket(lambda: connection, theirs)
+        connection = Connection(theirs, Peer(), handler, connections, lambda _connection: ended.set())
+        assert connections.admit(connection, is_local=is_local)
         async with asyncio.timeout(30):
             yield Client(ours, connection, ended)
             ours.close()

@@ -13,19 +13,18 @@ from hypothesis import strategies as st
 from tests.process.assembled import until
 from tests.unit.serve.client import Client, asking, connected, echo, statuses, talking
 
-from pointsman.serve.connections import Connections
+from pointsman.serve.connection import MAX_BODY_BYTES, MAX_HEAD_BYTES
+from pointsman.serve.connections import Connections, ErrorLog, HttpError
 from pointsman.serve.http import Listener
 from pointsman.serve.messages import Handler, Request, Response, text_response
-from pointsman.serve.protocol import MOST_BODY_BYTES, MOST_HEAD_BYTES
-from pointsman.serve.troubles import Trouble, Troubles
 
 CHUNKED = b"PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-async def endlessly(first: bytes, again: bytes) -> tuple[list[int], list[Trouble]]:
-    """What somebody hears who talks until he hears something."""
-    troubles: list[Trouble] = []
-    async with talking(connections=Connections(Troubles(troubles.append))) as client:
+async def endlessly(first: bytes, again: bytes) -> tuple[list[int], list[HttpError]]:
+    """The answer to a client that sends until it is answered."""
+    errors: list[HttpError] = []
+    async with talking(connections=Connections(ErrorLog(errors.append))) as client:
 
         async def talk() -> None:
             await client.send(first)
@@ -35,7 +34,7 @@ async def endlessly(first: bytes, again: bytes) -> tuple[list[int], list[Trouble
 
         heard = asyncio.create_task(client.read_all())
         await talk()
-    return statuses(heard.result()), troubles
+    return statuses(heard.result()), errors
 
 
 @pytest.mark.parametrize(
@@ -52,13 +51,13 @@ async def endlessly(first: bytes, again: bytes) -> tuple[list[int], list[Trouble
     ],
     ids=["line", "headers", "header", "announced body", "body of HEAD", "chunks", "chunk header", "trailers"],
 )
-async def test_whoever_sends_without_end_is_refused_and_hears_why(
+async def test_a_client_that_sends_without_end_is_refused_with_a_reason(
     first: bytes, again: bytes, status: int
 ) -> None:
-    assert await endlessly(first, again) == ([status], [Trouble.MALFORMED])
+    assert await endlessly(first, again) == ([status], [HttpError.MALFORMED])
 
 
-async def test_whoever_goes_on_after_that_is_cut_off() -> None:
+async def test_a_client_that_goes_on_after_that_is_cut_off() -> None:
     async with talking() as client:
         while not client.ended.is_set():
             await client.send(b"\0" * 1000)
@@ -67,8 +66,8 @@ async def test_whoever_goes_on_after_that_is_cut_off() -> None:
 
 async def test_what_is_just_not_too_long_is_answered() -> None:
     head = asking("/", "A: ")
-    longest = asking("/", "A: " + "x" * (MOST_HEAD_BYTES - len(head)))
-    body = asking("/", method="PUT", body=b"x" * MOST_BODY_BYTES)
+    longest = asking("/", "A: " + "x" * (MAX_HEAD_BYTES - len(head)))
+    body = asking("/", method="PUT", body=b"x" * MAX_BODY_BYTES)
     for sent, expected in ((longest, 200), (longest.replace(b"x\r", b"xx\r"), 431), (body, 200)):
         async with talking() as client:
             await client.send(sent)
@@ -92,13 +91,13 @@ async def test_what_is_just_not_too_long_is_answered() -> None:
     ],
 )
 async def test_what_is_no_request_is_refused_and_the_connection_ended(sent: bytes, status: int) -> None:
-    troubles: list[Trouble] = []
-    async with talking(connections=Connections(Troubles(troubles.append))) as client:
+    errors: list[HttpError] = []
+    async with talking(connections=Connections(ErrorLog(errors.append))) as client:
         await client.send(asking("/first") + sent)
         received = await client.read_all()
     assert statuses(received) == [200, status]
     assert b"Connection: close\r\n" in received
-    assert troubles == [Trouble.MALFORMED]
+    assert errors == [HttpError.MALFORMED]
 
 
 class _Tracebacks(logging.Handler):
@@ -182,51 +181,51 @@ async def test_a_connection_is_not_idle_while_its_answer_is_made() -> None:
 
 
 @contextlib.asynccontextmanager
-async def hasty_strangers(count: int, handler: Handler, connections: Connections) -> AsyncIterator[None]:
-    """They ask again before they have read the answer, for as long as they are let."""
+async def hasty_clients(count: int, handler: Handler, connections: Connections) -> AsyncIterator[None]:
+    """Remote clients that send the next request before they have read the response."""
 
-    async def pester(client: Client) -> None:
+    async def send_on(client: Client) -> None:
         while received := await client.read():
             await client.send(asking("/") * received.count(b"HTTP/1.1"))
 
     async with contextlib.AsyncExitStack() as stack:
         clients = [
-            await stack.enter_async_context(connected(handler, connections, resident=False))
+            await stack.enter_async_context(connected(handler, connections, is_local=False))
             for _ in range(count)
         ]
         for client in clients:
             await client.send(asking("/") * 20)
-        pestering = [asyncio.create_task(pester(client)) for client in clients]
+        send_oning = [asyncio.create_task(send_on(client)) for client in clients]
         try:
             yield
         finally:
-            for client, task in zip(clients, pestering, strict=True):
-                client.connection.drop()
+            for client, task in zip(clients, send_oning, strict=True):
+                client.connection.abort()
                 task.cancel()
-            await asyncio.gather(*pestering, return_exceptions=True)
+            await asyncio.gather(*send_oning, return_exceptions=True)
 
 
-async def test_strangers_who_ask_without_a_pause_keep_nobody_out() -> None:
-    troubles: list[Trouble] = []
-    connections = Connections(Troubles(troubles.append), strangers=8)
+async def test_remote_clients_that_ask_without_a_pause_keep_no_other_out() -> None:
+    errors: list[HttpError] = []
+    connections = Connections(ErrorLog(errors.append), max_remote=8)
     generous = Generous(100)
-    async with hasty_strangers(8, generous.answer, connections):
+    async with hasty_clients(8, generous.answer, connections):
         await until(lambda: generous.asked >= 40)
         for _ in range(8):
-            async with connected(echo, connections, resident=False) as newcomer:
-                await newcomer.send(asking("/", "Connection: close"))
-                assert statuses(await newcomer.read_all()) == [200]
-    assert troubles == [Trouble.EVICTED] * len(troubles)
+            async with connected(echo, connections, is_local=False) as other:
+                await other.send(asking("/", "Connection: close"))
+                assert statuses(await other.read_all()) == [200]
+    assert errors == [HttpError.EVICTED] * len(errors)
 
 
-@pytest.mark.parametrize("resident", [True, False])
-async def test_nobody_else_waits_for_strangers_who_ask_without_a_pause(resident: bool) -> None:
+@pytest.mark.parametrize("is_local", [True, False])
+async def test_no_other_client_waits_for_remote_clients_that_ask_without_a_pause(is_local: bool) -> None:
     connections = Connections()
     generous = Generous(100)
-    async with hasty_strangers(100, generous.answer, connections):
+    async with hasty_clients(100, generous.answer, connections):
         await until(lambda: generous.asked >= 200)
         for _ in range(5):
-            async with connected(echo, connections, resident=resident) as other:
+            async with connected(echo, connections, is_local=is_local) as other:
                 before = generous.asked
                 await other.send(asking("/", "Connection: close"))
                 assert statuses(await other.read_all()) == [200]
@@ -247,7 +246,7 @@ class Generous:
         return text_response("x" * self.size)
 
 
-async def test_nothing_is_prepared_for_a_client_that_does_not_read() -> None:
+async def test_no_response_is_prepared_for_a_client_that_does_not_read() -> None:
     generous = Generous(1 << 20)
     async with talking(generous.answer) as client:
         sender = asyncio.create_task(client.send(asking("/") * 100_000))
@@ -255,7 +254,7 @@ async def test_nothing_is_prepared_for_a_client_that_does_not_read() -> None:
         assert generous.asked <= 2
         assert not sender.done(), "the client had to stop sending, too"
         assert len(await client.read()) > 0
-        client.connection.drop()
+        client.connection.abort()
         await sender
 
 
@@ -269,7 +268,7 @@ async def test_a_client_that_does_not_read_is_not_kept_for_ever() -> None:
 
 async def test_a_client_that_does_not_read_makes_room_for_another() -> None:
     generous = Generous(1 << 24)
-    listener = Listener("test", generous.answer, connections=Connections(residents=1))
+    listener = Listener("test", generous.answer, connections=Connections(max_local=1))
     await listener.start("127.0.0.1:0")
     _, rude = await asyncio.open_connection(*listener.addresses[0], limit=1)
     rude.write(asking("/"))
@@ -284,8 +283,8 @@ async def test_a_client_that_does_not_read_makes_room_for_another() -> None:
     await listener.stop()
 
 
-async def test_of_those_who_do_not_read_the_first_goes_when_their_answers_are_too_long_together() -> None:
-    connections = Connections(most_unread=3 << 20)
+async def test_the_oldest_unread_response_is_given_up_when_all_are_too_long_together() -> None:
+    connections = Connections(max_unsent_bytes=3 << 20)
     generous = Generous(2 << 20)
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(generous.answer, connections)) for _ in range(2)]
@@ -309,7 +308,7 @@ async def test_a_client_that_reads_slowly_gets_all_of_its_answer() -> None:
     assert received > generous.size
 
 
-async def test_a_client_that_is_still_sending_hears_why_it_was_refused() -> None:
+async def test_a_client_that_is_still_sending_can_read_why_it_was_refused() -> None:
     listener = Listener("test", Generous(1).answer)
     await listener.start("127.0.0.1:0")
     reader, writer = await asyncio.open_connection(*listener.addresses[0])

@@ -12,11 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pointsman.serve.connections import Connections
+from pointsman.serve.connections import Connections, ErrorLog, HttpError
 from pointsman.serve.http import BindFailed, Listener, bind_parts, limited, open_socket, routed
 from pointsman.serve.messages import Request, Response, text_response
 from pointsman.serve.server import HttpServer
-from pointsman.serve.troubles import Trouble, Troubles
 
 
 async def hello(_request: Request) -> Response:
@@ -165,9 +164,9 @@ async def test_an_overlong_request_line_is_refused() -> None:
     await listener.stop()
 
 
-async def test_a_newcomer_above_the_limit_takes_the_place_of_the_one_idle_for_longest() -> None:
+async def test_a_new_connection_above_the_limit_replaces_the_longest_idle() -> None:
     now = [0.0]
-    listener = Listener("test", HANDLER, connections=Connections(residents=2, clock=lambda: now[0]))
+    listener = Listener("test", HANDLER, connections=Connections(max_local=2, clock=lambda: now[0]))
     await listener.start("127.0.0.1:0")
     host, port = listener.addresses[0]
     reader, writer = await asyncio.open_connection(host, port)
@@ -184,7 +183,7 @@ async def test_a_newcomer_above_the_limit_takes_the_place_of_the_one_idle_for_lo
     await listener.stop()
 
 
-async def test_a_newcomer_is_refused_while_every_connection_is_busy() -> None:
+async def test_a_new_connection_is_refused_while_all_others_are_busy() -> None:
     asked, going_on = asyncio.Event(), asyncio.Event()
 
     async def slow(_request: Request) -> Response:
@@ -192,8 +191,8 @@ async def test_a_newcomer_is_refused_while_every_connection_is_busy() -> None:
         await going_on.wait()
         return text_response("slow")
 
-    troubles: list[Trouble] = []
-    listener = Listener("test", slow, connections=Connections(Troubles(troubles.append), residents=1))
+    errors: list[HttpError] = []
+    listener = Listener("test", slow, connections=Connections(ErrorLog(errors.append), max_local=1))
     await listener.start("127.0.0.1:0")
     host, port = listener.addresses[0]
     first = asyncio.create_task(get(host, port))
@@ -202,13 +201,13 @@ async def test_a_newcomer_is_refused_while_every_connection_is_busy() -> None:
         await get(host, port)
     going_on.set()
     assert await first == (200, "slow")
-    assert Trouble.REFUSED in troubles
+    assert HttpError.REFUSED in errors
     await listener.stop()
 
 
 async def test_accepting_goes_on_after_a_lack_of_descriptors(caplog: pytest.LogCaptureFixture) -> None:
-    troubles: list[Trouble] = []
-    listener = Listener("test", HANDLER, connections=Connections(Troubles(troubles.append)))
+    errors: list[HttpError] = []
+    listener = Listener("test", HANDLER, connections=Connections(ErrorLog(errors.append)))
     await listener.start("127.0.0.1:0")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.closing(socket.socket()) as client:
@@ -216,46 +215,13 @@ async def test_accepting_goes_on_after_a_lack_of_descriptors(caplog: pytest.LogC
         resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
         try:
             await asyncio.get_running_loop().sock_connect(client, listener.addresses[0])
-            await until(lambda: troubles.count(Trouble.ACCEPT_FAILED) >= 2)
+            await until(lambda: errors.count(HttpError.ACCEPT_FAILED) >= 2)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         client.send(b"GET /hello HTTP/1.0\r\n\r\n")
         assert (await asyncio.get_running_loop().sock_recv(client, 100)).startswith(b"HTTP/1.0 200")
     assert [record.message for record in caplog.records] == ["Cannot accept connections"]
     await listener.stop()
-
-
-class Lingering:
-    """A connection that takes its time to close."""
-
-    def __init__(self) -> None:
-        self.dropped = False
-
-    def drop(self) -> None:
-        self.dropped = True
-
-
-async def test_a_crowd_at_one_port_does_not_keep_others_from_the_next() -> None:
-    connections = Connections(residents=60)
-    guests = [Lingering() for _ in range(60)]
-    assert all(connections.admit(guest, resident=True) for guest in guests)
-    crowded, calm = (Listener("test", HANDLER, connections=connections) for _ in range(2))
-    loop = asyncio.get_running_loop()
-    with contextlib.ExitStack() as clients:
-        for listener in (crowded, calm):
-            await listener.start("127.0.0.1:0")
-        for listener in (*[crowded] * 50, calm):
-            client = clients.enter_context(socket.create_connection(listener.addresses[0]))
-        client.setblocking(False)
-        client.send(b"GET /hello HTTP/1.0\r\n\r\n")
-        await until(lambda: connections.crowded)
-        for guest in [guest for guest in guests if guest.dropped]:
-            connections.left(guest)
-        assert (await asyncio.wait_for(loop.sock_recv(client, 100), 5)).startswith(b"HTTP/1.0 200")
-        for guest in guests:
-            connections.left(guest)
-    for listener in (crowded, calm):
-        await listener.stop()
 
 
 async def test_an_error_of_ours_is_answered_500_and_its_traceback_logged_once(

@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.serve.client import Client, asking, echo, statuses, talking, undated
 
-from pointsman.serve.connections import Connections
+from pointsman.serve.connection import format_http_date
+from pointsman.serve.connections import Closable, Connections, ErrorLog, HttpError
 from pointsman.serve.http import open_socket
 from pointsman.serve.messages import Request, Response, text_response
-from pointsman.serve.protocol import http_date
 from pointsman.serve.server import HttpServer
-from pointsman.serve.troubles import Trouble, Troubles
 
 CHUNKED = b"PUT /chunked HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n"
 REQUESTS = (
@@ -58,7 +57,7 @@ async def test_an_answer_has_the_headers_it_always_had() -> None:
 
 @given(st.integers(min_value=0, max_value=2**33))
 def test_dates_are_written_as_in_mail(moment: int) -> None:
-    assert http_date(moment) == email.utils.formatdate(moment, usegmt=True)
+    assert format_http_date(moment) == email.utils.formatdate(moment, usegmt=True)
 
 
 @given(st.lists(st.sampled_from(REQUESTS), max_size=4), st.data())
@@ -156,6 +155,16 @@ async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it() -> None:
         assert statuses(await client.read_all()) == [413]
 
 
+async def test_a_request_with_two_lengths_is_answered_and_the_connection_closed() -> None:
+    both = CHUNKED.replace(b"Host: x", b"Host: x\r\nContent-Length: 4")
+    async with talking() as client:
+        await client.send(both + asking("/smuggled"))
+        received = await client.read_all()
+    assert statuses(received) == [200]
+    assert b"Connection: close\r\n" in received
+    assert received.endswith(b"PUT /chunked {} b'abcde'")
+
+
 async def test_a_client_that_has_said_all_still_hears_every_answer() -> None:
     going_on = asyncio.Event()
 
@@ -174,13 +183,13 @@ async def test_a_client_that_has_said_all_still_hears_every_answer() -> None:
 @pytest.mark.parametrize(
     "sent", [b"", b"GET / HT", b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc"]
 )
-async def test_a_client_that_leaves_in_the_middle_is_no_trouble(sent: bytes) -> None:
-    troubles: list[Trouble] = []
-    async with talking(connections=Connections(Troubles(troubles.append))) as client:
+async def test_a_client_that_leaves_in_the_middle_is_no_error(sent: bytes) -> None:
+    errors: list[HttpError] = []
+    async with talking(connections=Connections(ErrorLog(errors.append))) as client:
         await client.send(sent)
         client.sock.shutdown(socket.SHUT_WR)
         assert await client.read_all() == b""
-    assert troubles == []
+    assert errors == []
 
 
 async def test_an_error_of_ours_is_answered_and_the_connection_goes_on() -> None:
@@ -191,11 +200,11 @@ async def test_an_error_of_ours_is_answered_and_the_connection_goes_on() -> None
             raise ZeroDivisionError
         return await echo(request)
 
-    troubles: list[Trouble] = []
-    async with talking(broken, Connections(Troubles(troubles.append))) as client:
+    errors: list[HttpError] = []
+    async with talking(broken, Connections(ErrorLog(errors.append))) as client:
         await client.send(asking("/error") + asking("/header") + LAST)
         assert statuses(await client.read_all()) == [500, 500, 200]
-    assert troubles == [Trouble.HANDLER_FAILED] * 2
+    assert errors == [HttpError.HANDLER_FAILED] * 2
 
 
 async def test_a_handler_that_is_cancelled_ends_its_connection() -> None:
@@ -208,13 +217,13 @@ async def test_a_handler_that_is_cancelled_ends_its_connection() -> None:
 
 
 class Counted(Connections):
-    """Counts who leaves."""
+    """Counts connections that end."""
 
-    departures = 0
+    ended = 0
 
-    def left(self, guest: object) -> None:
-        self.departures += 1
-        super().left(guest)  # type: ignore[arg-type]
+    def remove(self, connection: Closable) -> None:
+        self.ended += 1
+        super().remove(connection)
 
 
 async def test_the_answer_for_a_lost_client_is_given_up() -> None:
@@ -228,8 +237,8 @@ async def test_the_answer_for_a_lost_client_is_given_up() -> None:
             given_up.set()
         return text_response("never")
 
-    troubles: list[Trouble] = []
-    connections = Counted(Troubles(troubles.append))
+    errors: list[HttpError] = []
+    connections = Counted(ErrorLog(errors.append))
     server = HttpServer(endless, connections)
     server.serve([open_socket("127.0.0.1", 0)])
     with socket.create_connection(server.addresses[0]) as client:
@@ -239,14 +248,14 @@ async def test_the_answer_for_a_lost_client_is_given_up() -> None:
     async with asyncio.timeout(5):
         await given_up.wait()
     await server.close()
-    assert connections.departures == 1
-    assert troubles == []
+    assert connections.ended == 1
+    assert errors == []
 
 
 async def close_while(client: Client, *, sent: bytes) -> bytes:
     await client.send(sent)
     await asyncio.sleep(0.01)
-    client.connection.retire()
+    client.connection.finish()
     return await client.read_all()
 
 
@@ -281,7 +290,7 @@ async def test_an_answer_that_is_being_made_is_the_last_when_the_server_closes()
     await closing
     assert statuses(received) == [200]
     assert b"Connection: close\r\n" in received
-    assert connections.departures == 2
+    assert connections.ended == 2
     for each in (idle_writer, writer):
         each.close()
         await each.wait_closed()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.serve.messages import Query, path_and_query, reply, text_response
+from pointsman.serve.messages import Query, reply, split_target, text_response
 
 
 def test_the_first_of_several_values_counts_and_all_can_be_had() -> None:
@@ -34,13 +34,13 @@ def test_the_first_of_several_values_counts_and_all_can_be_had() -> None:
     ],
 )
 def test_targets_become_a_path_and_a_query(target: str, path: str, query: dict[str, str]) -> None:
-    found, words = path_and_query(target)
-    assert (found, dict(words)) == (path, query)
+    found, parameters = split_target(target)
+    assert (found, dict(parameters)) == (path, query)
 
 
 @given(st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1))
 def test_no_target_is_too_strange(target: str) -> None:
-    path_and_query(target)
+    split_target(target)
 
 
 def test_an_answer_says_what_it_is_whatever_else_it_says() -> None:
