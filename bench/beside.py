@@ -33,13 +33,13 @@ from pointsman.config.defaults import with_mode
 from pointsman.explain.target import target_from_text
 from pointsman.kube.status import WatchStatus
 from pointsman.lab.netns import Namespace
+from pointsman.machine.footprint import settle
+from pointsman.machine.own_addresses import LinuxMachine
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from pointsman.model.source_events import SourceEvent, Synced, Upsert
 from pointsman.node.degraded import DegradedChecks
-from pointsman.node.footprint import settle
 from pointsman.node.inspector import Inspector
-from pointsman.node.own_addresses import LinuxMachine
 from pointsman.node.proxy import Proxy
 from pointsman.node.state import Settings
 from pointsman.node.surroundings import SilentRecorder

@@ -32,11 +32,11 @@ from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace
+from pointsman.machine.footprint import settle
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 from pointsman.model.objects import EndpointSlice, Service
 from pointsman.model.tracker import Tracker
-from pointsman.node.footprint import settle
 from pointsman.sync.reconcile import Reconciler
 
 BOOT_SECONDS = 3000

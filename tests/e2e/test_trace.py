@@ -15,10 +15,10 @@ import pytest
 from tests.e2e import harness
 from tests.e2e.world import World, running, settles
 
+from pointsman.backends.netfilter.names import TRACE_TABLE
 from pointsman.cli.control_client import ask
 from pointsman.cli.main import main
-from pointsman.kernel.nfnl import NftablesSocket
-from pointsman.kernel.nft_trace import remove_leftover
+from pointsman.kernel.nfnl import NFPROTO, NftablesSocket
 from pointsman.lab import HOSTS
 from pointsman.lab.objects import LabService, backends
 from pointsman.model.addresses import Family
@@ -158,7 +158,7 @@ def test_what_an_old_kernel_kept_goes_with_the_next_trace_or_a_clean_up(
     with world.cluster["n1"].entered():
         socket = NftablesSocket()
         try:
-            assert [remove_leftover(socket, Family.IPV4) for _ in range(2)] == [True, False]
+            assert [socket.delete_table(NFPROTO[Family.IPV4], TRACE_TABLE) for _ in range(2)] == [True, False]
         finally:
             socket.close()
     assert not is_tracing(world)

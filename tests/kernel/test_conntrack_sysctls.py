@@ -12,7 +12,7 @@ import pytest
 from pointsman.config.types import Conntrack
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace
-from pointsman.node.host_settings import apply_conntrack
+from pointsman.machine.settings import apply_conntrack
 
 pytestmark = [
     pytest.mark.kernel,

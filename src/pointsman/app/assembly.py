@@ -33,14 +33,14 @@ from pointsman.kube.event_recorder import EventRecorder
 from pointsman.kube.formats import accept_header
 from pointsman.kube.kubeconfig import load_access
 from pointsman.kube.transport import Transport
+from pointsman.machine.footprint import settle
+from pointsman.machine.host_facts import LinuxHost
+from pointsman.machine.own_addresses import LinuxMachine
 from pointsman.model.addresses import address_from_text, family_of
 from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
 from pointsman.node.degraded import DegradedChecks
-from pointsman.node.footprint import settle
-from pointsman.node.host_look import LinuxHost
 from pointsman.node.inspector import Inspector
 from pointsman.node.loose_tracking import LooseTracking
-from pointsman.node.own_addresses import LinuxMachine
 from pointsman.node.proxy import Proxy
 from pointsman.node.service_metrics import ServiceMetrics
 from pointsman.node.state import Settings

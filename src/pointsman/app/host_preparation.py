@@ -12,9 +12,9 @@ from pointsman.config.command_line import RunOptions
 from pointsman.config.log_settings import log_settings
 from pointsman.errors import KernelError
 from pointsman.kernel.sysctl import Sysctls
+from pointsman.machine.settings import apply_conntrack, apply_oom_score, core_count
 from pointsman.node.aftercare import Tidied
 from pointsman.node.degraded import DegradedChecks
-from pointsman.node.host_settings import apply_conntrack, apply_oom_score, core_count
 from pointsman.obs.log import configure, flush, get_log
 
 _log = get_log(__name__)

@@ -14,8 +14,8 @@ from pointsman.config.defaults import with_mode
 from pointsman.config.mode_table import BY_PREFERENCE, MODES
 from pointsman.errors import Busy, KernelError, NotSupported
 from pointsman.kernel.sysctl import Sysctls, Undone
+from pointsman.machine.own_addresses import kernel_families
 from pointsman.model.addresses import Family
-from pointsman.node.own_addresses import kernel_families
 from pointsman.obs.log import get_log
 
 _ATTEMPTS: Final = 3

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Protocol
 
 from pointsman.app.assembly import assembled, first_ended
-from pointsman.app.instance import sole_instance
 from pointsman.app.reload_record import ReloadRecord
 from pointsman.config.command_line import RunOptions, parse_run
 from pointsman.config.log_settings import log_settings
 from pointsman.config.reload import Live, Nothing, Rejected, Restart, decide
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.kernel.path_watch import path_changes
+from pointsman.machine.instance import sole_instance
 from pointsman.obs.log import configure, flush, get_log
 from pointsman.waiting import Backoff
 

@@ -26,7 +26,7 @@ from pointsman.explain.probes import places_of, with_probes
 from pointsman.explain.report import Explanation
 from pointsman.explain.target import Question, target_from_text
 from pointsman.explain.text import explanation_text
-from pointsman.kernel.reach import reach
+from pointsman.machine.reach import reach
 from pointsman.model.addresses import address_from_text
 
 _ABOUT = """Say which frontends a Service has here, which endpoints stand behind them and why, what happens to the

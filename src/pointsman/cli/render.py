@@ -60,7 +60,7 @@ def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
     from pointsman.app import modes
     from pointsman.app.offline import plan_manifests
     from pointsman.backends import mode_named
-    from pointsman.node.own_addresses import LinuxMachine, kernel_families
+    from pointsman.machine.own_addresses import LinuxMachine, kernel_families
 
     options = offline_options(given, flags)
     warn("render", options.warnings)

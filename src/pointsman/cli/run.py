@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pointsman.cli.output import delivered
 from pointsman.cli.preamble import options_to_run
-from pointsman.node.footprint import economise, expect_a_long_list, raise_descriptor_limit
+from pointsman.machine.footprint import economise, expect_a_long_list, raise_descriptor_limit
 
 
 def main(argv: Sequence[str], *, program: str = "pointsman") -> int:

@@ -23,10 +23,10 @@ from pointsman.explain.target import Question
 from pointsman.explain.trace import TraceReport, report_of, trace_text
 from pointsman.kernel.iptables_programs import LEGACY, variants_in_use
 from pointsman.kernel.nfnl import NftablesSocket
-from pointsman.kernel.nft_chains import ChainReader
-from pointsman.kernel.nft_trace import TraceEvent, TraceFilter, Tracer
-from pointsman.kernel.reach import Attempt, Place, Reached, reach
 from pointsman.kernel.rtnl import RouteSocket, local_addresses
+from pointsman.machine.nft_chains import ChainReader
+from pointsman.machine.reach import Attempt, Place, Reached, reach
+from pointsman.machine.trace import TraceEvent, TraceFilter, Tracer
 from pointsman.model.addresses import address_from_text, address_text, family_of, host_port_text
 from pointsman.model.packet_filter import FilterChain
 

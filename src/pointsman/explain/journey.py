@@ -9,8 +9,8 @@ import msgspec
 from pointsman.explain.packets import Client, ClientKind, endpoints_for
 from pointsman.explain.rule_walk import Packet
 from pointsman.explain.view import FamilyView, View
-from pointsman.kernel.nft_chains import NFPROTO
-from pointsman.kernel.nft_matches import NAME_LENGTH
+from pointsman.kernel.nfnl import NFPROTO
+from pointsman.machine.nft_matches import NAME_LENGTH
 from pointsman.model import packet_filter as pf
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.host import HostFacts

@@ -8,7 +8,7 @@ import msgspec
 
 from pointsman.explain.causes import listed
 from pointsman.explain.report import Cause, Explanation, FrontendAnswer, PortAnswer, ProbeAnswer
-from pointsman.kernel.reach import Attempt, Place, Reached
+from pointsman.machine.reach import Attempt, Place, Reached
 from pointsman.model.addresses import address_from_text, port_from_text, split_host_port
 from pointsman.model.service import Protocol
 

@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 from pointsman.backends.contract import Difference
-from pointsman.kernel.reach import Reached
+from pointsman.machine.reach import Reached
 
 
 class Cause(msgspec.Struct, frozen=True, rename="camel"):

@@ -13,7 +13,7 @@ from pointsman.explain.report import (
     KernelState,
     PortAnswer,
 )
-from pointsman.kernel.reach import Reached
+from pointsman.machine.reach import Reached
 from pointsman.screen import PLAIN, Screen, laid_out
 
 ENDPOINTS_SHOWN = 20

@@ -8,7 +8,7 @@ import msgspec
 
 from pointsman.explain.endpoint_users import described
 from pointsman.explain.report import Explanation, PortAnswer
-from pointsman.kernel.nft_trace import Header, TraceEvent
+from pointsman.machine.trace import Header, TraceEvent
 from pointsman.model.packet_filter import Deed, FilterChain, FilterRule
 from pointsman.screen import PLAIN, Screen, laid_out
 

@@ -16,6 +16,7 @@ from pointsman.errors import Busy, KernelError, NotSupported, Rejected
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink, nf_tables
 from pointsman.kernel.netlink import Answer, Message, NetlinkSocket
+from pointsman.model.addresses import Family
 
 SUBSYS_NFTABLES = 10
 _HEADER = struct.Struct(">BBH")
@@ -29,6 +30,14 @@ _IDENTITY = (
     nf_tables.NFTA_SET_ELEM_FLAGS,
 )
 """What no two elements of a set have in common; the flags tell the end of a range from the beginning of the next."""
+
+NFPROTO = {Family.IPV4: nf_tables.NFPROTO_IPV4, Family.IPV6: nf_tables.NFPROTO_IPV6}
+FAMILY_KEYWORDS = {
+    nf_tables.NFPROTO_INET: "inet",
+    nf_tables.NFPROTO_IPV4: "ip",
+    nf_tables.NFPROTO_IPV6: "ip6",
+}
+"""Names of families in nft's syntax."""
 
 NEED_NFTABLES = "CONFIG_NF_TABLES (module nf_tables)"
 
@@ -87,6 +96,17 @@ class NftablesSocket:
                 faults[0].errno, "nftables transaction", faults[0].text, needs=NEED_NFTABLES
             )
         raise BatchRefused(faults)
+
+    def delete_table(self, family: int, name: str) -> bool:
+        """Delete a table; False when there is none. Raises KernelError."""
+        body = nla.text(nf_tables.NFTA_TABLE_NAME, name)
+        try:
+            self.commit([nftables_message(nf_tables.NFT_MSG_DELTABLE, family, 0, body)])
+        except BatchRefused as refused:
+            if refused.errno != errno.ENOENT:
+                raise
+            return False
+        return True
 
     def check(self, messages: Sequence[Message]) -> list[Fault]:
         """What the kernel would say, without applying anything: a batch without its end is rolled back."""

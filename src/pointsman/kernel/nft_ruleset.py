@@ -11,9 +11,8 @@ from typing import Protocol
 
 from pointsman.errors import KernelError
 from pointsman.kernel import nf_tables as nf
-from pointsman.kernel.attributes import text, u32be
-from pointsman.kernel.nfnl import NftablesSocket, attributes_of, nftables_message
-from pointsman.kernel.nft_chains import FAMILY_WORDS, NFPROTO
+from pointsman.kernel.attributes import text, text_of, u32be
+from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, NftablesSocket, attributes_of, nftables_message
 from pointsman.model.addresses import Family
 
 
@@ -78,7 +77,7 @@ class NftRuleset:
                 )
 
     def words(self, table: str) -> str:
-        return f"table {FAMILY_WORDS[NFPROTO[self._family]]} {table}"
+        return f"table {FAMILY_KEYWORDS[NFPROTO[self._family]]} {table}"
 
     def _flags(self, socket: NftablesSocket, table: str) -> int:
         name = text(nf.NFTA_TABLE_NAME, table)
@@ -88,3 +87,14 @@ class NftRuleset:
 
 
 LEGACY = LegacyRuleset()
+
+
+def list_chain_names(family: Family, table: str) -> list[str]:
+    """Return the names of the chains of one table."""
+    with contextlib.closing(NftablesSocket()) as socket:
+        found = map(attributes_of, socket.dump(nf.NFT_MSG_GETCHAIN, NFPROTO[family], b"", "list chains"))
+        return [
+            text_of(chain[nf.NFTA_CHAIN_NAME])
+            for chain in found
+            if text_of(chain.get(nf.NFTA_CHAIN_TABLE, b"")) == table
+        ]

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from pointsman.kernel.sysctl import Degraded
+from pointsman.machine.footprint import give_back
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import Situation
 from pointsman.node.degraded import DegradedChecks
-from pointsman.node.footprint import give_back
 from pointsman.obs.log import get_log
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.reconcile import SyncOutcome

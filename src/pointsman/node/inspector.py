@@ -25,11 +25,11 @@ from pointsman.explain.answer import addresses_concerned, concerned_services, ex
 from pointsman.explain.report import Explanation
 from pointsman.explain.target import Target
 from pointsman.explain.view import FamilyView, View
+from pointsman.machine.host_facts import HostReader
 from pointsman.model.addresses import address_text
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.node.family import FamilyProxy
-from pointsman.node.host_look import HostReader
 from pointsman.node.node_context import pod_ranges
 from pointsman.node.proxy import Proxy
 from pointsman.report.overview import ServicePage, service_page

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Final
 
 from pointsman.kernel.sysctl import Degraded
+from pointsman.machine.settings import LOOSE_TRACKING
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
 from pointsman.node.degraded import DegradedChecks
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.reconcile import SyncOutcome
 
-LOOSE_TRACKING: Final = "net/netfilter/nf_conntrack_tcp_loose"
 _CHECK: Final = "nf_conntrack_tcp_loose"
 
 

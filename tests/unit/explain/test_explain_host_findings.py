@@ -10,7 +10,7 @@ from tests.unit.explain.explaining import asked, codes, view_of
 from pointsman.explain.report import Explanation
 from pointsman.explain.rule_walk import Fate, Packet, fates, judged
 from pointsman.explain.text import explanation_text
-from pointsman.kernel.legacy_chains import chains_of
+from pointsman.machine.legacy_chains import chains_of
 from pointsman.model.addresses import Family
 from pointsman.model.host import HostFacts, Route
 from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, Match, PacketField

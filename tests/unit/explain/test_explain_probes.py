@@ -10,7 +10,7 @@ from tests.unit.explain.explaining import asked, codes, view_of
 from pointsman.explain.probes import places_of, with_probes
 from pointsman.explain.report import Explanation
 from pointsman.explain.text import explanation_text
-from pointsman.kernel.reach import Attempt, Reached
+from pointsman.machine.reach import Attempt, Reached
 
 
 def probed(reached: Reached) -> Explanation:

@@ -8,7 +8,7 @@ import pytest
 
 from pointsman.explain.report import Explanation
 from pointsman.explain.trace import TraceReport, report_of
-from pointsman.kernel.nft_trace import Header, TraceEvent
+from pointsman.machine.trace import Header, TraceEvent
 from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, Match
 
 HEADER = Header("10.0.0.1:4000", "10.96.0.1:80")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from tests import factory
 
 from pointsman.backends.contract import SyncReport
+from pointsman.machine.settings import LOOSE_TRACKING
 from pointsman.model.addresses import Family
 from pointsman.model.balancing import BalancingRequest
 from pointsman.model.node_context import Situation
 from pointsman.node.degraded import DegradedChecks
-from pointsman.node.loose_tracking import LOOSE_TRACKING, LooseTracking
+from pointsman.node.loose_tracking import LooseTracking
 from pointsman.obs.registry import Metrics
 from pointsman.sync.reconcile import PlanChange, SyncOutcome
 

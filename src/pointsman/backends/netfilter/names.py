@@ -10,6 +10,9 @@ FILTER, NAT = "filter", "nat"
 PROXY_TABLE = "kube-proxy"
 """Of nftables mode: kube-proxy's own, so that each takes over from the other and either can clean up."""
 
+TRACE_TABLE = "pointsman-trace"
+"""Table of `pointsman trace`, in nf_tables."""
+
 SERVICES = "KUBE-SERVICES"
 POSTROUTING = "KUBE-POSTROUTING"
 MARK_MASQUERADE = "KUBE-MARK-MASQ"

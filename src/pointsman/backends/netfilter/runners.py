@@ -9,8 +9,7 @@ from pointsman.backends.netfilter import names
 from pointsman.kernel.command import SystemCommands
 from pointsman.kernel.iptables import Incompatible, Iptables
 from pointsman.kernel.iptables_programs import choose_variant, variants_in_use
-from pointsman.kernel.nft_chains import chain_names
-from pointsman.kernel.nft_ruleset import LEGACY, NftRuleset, Ruleset
+from pointsman.kernel.nft_ruleset import LEGACY, NftRuleset, Ruleset, list_chain_names
 from pointsman.model.addresses import Family
 
 
@@ -51,7 +50,7 @@ def text_to_clean(
     tool: RuleTool,
     table: str,
     unwanted: Callable[[str], bool],
-    chains_in: Callable[[Family, str], Collection[str]] = chain_names,
+    chains_in: Callable[[Family, str], Collection[str]] = list_chain_names,
 ) -> bytes:
     """The table as text; empty when it cannot be listed and, as nft sees it, no unwanted chain of a proxy is there."""
     try:

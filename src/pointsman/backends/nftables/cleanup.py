@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pointsman.backends.contract import CleanupContext, CleanupItem, CleanupStatus
+from pointsman.backends.netfilter.names import TRACE_TABLE
 from pointsman.backends.nftables.batch import Batch, Steps
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
 from pointsman.backends.nftables.inventory import owner_words
 from pointsman.backends.nftables.reader import Reader, TableHead
 from pointsman.backends.nftables.schema import TABLE
 from pointsman.errors import KernelError, NotSupported
-from pointsman.kernel import nft_trace
 from pointsman.kernel.nfnl import NftablesSocket, nftables_message
 from pointsman.model.addresses import Family
 
@@ -37,9 +37,9 @@ def cleanup(_cleaning: CleanupContext) -> Iterator[CleanupItem]:
 
 
 def _trace_removed(socket: NftablesSocket, family: Family) -> Iterator[CleanupItem]:
-    name = f"{traits_of(family).keyword} {nft_trace.TABLE}"
+    name = f"{traits_of(family).keyword} {TRACE_TABLE}"
     try:
-        if nft_trace.remove_leftover(socket, family):
+        if socket.delete_table(traits_of(family).nfproto, TRACE_TABLE):
             yield CleanupItem("table", name)
     except KernelError as error:
         yield CleanupItem("table", name, status=CleanupStatus.KEPT, why=f"a trace is running ({error})")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 
-from pointsman.kernel.nft_matches import NAME_LENGTH
-from pointsman.kernel.nft_rules import TARGETS, unreadable
+from pointsman.machine.nft_matches import NAME_LENGTH
+from pointsman.machine.nft_rules import TARGETS, unreadable
 from pointsman.model import packet_filter as pf
 from pointsman.model.addresses import cidr_from_text, port_from_text
 from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, Match, PacketField

@@ -8,31 +8,15 @@ import msgspec
 
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
-from pointsman.kernel.nfnl import NftablesSocket, attributes_of
-from pointsman.kernel.nft_rules import SetElement, understood, verdict_of
+from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, NftablesSocket, attributes_of
+from pointsman.machine.nft_rules import SetElement, understood, verdict_of
 from pointsman.model.addresses import Family
 from pointsman.model.packet_filter import Deed, FilterChain, FilterRule
 
 HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
-NFPROTO = {Family.IPV4: nf.NFPROTO_IPV4, Family.IPV6: nf.NFPROTO_IPV6}
-FAMILY_WORDS = {nf.NFPROTO_INET: "inet", nf.NFPROTO_IPV4: "ip", nf.NFPROTO_IPV6: "ip6"}
 
 _MOST_CHAINS = 1000
 _LARGEST_SET = 256
-
-
-def chain_names(family: Family, table: str) -> list[str]:
-    """The chains of one table, whoever made it."""
-    socket = NftablesSocket()
-    try:
-        found = map(attributes_of, socket.dump(nf.NFT_MSG_GETCHAIN, NFPROTO[family], b"", "list chains"))
-        return [
-            nla.text_of(chain[nf.NFTA_CHAIN_NAME])
-            for chain in found
-            if nla.text_of(chain.get(nf.NFTA_CHAIN_TABLE, b"")) == table
-        ]
-    finally:
-        socket.close()
 
 
 class ChainReader:
@@ -67,7 +51,7 @@ class ChainReader:
     def rules(self, table: str, chain: str) -> Iterator[FilterRule]:
         """The rules of one chain; `table` comes with its family, as in FilterChain."""
         words, _, name = table.partition(" ")
-        proto = next(number for number, word in FAMILY_WORDS.items() if word == words)
+        proto = next(number for number, word in FAMILY_KEYWORDS.items() if word == words)
         body = nla.text(nf.NFTA_RULE_TABLE, name) + nla.text(nf.NFTA_RULE_CHAIN, chain)
         for answer in self._socket.dump(nf.NFT_MSG_GETRULE, proto, body, f"list rules of {table} {chain}"):
             found = attributes_of(answer)
@@ -93,7 +77,7 @@ class ChainReader:
                 continue
             policy = int.from_bytes(found.get(nf.NFTA_CHAIN_POLICY, b"\1"), "big")
             yield FilterChain(
-                table=f"{FAMILY_WORDS[proto]} {nla.text_of(found.get(nf.NFTA_CHAIN_TABLE, b''))}",
+                table=f"{FAMILY_KEYWORDS[proto]} {nla.text_of(found.get(nf.NFTA_CHAIN_TABLE, b''))}",
                 name=nla.text_of(found[nf.NFTA_CHAIN_NAME]),
                 kind=nla.text_of(found.get(nf.NFTA_CHAIN_TYPE, b"")),
                 hook=HOOKS[number],

@@ -13,8 +13,8 @@ from pointsman.kernel import nf_tables as nf
 from pointsman.kernel import nft_wire as w
 from pointsman.kernel.attributes import u32be
 from pointsman.kernel.nfnl import NftablesSocket
-from pointsman.kernel.nft_chains import ChainReader
-from pointsman.kernel.nft_rules import SetElement, rules_of, understood
+from pointsman.machine.nft_chains import ChainReader
+from pointsman.machine.nft_rules import SetElement, rules_of, understood
 from pointsman.model.addresses import Family
 from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, PacketField
 

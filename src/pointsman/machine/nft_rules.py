@@ -14,7 +14,7 @@ import msgspec
 from pointsman.errors import KernelError
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
-from pointsman.kernel.nft_matches import (
+from pointsman.machine.nft_matches import (
     Loaded,
     compared,
     conntrack_extension,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pointsman.kernel.nft_trace import TraceEvent
+from pointsman.machine.trace import TraceEvent
 from pointsman.model.packet_filter import Deed
 
 

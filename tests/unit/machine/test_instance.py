@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.app.instance import NAME, sole_instance
 from pointsman.errors import Busy
+from pointsman.machine.instance import NAME, sole_instance
 
-IMPORTS = "import os, sys; from pointsman.app.instance import sole_instance\n"
+IMPORTS = "import os, sys; from pointsman.machine.instance import sole_instance\n"
 SERVES = f"{IMPORTS}with sole_instance(sys.argv[1], wait=False): print('serving', flush=True)"
 WAITS = f"{IMPORTS}with sole_instance(sys.argv[1], wait=True) as alone: print('serving', alone, flush=True)"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="making namespaces needs root")
@@ -158,7 +158,7 @@ def test_a_name_whose_holder_does_not_answer_keeps_nobody_from_serving(
 
 @needs_root
 def test_a_holder_that_cannot_be_a_proxy_keeps_nobody_from_serving(name: str) -> None:
-    holds = "import os, sys; from pointsman.app.instance import sole_instance\nos.setuid(65534)\n"
+    holds = "import os, sys; from pointsman.machine.instance import sole_instance\nos.setuid(65534)\n"
     holds += "with sole_instance(sys.argv[1], wait=False): print('serving', flush=True); sys.stdin.read()"
     stranger = subprocess.Popen(
         (sys.executable, "-c", holds, name), stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from pointsman.node.footprint import settle
+from pointsman.machine.footprint import settle
 
 
 class _Ring:

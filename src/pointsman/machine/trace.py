@@ -18,20 +18,19 @@ from typing import Final, Self
 
 import msgspec
 
+from pointsman.backends.netfilter.names import TRACE_TABLE
 from pointsman.errors import Busy, KernelError
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink, nfnl
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel import nft_wire as w
 from pointsman.kernel.netlink import Answer, Message, NetlinkSocket
-from pointsman.kernel.nfnl import BatchRefused, NftablesSocket, nftables_message
-from pointsman.kernel.nft_chains import FAMILY_WORDS, NFPROTO
-from pointsman.kernel.nft_rules import verdict_in
+from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, BatchRefused, NftablesSocket, nftables_message
+from pointsman.machine.nft_rules import verdict_in
 from pointsman.model.addresses import Family, host_port_text
 from pointsman.model.packet_filter import Deed
 from pointsman.model.service import Protocol
 
-TABLE: Final = "pointsman-trace"
 _PRIORITY: Final = -350
 """After fragments were put together, before everything else, `raw` rules included."""
 _HOOKS: Final = {"prerouting": 0, "output": 3}
@@ -82,7 +81,7 @@ class TraceEvent(msgspec.Struct, frozen=True):
     @property
     def ours(self) -> bool:
         """Whether it tells of the table that marks the packets, not of a rule that somebody wrote for them."""
-        return self.table.partition(" ")[2] == TABLE
+        return self.table.partition(" ")[2] == TRACE_TABLE
 
 
 class Tracer:
@@ -110,7 +109,7 @@ class Tracer:
     def close(self) -> None:
         if not self._owned:
             with contextlib.suppress(KernelError):
-                remove_leftover(self._table, self._wanted.family)
+                self._table.delete_table(NFPROTO[self._wanted.family], TRACE_TABLE)
         self._table.close()
         self._events.close()
 
@@ -127,7 +126,7 @@ class Tracer:
 
     def _make_table(self) -> None:
         try:
-            remove_leftover(self._table, self._wanted.family)
+            self._table.delete_table(NFPROTO[self._wanted.family], TRACE_TABLE)
             self._table.commit(self._messages(nf.NFT_TABLE_F_OWNER))
         except BatchRefused as refused:
             if refused.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
@@ -187,18 +186,7 @@ class Tracer:
         return b"".join(parts)
 
 
-_NAME: Final = nla.text(nf.NFTA_TABLE_NAME, TABLE)
-
-
-def remove_leftover(socket: NftablesSocket, family: Family) -> bool:
-    """Remove what a trace left on a kernel that knows no owners; False when there was nothing. Raises KernelError."""
-    try:
-        socket.commit([nftables_message(nf.NFT_MSG_DELTABLE, NFPROTO[family], 0, _NAME)])
-    except BatchRefused as refused:
-        if refused.errno != errno.ENOENT:
-            raise
-        return False
-    return True
+_NAME: Final = nla.text(nf.NFTA_TABLE_NAME, TRACE_TABLE)
 
 
 def _chain(name: str, hook: int) -> bytes:
@@ -219,7 +207,8 @@ def _in_use(error: KernelError) -> KernelError:
     """A table with an owner refuses everybody else; without any privilege the same is said."""
     if error.errno == errno.EPERM:
         return Busy(
-            f"cannot make table {TABLE}: another trace is running, or CAP_NET_ADMIN is missing", errno.EPERM
+            f"cannot make table {TRACE_TABLE}: another trace is running, or CAP_NET_ADMIN is missing",
+            errno.EPERM,
         )
     return error
 
@@ -240,7 +229,7 @@ def event_of(answer: Answer) -> TraceEvent | None:
         deed, target = verdict_in(nla.attributes(found.get(nf.NFTA_TRACE_VERDICT, b"")))
     return TraceEvent(
         packet=_number(found, nf.NFTA_TRACE_ID),
-        table=f"{FAMILY_WORDS.get(answer.payload[0], '?')} {nla.text_of(found.get(nf.NFTA_TRACE_TABLE, b''))}",
+        table=f"{FAMILY_KEYWORDS.get(answer.payload[0], '?')} {nla.text_of(found.get(nf.NFTA_TRACE_TABLE, b''))}",
         chain=nla.text_of(found.get(nf.NFTA_TRACE_CHAIN, b"")),
         handle=_number(found, nf.NFTA_TRACE_RULE_HANDLE),
         deed=deed,

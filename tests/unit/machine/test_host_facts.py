@@ -8,8 +8,8 @@ from pathlib import Path
 from pointsman.errors import NotSupported
 from pointsman.kernel.command import CommandResult
 from pointsman.kernel.sysctl import Sysctls
+from pointsman.machine.host_facts import LinuxHost
 from pointsman.model.addresses import Family
-from pointsman.node.host_look import LinuxHost
 
 
 class NoPrograms:

@@ -12,15 +12,15 @@ from pointsman.backends.netfilter.names import PROXY_TABLE, is_proxy_chain
 from pointsman.errors import KernelError, PointsmanError
 from pointsman.kernel.command import Commands
 from pointsman.kernel.iptables_programs import LEGACY, programs, variants_in_use
-from pointsman.kernel.legacy_chains import chains_of
 from pointsman.kernel.nfnl import NftablesSocket
-from pointsman.kernel.nft_chains import ChainReader
 from pointsman.kernel.rtnl import RouteSocket
 from pointsman.kernel.sysctl import Sysctls
+from pointsman.machine.legacy_chains import chains_of
+from pointsman.machine.nft_chains import ChainReader
+from pointsman.machine.settings import LOOSE_TRACKING
 from pointsman.model.addresses import Family
 from pointsman.model.host import HostFacts, Route
 from pointsman.model.packet_filter import FilterChain
-from pointsman.node.loose_tracking import LOOSE_TRACKING
 
 Chains = dict[tuple[str, str], FilterChain]
 

@@ -20,6 +20,8 @@ CONNTRACK_MAX_LIMIT: Final = 1_048_576
 _HASHSIZE: Final = "/sys/module/nf_conntrack/parameters/hashsize"
 _PREFIX: Final = "net/netfilter/nf_conntrack_"
 _TABLE_SIZE: Final = f"{_PREFIX}max"
+LOOSE_TRACKING: Final = f"{_PREFIX}tcp_loose"
+"""Whether TCP connections are tracked from any packet on, or only from their first."""
 
 
 class HostReport(msgspec.Struct, frozen=True):

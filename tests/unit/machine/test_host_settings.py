@@ -12,7 +12,7 @@ import pytest
 
 from pointsman.config.types import Conntrack
 from pointsman.kernel.sysctl import Sysctls
-from pointsman.node.host_settings import (
+from pointsman.machine.settings import (
     apply_conntrack,
     apply_oom_score,
     conntrack_max,
@@ -120,7 +120,7 @@ def test_a_connection_table_that_is_large_enough_is_not_missed_where_it_cannot_b
     table.write_text(f"{found}\n")
     code = (
         "from pointsman.config.types import Conntrack; from pointsman.kernel.sysctl import Sysctls\n"
-        "from pointsman.node.host_settings import apply_conntrack\n"
+        "from pointsman.machine.settings import apply_conntrack\n"
         "from datetime import timedelta; none = timedelta(0)\n"
         "asked = Conntrack(tcp_established_timeout=none, tcp_close_wait_timeout=none)\n"
         "found = apply_conntrack(asked, Sysctls(root), 8).degraded\n"
@@ -148,7 +148,7 @@ def test_a_score_that_may_not_be_set_is_missed_only_where_nobody_else_saw_to_it(
     score.parent.mkdir(parents=True)
     score.write_text(f"{found}\n")
     code = (
-        "from pointsman.node.host_settings import apply_oom_score\n"
+        "from pointsman.machine.settings import apply_oom_score\n"
         "found = apply_oom_score(-999, root).degraded\n"
     )
     assert _checks_where_nothing_can_be_written(tmp_path, code) == checks
