@@ -11,7 +11,8 @@ from tests.e2e import harness
 from pointsman.config.gates import effective_gates
 from pointsman.lab.netns import Namespace
 from pointsman.obs.registry import Metrics
-from pointsman.serve.http import Listener, routed
+from pointsman.serve.handlers import route
+from pointsman.serve.listeners import Listener
 from pointsman.serve.metrics import Pages, metrics_routes
 
 pytestmark = [
@@ -42,7 +43,7 @@ async def test_profiles_are_for_clients_on_loopback(address: str, status: int) -
         gates=effective_gates({}),
         profiling=True,
     )
-    listener = Listener("metrics server", routed(metrics_routes(Metrics("nftables"), pages)))
+    listener = Listener("metrics server", route(metrics_routes(Metrics("nftables"), pages)))
     await listener.start("0.0.0.0:0")
     url = f"http://{address}:{listener.addresses[0][1]}/debug/pprof/heap"
     async with aiohttp.ClientSession() as session, session.get(url) as answer:

@@ -46,7 +46,7 @@ class Faulty:
     async def run(self) -> None:
         raise self._error
 
-    def apply(self, live: Live) -> None:
+    async def apply(self, live: Live) -> None:
         raise AssertionError("it does not stand long enough")
 
     def leave(self) -> None:
@@ -63,7 +63,7 @@ class Waiting:
         self.runs = True
         await asyncio.Event().wait()
 
-    def apply(self, live: Live) -> None:
+    async def apply(self, live: Live) -> None:
         """Nothing follows from it."""
 
     def leave(self) -> None:
@@ -75,7 +75,7 @@ class Refusing(Waiting):
 
     started = True
 
-    def apply(self, live: Live) -> None:
+    async def apply(self, live: Live) -> None:
         raise ConfigError(["no pod range"])
 
 
@@ -277,6 +277,57 @@ async def test_a_live_change_that_cannot_work_here_is_turned_down(
     config.write()
     await until(lambda: made.reloads.report().error == "")
     assert made.reloads.count == 0, "the first configuration is still the one in force"
+    made.stop()
+    assert await running == 0
+
+
+@pytest.mark.parametrize("field", ["healthzBindAddress", "metricsBindAddress"])
+async def test_a_live_change_to_a_taken_port_is_turned_down_and_the_old_ports_stay_open(
+    config: ConfigFile, flags: list[str], field: str
+) -> None:
+    ports = {"healthzBindAddress": _free_port(), "metricsBindAddress": _free_port()}
+
+    def write(**ports: int) -> None:
+        lines = [f"{name}: 127.0.0.1:{port}" for name, port in ports.items()]
+        config.write("\n".join(["bindAddressHardFail: true", *lines]))
+
+    write(**ports)
+    assembler = Assembler()
+    made = _supervisor(flags, assembler)
+    running = asyncio.create_task(made.run())
+    await until(lambda: bool(assembler.made) and assembler.serving)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        moved = {name: _free_port() for name in ports}
+        write(**{**moved, field: int(holder.getsockname()[1])})
+        await until(lambda: "Address already in use" in made.reloads.report().error)
+    assert not running.done()
+    for port in ports.values():
+        with socket.create_connection(("127.0.0.1", port)):
+            pass
+    write(**moved)
+    await until(lambda: made.reloads.count == 1)
+    for port in moved.values():
+        with socket.create_connection(("127.0.0.1", port)):
+            pass
+    made.stop()
+    assert await running == 0
+    assert len(assembler.made) == 1
+
+
+async def test_a_port_may_move_from_one_address_to_all(config: ConfigFile, flags: list[str]) -> None:
+    port = _free_port()
+    hard = "bindAddressHardFail: true\nhealthzBindAddress: 127.0.0.1:%d\nmetricsBindAddress: %s:%d"
+    config.write(hard % (_free_port(), "127.0.0.1", port))
+    assembler = Assembler()
+    made = _supervisor(flags, assembler)
+    running = asyncio.create_task(made.run())
+    await until(lambda: bool(assembler.made) and assembler.serving)
+    config.write(config.text.replace(f"127.0.0.1:{port}", f"0.0.0.0:{port}").partition("mode: toy\n")[2])
+    await until(lambda: made.reloads.count == 1)
+    with socket.create_connection(("127.0.0.2", port)):
+        pass
     made.stop()
     assert await running == 0
 

@@ -23,6 +23,7 @@ from pointsman.config.gates import effective_gates
 from pointsman.config.log_settings import log_settings
 from pointsman.config.reload import Live
 from pointsman.config.types import KubeProxyConfiguration
+from pointsman.errors import ConfigError
 from pointsman.explain.packets import ClientKind
 from pointsman.explain.report import Explanation
 from pointsman.explain.target import Target
@@ -63,7 +64,6 @@ class Running(msgspec.Struct):
     servers: Servers
     host: Host
     inspector: Inspector
-    rebind: asyncio.Event
 
     @property
     def started(self) -> bool:
@@ -72,7 +72,7 @@ class Running(msgspec.Struct):
     async def run(self) -> None:
         """Until cancelled; raises what cannot be gone on with."""
         proxy = self.proxy
-        work = [proxy.run(), self._follow_bind_addresses()]
+        work = [proxy.run()]
         if self.options.service_metrics:
             reading = ServiceMetrics(proxy.metrics, self.options.service_metrics_limit)
             work.append(reading.run(proxy.families.values()))
@@ -91,25 +91,24 @@ class Running(msgspec.Struct):
 
         await SelfProbe(self.proxy, by_family, explain).run()
 
-    def apply(self, live: Live) -> None:
-        """Take over a configuration that needs no new proxy; raises ConfigError, with nothing changed, when it cannot work here."""
+    async def apply(self, live: Live) -> None:
+        """Apply a configuration that needs no new proxy; raises ConfigError or BindFailed, with nothing changed, when it cannot work here."""
         setup = modes.setup_of(live.options, self.choice.mode.name)
-        self.proxy.apply_config(setup.config)
+        previous = self.proxy.config
+        await self.servers.rebind(setup.config)
+        try:
+            self.proxy.apply_config(setup.config)
+        except ConfigError:
+            await self.servers.rebind(previous)
+            raise
         self.choice = self.choice._replace(setup=setup)
         configure(log_settings(setup.config.logging))
         if live.touches("conntrack", "oomScoreAdj"):
             self.host.prepare(self.choice, self.proxy.degraded)
-        self.rebind.set()
 
     def leave(self) -> None:
         """Turn load balancers away; everything else goes on."""
         self.proxy.health.leave()
-
-    async def _follow_bind_addresses(self) -> None:
-        while True:
-            await self.rebind.wait()
-            self.rebind.clear()
-            await self.servers.rebind(self.proxy.config)
 
 
 async def first_ended(*work: Coroutine[Any, Any, Any]) -> None:
@@ -200,7 +199,7 @@ async def assembled(
         closing.push_async_callback(proxy.close)
         announce(options, mode, recorder)
         await servers.start(config)
-        yield Running(choice, options, proxy, servers, host, inspector, rebind=asyncio.Event())
+        yield Running(choice, options, proxy, servers, host, inspector)
 
 
 def _metrics(mode: Mode, reloads: ReloadRecord) -> Metrics:

@@ -18,7 +18,8 @@ from pointsman.node.proxy import Proxy
 from pointsman.node.surroundings import Recorder
 from pointsman.obs.log import recent_lines, set_verbosity
 from pointsman.serve.control import ControlServer
-from pointsman.serve.http import BindFailed, Listener, routed
+from pointsman.serve.handlers import route
+from pointsman.serve.listeners import BindFailed, Listener
 from pointsman.serve.messages import Request, Response, text_response
 from pointsman.serve.metrics import Pages, description_routes, health_routes, metrics_routes
 from pointsman.serve.page import page_routes
@@ -68,7 +69,7 @@ class Servers:
 
         self._health = Listener(
             "health server",
-            routed(health_routes(proxy.health, proxy.metrics, proxy.readiness.checks)),
+            route(health_routes(proxy.health, proxy.metrics, proxy.readiness.checks)),
             hard_fail=config.bind_address_hard_fail,
             on_bind_failure=failed("health server", "FailedToStartProxierHealthcheck"),
             on_settled=partial(taken.settled, "health server"),
@@ -76,7 +77,7 @@ class Servers:
         )
         self._metrics = Listener(
             "metrics server",
-            routed(metrics_routes(proxy.metrics, pages)),
+            route(metrics_routes(proxy.metrics, pages)),
             hard_fail=config.bind_address_hard_fail,
             on_bind_failure=failed("metrics server", "FailedToStartMetricServer"),
             on_settled=partial(taken.settled, "metrics server"),
@@ -99,9 +100,20 @@ class Servers:
             await self._control.start()
 
     async def rebind(self, config: KubeProxyConfiguration) -> None:
+        """Listen where this configuration says.
+
+        Raises BindFailed, with both ports where they were, when it says bindAddressHardFail and one cannot be opened.
+        """
+        previous = self._health.address, self._health.hard_fail
         self._health.hard_fail = self._metrics.hard_fail = config.bind_address_hard_fail
-        await self._health.rebind(config.healthz_bind_address)
-        await self._metrics.rebind(config.metrics_bind_address)
+        try:
+            await self._health.rebind(config.healthz_bind_address)
+            await self._metrics.rebind(config.metrics_bind_address)
+        except BindFailed:
+            address, self._health.hard_fail = previous
+            self._metrics.hard_fail = self._health.hard_fail
+            await self._health.rebind(address)
+            raise
 
     async def stop(self) -> None:
         await self._health.stop()

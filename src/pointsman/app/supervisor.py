@@ -21,6 +21,7 @@ from pointsman.app.reload_record import ReloadRecord
 from pointsman.config.command_line import RunOptions, parse_run
 from pointsman.config.log_settings import log_settings
 from pointsman.config.reload import Live, Nothing, Rejected, Restart, decide
+from pointsman.daemon_thread import in_daemon_thread
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.kernel.path_watch import path_changes
 from pointsman.machine.instance import sole_instance
@@ -41,10 +42,10 @@ class Assembled(Protocol):
         """Everything it waits for has come, and this node can be served."""
 
     async def run(self) -> None:
-        """Until cancelled; raises what cannot be gone on with."""
+        """Run until cancelled; raises fatal errors."""
 
-    def apply(self, live: Live) -> None:
-        """Take over a configuration that needs no new proxy; raises ConfigError, with nothing changed, when it cannot work here."""
+    async def apply(self, live: Live) -> None:
+        """Apply a configuration that needs no new proxy; raises PointsmanError, with nothing changed, when it cannot work here."""
 
     def leave(self) -> None:
         """Turn load balancers away; everything else goes on."""
@@ -77,8 +78,8 @@ class Supervisor:
         """What served before a restart, for as long as no proxy has served since."""
         self._leaving = False
         """Told to end, and load balancers are given time to stop choosing this node."""
-        self._unread_change = False
-        """The file may have changed while no proxy stood."""
+        self._reread = asyncio.Event()
+        """The configuration may have changed since it was last read."""
 
     def stop(self) -> None:
         """End soon; the rules stay in the kernel."""
@@ -101,7 +102,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.leave)
         loop.add_signal_handler(signal.SIGINT, self.stop)
-        loop.add_signal_handler(signal.SIGHUP, self._follow_configuration)
+        loop.add_signal_handler(signal.SIGHUP, self._reread.set)
         watching = loop.create_task(self._watch_configuration())
         try:
             while not self._stop.is_set():
@@ -136,9 +137,12 @@ class Supervisor:
             if self._leaving:
                 running.leave()
             try:
-                if self._unread_change:
-                    self._follow_configuration()
-                await first_ended(running.run(), self._stop.wait(), self._restart.wait())
+                await first_ended(
+                    running.run(),
+                    self._stop.wait(),
+                    self._restart.wait(),
+                    self._follow_configuration(running),
+                )
             finally:
                 self._running = None
                 if running.started and not self._restart.is_set():
@@ -156,26 +160,29 @@ class Supervisor:
         if self._options.config_file is None:
             return
         changes = path_changes(self._options.config_file)
-        self._follow_configuration()
+        self._reread.set()
         async for _ in changes:
-            try:
-                self._follow_configuration()
-            except Exception as error:  # noqa: BLE001 the next change of the file must be heard, too
-                _log.exception("Internal error while reading the configuration again", err=error)
+            self._reread.set()
 
-    def _follow_configuration(self) -> None:
-        """Read the configuration again and do what it asks for, or keep the old one when it is bad."""
-        if self._running is None or self._restart.is_set():
-            self._unread_change = True
-            return
-        self._unread_change = False
-        running, decision = self._running, decide(self._options, self._found())
+    async def _follow_configuration(self, running: Assembled) -> None:
+        """Read the configuration whenever it may have changed, and do what it asks for."""
+        while True:
+            await self._reread.wait()
+            self._reread.clear()
+            try:
+                await self._reload(running)
+            except Exception as error:  # noqa: BLE001  the next change of the file must still be read
+                _log.exception("Internal error while reading the configuration", err=error)
+
+    async def _reload(self, running: Assembled) -> None:
+        # A file system that does not answer holds up neither the event loop nor the end of the process.
+        decision = decide(self._options, await in_daemon_thread(self._read, "read configuration"))
         if isinstance(decision, Live):
-            decision = self._applied(decision, running)
+            decision = await self._apply(decision, running)
         self.reloads.decided(decision)
         match decision:
             case Rejected(reason=reason):
-                _log.error("The new configuration is not used, the old one stays", err=reason)
+                _log.error("New configuration rejected, keeping the old one", err=reason)
             case Nothing(options=options):
                 self._options = options
             case Live(options=options, changes=changes):
@@ -188,16 +195,16 @@ class Supervisor:
                 self._options = options
                 self._restart.set()
 
-    def _found(self) -> RunOptions | ConfigError:
+    def _read(self) -> RunOptions | ConfigError:
         try:
             return self._read_again()
         except ConfigError as error:
             return error
 
-    def _applied(self, live: Live, running: Assembled) -> Live | Rejected:
+    async def _apply(self, live: Live, running: Assembled) -> Live | Rejected:
         try:
-            running.apply(live)
-        except ConfigError as error:
+            await running.apply(live)
+        except PointsmanError as error:
             return Rejected(str(error))
         for warning in live.options.warnings:
             if warning not in self._options.warnings:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pointsman.config.mode_table import MODES
 from pointsman.kernel.sysctl import Degraded
 from pointsman.node.degraded import PORTS, DegradedChecks
-from pointsman.serve.http import BindFailed, bind_parts
+from pointsman.serve.listeners import BindFailed, parse_bind_address
 
 _ANSWER_SECONDS = 2.0
 _LARGEST_ANSWER = 4096
@@ -55,7 +55,7 @@ class TakenPorts:
 
 async def proxy_mode_at(address: str) -> str:
     """The mode of the proxy whose metrics port this is; empty when none answers there."""
-    host, port = bind_parts(address)
+    host, port = parse_bind_address(address)
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(_ANSWER_SECONDS):
             reader, writer = await asyncio.open_connection(_ON_LOOPBACK.get(host, host), port)

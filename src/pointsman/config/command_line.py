@@ -31,7 +31,7 @@ from pointsman.config.mode_table import IPTABLES
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.config.validate import ROOT, validation_problems
 from pointsman.errors import ConfigError
-from pointsman.files import CONTROL_SOCKET, RUN_DIRECTORY
+from pointsman.files import CONTROL_SOCKET, RUN_DIRECTORY, read_file
 from pointsman.model.addresses import (
     Family,
     address_from_text,
@@ -50,6 +50,8 @@ from pointsman.model.balancing import (
 )
 
 KUBE_PROXY = "kube-proxy"
+MAX_FILE_BYTES = 4 << 20
+"""Of a configuration file; a ConfigMap holds 1 MiB at most."""
 _MIN_SYNC_PERIOD_OF_FLAGS = timedelta(seconds=1)
 
 
@@ -189,9 +191,9 @@ def _from_file(flags: Mapping[str, Any], problems: list[str], warnings: list[str
     """The file's configuration with the logging flags on top."""
     name = flags["config"]
     try:
-        data = Path(name).read_bytes()
-    except (OSError, ValueError) as unreadable:
-        reason = getattr(unreadable, "strerror", None) or str(unreadable)
+        data = read_file(Path(name), MAX_FILE_BYTES)
+    except OSError as unreadable:
+        reason = unreadable.strerror or str(unreadable)
         raise ConfigError([f"--config: cannot read {name}: {reason}"]) from unreadable
     try:
         loaded = load(data)

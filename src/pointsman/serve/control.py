@@ -15,7 +15,7 @@ from typing import Final
 
 from pointsman.obs.log import get_log
 from pointsman.serve.connections import Connections
-from pointsman.serve.http import limited, routed
+from pointsman.serve.handlers import route, with_deadline
 from pointsman.serve.messages import Handler, Request, Response, text_response
 from pointsman.serve.server import HttpServer
 
@@ -35,7 +35,7 @@ class ControlServer:
     ) -> None:
         self.path = path
         self._connections = Connections() if connections is None else connections
-        self._handler = limited(_require_root(routed(routes)), REQUEST_SECONDS)
+        self._handler = with_deadline(_require_root(route(routes)), REQUEST_SECONDS)
         self._server: HttpServer | None = None
         self._inode = 0
 

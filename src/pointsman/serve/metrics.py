@@ -8,7 +8,7 @@ import msgspec
 
 from pointsman.config.gates import FeatureGates
 from pointsman.obs.registry import CONTENT_TYPE, Metrics
-from pointsman.serve.guards import by_address
+from pointsman.serve.handlers import require_address
 from pointsman.serve.health import ProxyHealth
 from pointsman.serve.messages import Handler, Request, Response, reply, text_response
 from pointsman.serve.profiling import profiling_routes
@@ -92,11 +92,11 @@ def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
         "/healthz": healthz,
         "/healthz/ping": ping,
         "/proxyMode": proxy_mode,
-        "/configz": by_address(described["/configz"]),
+        "/configz": require_address(described["/configz"]),
         **pages.extra,
     }
     if pages.gates.enabled("ComponentFlagz"):
-        routes["/flagz"] = by_address(described["/flagz"])
+        routes["/flagz"] = require_address(described["/flagz"])
     if pages.profiling:
         routes |= profiling_routes(pages.set_verbosity)
     if pages.gates.enabled("ComponentStatusz"):
@@ -105,5 +105,5 @@ def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
         async def statusz_page(_request: Request) -> Response:
             return text_response(statusz())
 
-        routes["/statusz"] = by_address(statusz_page)
+        routes["/statusz"] = require_address(statusz_page)
     return routes

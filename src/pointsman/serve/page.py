@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from pointsman.serve.guards import by_address, on_loopback
+from pointsman.serve.handlers import require_address, require_loopback
 from pointsman.serve.messages import Handler, Request, Response, reply
 
 _FILES: Final = Path(__file__).with_name("page_files")
@@ -34,7 +34,7 @@ def page_routes(data: Mapping[str, Handler]) -> dict[str, Handler]:
         return reply(body, "text/html; charset=utf-8", headers=headers)
 
     guarded = {
-        path: by_address(handler) if path == "/status.json" else on_loopback(handler)
+        path: require_address(handler) if path == "/status.json" else require_loopback(handler)
         for path, handler in data.items()
     }
     return {"/": page, **guarded}

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-from pointsman.serve.guards import on_loopback
+from pointsman.serve.handlers import require_loopback
 from pointsman.serve.messages import Handler, Request, Response, text_response
 
 _SAMPLE_SECONDS: Final = 0.01
@@ -76,7 +76,7 @@ def profiling_routes(set_verbosity: Callable[[int], None]) -> dict[str, Handler]
         "/debug/pprof/cmdline": cmdline,
         "/debug/flags/v": verbosity,
     }
-    return {path: on_loopback(handler) for path, handler in routes.items()}
+    return {path: require_loopback(handler) for path, handler in routes.items()}
 
 
 def _collapsed(frame: FrameType | None) -> str:

@@ -16,7 +16,8 @@ import msgspec
 
 from pointsman.obs.log import get_log
 from pointsman.serve.connections import Connections
-from pointsman.serve.http import limited, open_socket
+from pointsman.serve.handlers import with_deadline
+from pointsman.serve.listeners import open_socket
 from pointsman.serve.messages import Request, Response, reply
 from pointsman.serve.server import HttpServer
 
@@ -60,7 +61,7 @@ class _Port:
     ) -> None:
         self.service = service
         self._proxy_healthy = proxy_healthy
-        self.server = HttpServer(limited(self._answer), connections)
+        self.server = HttpServer(with_deadline(self._answer), connections)
 
     async def _answer(self, _request: Request) -> Response:
         return health_answer(self.service, self._proxy_healthy())

@@ -22,7 +22,8 @@ from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, Se
 from pointsman.node.inspector import Inspector
 from pointsman.report.status import ReloadReport
 from pointsman.serve.control import ControlServer
-from pointsman.serve.http import Listener, routed
+from pointsman.serve.handlers import route
+from pointsman.serve.listeners import Listener
 from pointsman.serve.page import page_routes
 
 
@@ -109,7 +110,7 @@ class LiveProxy:
         running = asyncio.create_task(assembly.proxy.run())
         inspector = Inspector(assembly.proxy, lambda: self.reload, ClearHost())
         control = ControlServer(self.socket, control_routes(inspector))
-        listener = Listener("page", routed(page_routes(page_data_routes(inspector))))
+        listener = Listener("page", route(page_routes(page_data_routes(inspector))))
         try:
             assert await control.start()
             await listener.start("127.0.0.1:0")

@@ -1,11 +1,12 @@
 """Flags, file and defaults together: who wins, what is warned about, what is refused."""
 
+import os
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from pointsman.config.command_line import RunOptions, parse_run
+from pointsman.config.command_line import MAX_FILE_BYTES, RunOptions, parse_run
 from pointsman.config.flag_table import FLAGS
 from pointsman.config.flags import flags_document, flags_help, flagz
 from pointsman.config.goflags import Kind
@@ -347,3 +348,12 @@ def test_probe_addresses_are_checked(addresses: str, message: str) -> None:
         "192.0.2.1",
         "2001:db8::1",
     )
+
+
+def test_a_configuration_file_has_a_limit_and_must_be_a_regular_file(tmp_path: Path) -> None:
+    large = tmp_path / "large.yaml"
+    large.write_text(HEADER + "#" * MAX_FILE_BYTES)
+    assert problems(f"--config={large}") == (f"--config: cannot read {large}: larger than 4 MiB",)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert problems(f"--config={fifo}") == (f"--config: cannot read {fifo}: not a regular file",)

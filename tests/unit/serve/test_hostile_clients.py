@@ -15,7 +15,7 @@ from tests.unit.serve.client import Client, asking, connected, echo, statuses, t
 
 from pointsman.serve.connection import MAX_BODY_BYTES, MAX_HEAD_BYTES
 from pointsman.serve.connections import Connections, ErrorLog, HttpError
-from pointsman.serve.http import Listener
+from pointsman.serve.listeners import Listener
 from pointsman.serve.messages import Handler, Request, Response, text_response
 
 CHUNKED = b"PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"

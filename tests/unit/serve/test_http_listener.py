@@ -13,7 +13,8 @@ import aiohttp
 import pytest
 
 from pointsman.serve.connections import Connections, ErrorLog, HttpError
-from pointsman.serve.http import BindFailed, Listener, bind_parts, limited, open_socket, routed
+from pointsman.serve.handlers import route, with_deadline
+from pointsman.serve.listeners import BindFailed, Listener, open_socket, parse_bind_address
 from pointsman.serve.messages import Request, Response, text_response
 from pointsman.serve.server import HttpServer
 
@@ -22,7 +23,7 @@ async def hello(_request: Request) -> Response:
     return text_response("hello")
 
 
-HANDLER = routed({"/hello": hello})
+HANDLER = route({"/hello": hello})
 
 
 def noted_in(failures: list[str]) -> Callable[[BindFailed], Awaitable[None]]:
@@ -150,7 +151,7 @@ async def test_a_handler_past_its_deadline_is_answered_503() -> None:
         await asyncio.Event().wait()
         return text_response("never")
 
-    listener = Listener("test", limited(slow, 0.01))
+    listener = Listener("test", with_deadline(slow, 0.01))
     await listener.start("127.0.0.1:0")
     assert (await get(*listener.addresses[0]))[0] == 503
     await listener.stop()
@@ -252,12 +253,12 @@ async def test_a_connection_without_a_request_is_ended() -> None:
 )
 def test_an_unreadable_bind_address_says_what_is_wrong(address: str) -> None:
     with pytest.raises(BindFailed, match="bind address"):
-        bind_parts(address)
+        parse_bind_address(address)
 
 
 def test_bind_addresses_split_into_host_and_port() -> None:
-    assert bind_parts("[::1]:10249") == ("::1", 10249)
-    assert bind_parts("0.0.0.0:10256") == ("0.0.0.0", 10256)
+    assert parse_bind_address("[::1]:10249") == ("::1", 10249)
+    assert parse_bind_address("0.0.0.0:10256") == ("0.0.0.0", 10256)
 
 
 async def test_a_connection_that_arrives_while_the_server_closes_ends_without_an_error() -> None:

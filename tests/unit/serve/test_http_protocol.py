@@ -16,7 +16,7 @@ from tests.unit.serve.client import Client, asking, echo, statuses, talking, und
 
 from pointsman.serve.connection import format_http_date
 from pointsman.serve.connections import Closable, Connections, ErrorLog, HttpError
-from pointsman.serve.http import open_socket
+from pointsman.serve.listeners import open_socket
 from pointsman.serve.messages import Request, Response, text_response
 from pointsman.serve.server import HttpServer
 

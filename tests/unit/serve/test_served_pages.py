@@ -11,8 +11,9 @@ from pointsman.config.gates import FeatureGates, effective_gates
 from pointsman.model.addresses import Family
 from pointsman.model.objects import Meta, Node
 from pointsman.obs.registry import Metrics
+from pointsman.serve.handlers import route
 from pointsman.serve.health import ProxyHealth
-from pointsman.serve.http import Listener, routed
+from pointsman.serve.listeners import Listener
 from pointsman.serve.messages import Handler, Request, Response, text_response
 from pointsman.serve.metrics import Pages, health_routes, metrics_routes
 from pointsman.serve.zpages import flags_page, status_page, uptime_text
@@ -48,7 +49,7 @@ async def asked(
     host: str = "",
 ) -> list[tuple[int, Mapping[str, str], str]]:
     """Serve the routes and ask for each path in turn."""
-    listener = Listener("test", routed(routes))
+    listener = Listener("test", route(routes))
     await listener.start(bind)
     address, port = listener.addresses[0]
     headers = {"Host": host} if host else {}
@@ -200,7 +201,7 @@ async def test_verbosity_is_set_by_put_and_bad_values_are_refused() -> None:
 async def test_profiles_are_served_on_loopback_of_either_family(bind: str) -> None:
     routes = metrics_routes(Metrics("nftables"), pages(profiling=True))
     host_free = "127.0.0.1" if bind == "[::]:0" else None
-    listener = Listener("test", routed(routes))
+    listener = Listener("test", route(routes))
     await listener.start(bind)
     host, port = listener.addresses[0]
     host = host_free or (f"[{host}]" if ":" in host else host)

@@ -1,7 +1,7 @@
-"""Ports that follow the configuration, and what leads from a port to the handler of a path.
+"""Listening sockets, and ports that follow the configuration.
 
 A port that cannot be bound is tried again every five seconds, because the usual cause (the previous proxy still
-stopping) goes away by itself; with bindAddressHardFail it is fatal instead.
+stopping) goes away by itself. With bindAddressHardFail it is fatal at start, and a reload that asks for it is rejected.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from pointsman.errors import PointsmanError
 from pointsman.model.addresses import address_from_text, port_from_text, split_host_port
 from pointsman.obs.log import get_log
 from pointsman.serve.connections import RESERVED_DESCRIPTORS, Connections, descriptor_limit
-from pointsman.serve.messages import Handler, Request, Response, text_response
+from pointsman.serve.handlers import with_deadline
+from pointsman.serve.messages import Handler
 from pointsman.serve.server import HttpServer
 
 RETRY_SECONDS: Final = 5.0
-REQUEST_SECONDS: Final = 10.0
 _BACKLOG: Final = 4096
 """As long as Go's: a flood of new connections must not make the kernel drop those of probes."""
 
@@ -37,12 +37,12 @@ class BindFailed(PointsmanError):
         self.address = address
 
 
-async def _nobody_listens(_failure: BindFailed) -> None:
-    """For a listener whose owner does not ask."""
+async def _ignore_failure(_failure: BindFailed) -> None:
+    """Do nothing."""
 
 
-def bind_parts(address: str) -> tuple[str, int]:
-    """Host and port of a bind address; raises BindFailed when it is none."""
+def parse_bind_address(address: str) -> tuple[str, int]:
+    """Return host and port of a bind address; raises BindFailed when it is not one."""
     host, text = split_host_port(address) or ("", "")
     port = port_from_text(text)
     if port is None:
@@ -53,23 +53,23 @@ def bind_parts(address: str) -> tuple[str, int]:
 
 
 def open_socket(host: str, port: int, *, only_family: bool = False) -> socket.socket:
-    """A listening socket. A wildcard means both families, as in Go, unless `only_family`."""
+    """Open a listening socket. A wildcard means both families, as in Go, unless `only_family`."""
     packed = address_from_text(host) if host else bytes(4)
     if packed is None:
         raise BindFailed(f"cannot listen on {host!r}: not an IP address")
     wildcard = not any(packed)
     if wildcard and not only_family:
         try:
-            return _listening(socket.AF_INET6, "::", port, v6only=False)
+            return _open_listening(socket.AF_INET6, "::", port, v6only=False)
         except OSError as error:
             if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                 raise
-            return _listening(socket.AF_INET, "", port, v6only=False)
+            return _open_listening(socket.AF_INET, "", port, v6only=False)
     family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
-    return _listening(family, socket.inet_ntop(family, packed), port, v6only=True)
+    return _open_listening(family, socket.inet_ntop(family, packed), port, v6only=True)
 
 
-def _listening(family: socket.AddressFamily, host: str, port: int, *, v6only: bool) -> socket.socket:
+def _open_listening(family: socket.AddressFamily, host: str, port: int, *, v6only: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if sock.fileno() >= descriptor_limit() - RESERVED_DESCRIPTORS:
@@ -86,31 +86,6 @@ def _listening(family: socket.AddressFamily, host: str, port: int, *, v6only: bo
     return sock
 
 
-def routed(routes: Mapping[str, Handler]) -> Handler:
-    """A handler for exact paths; anything else is 404, with Go's wording."""
-
-    async def dispatch(request: Request) -> Response:
-        handler = routes.get(request.path)
-        if handler is None:
-            return text_response("404 page not found\n", 404)
-        return await handler(request)
-
-    return dispatch
-
-
-def limited(handler: Handler, seconds: float = REQUEST_SECONDS) -> Handler:
-    """The handler with a deadline, answering 503 when it is missed."""
-
-    async def bounded(request: Request) -> Response:
-        try:
-            async with asyncio.timeout(seconds):
-                return await handler(request)
-        except TimeoutError:
-            return text_response("the answer took too long\n", 503)
-
-    return bounded
-
-
 class Listener:
     """Keeps one handler reachable at one bind address, which may change while running."""
 
@@ -120,12 +95,12 @@ class Listener:
         handler: Handler,
         *,
         hard_fail: bool = False,
-        on_bind_failure: Callable[[BindFailed], Awaitable[None]] = _nobody_listens,
+        on_bind_failure: Callable[[BindFailed], Awaitable[None]] = _ignore_failure,
         on_settled: Callable[[bool], None] = lambda _listens: None,
         connections: Connections | None = None,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """`on_bind_failure` hears of every failed attempt, `on_settled` of their end: whether it listens, or need not."""
+        """`on_bind_failure` is called after every failed attempt, `on_settled` when they end, with whether it listens."""
         self._name, self._handler = name, handler
         self.hard_fail = hard_fail
         self._on_bind_failure, self._on_settled = on_bind_failure, on_settled
@@ -147,7 +122,7 @@ class Listener:
         return self._server.addresses if self._server else ()
 
     async def start(self, address: str) -> None:
-        """Listen; an empty address means this server is switched off.
+        """Listen; an empty address means that this server is switched off.
 
         Raises BindFailed only with hard_fail; otherwise a failure is reported and retried in the background.
         """
@@ -155,7 +130,7 @@ class Listener:
         if not address:
             return
         try:
-            await self._listen()
+            self._serve(self._open(address))
         except BindFailed as failure:
             await self._report(failure)
             if self.hard_fail:
@@ -163,10 +138,25 @@ class Listener:
             self._retry = asyncio.create_task(self._keep_trying(), name=f"bind {self._name}")
 
     async def rebind(self, address: str) -> None:
-        """Move to another address; the same one is left alone."""
-        if address != self._address:
+        """Move to another address; the same one is left alone.
+
+        Raises BindFailed only with hard_fail, and then listens where it did before.
+        """
+        previous = self._address
+        if address == previous:
+            return
+        if not self.hard_fail or not address or _has_same_port(address, previous):
             await self.stop()
-            await self.start(address)
+            try:
+                await self.start(address)
+            except BindFailed:
+                await self.start(previous)
+                raise
+        else:
+            sock = self._open(address)
+            await self.stop()
+            self._address = address
+            self._serve(sock)
 
     async def stop(self) -> None:
         self._address = ""
@@ -175,35 +165,37 @@ class Listener:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._retry
             self._retry = None
-            self._settled(listens=False)
+            self._settle(listens=False)
         if self._server is not None:
             await self._server.close()
             self._server = None
 
-    async def _listen(self) -> None:
-        host, port = bind_parts(self._address)
+    def _open(self, address: str) -> socket.socket:
+        host, port = parse_bind_address(address)
         try:
-            sock = open_socket(host, port)
+            return open_socket(host, port)
         except OSError as error:
             raise BindFailed(
-                f"failed to start {self._name} on {self._address}: {error.strerror}; "
+                f"failed to start {self._name} on {address}: {error.strerror}; "
                 "is another proxy still running, or the address not on this node?",
-                self._address,
+                address,
             ) from error
-        self._server = HttpServer(limited(self._handler), self._connections)
+
+    def _serve(self, sock: socket.socket) -> None:
+        self._server = HttpServer(with_deadline(self._handler), self._connections)
         self._server.serve([sock])
 
     async def _keep_trying(self) -> None:
         while True:
             await asyncio.sleep(self._retry_seconds)
             try:
-                await self._listen()
+                self._serve(self._open(self._address))
             except BindFailed as failure:
                 await self._report(failure)
             else:
-                _log.info("Listening after all", server=self._name, address=self._address)
+                _log.info("Listening (retry succeeded)", server=self._name, address=self._address)
                 self._retry = None
-                self._settled(listens=True)
+                self._settle(listens=True)
                 return
 
     async def _report(self, failure: BindFailed) -> None:
@@ -212,6 +204,11 @@ class Listener:
             _log.error("Cannot listen", server=self._name, address=self._address, err=failure)
         await self._on_bind_failure(failure)
 
-    def _settled(self, *, listens: bool) -> None:
+    def _settle(self, *, listens: bool) -> None:
         self._last_failure = ""
         self._on_settled(listens)
+
+
+def _has_same_port(address: str, other: str) -> bool:
+    """Whether one of these addresses may have to be closed before the other can be opened."""
+    return bool(other) and parse_bind_address(address)[1] == parse_bind_address(other)[1]
