@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.factory import endpoint_slice, service
 
 from pointsman.model.addresses import Family
-from pointsman.model.balancing import BalancingDefaults, Scheduler
+from pointsman.model.balancing import BalancingDefaults, Capabilities, Scheduler
 from pointsman.model.endpoint import Identity
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.model.shares import (
@@ -198,8 +198,8 @@ def test_nobody_starts_slowly_while_nobody_else_serves() -> None:
 def test_services_that_do_not_ask_have_no_shares_to_adjust() -> None:
     for asked, balancing in (
         ({}, {}),
-        ({"slow-start": "30s"}, {"adjusts": False}),
-        ({"scheduler": "least-connections"}, {"adjusts": False}),
+        ({"slow-start": "30s"}, {"capabilities": Capabilities()}),
+        ({"scheduler": "least-connections"}, {"capabilities": Capabilities()}),
         ({"slow-start": "0s"}, {"slow_start": 30}),
     ):
         tracker = tracking(asked, **balancing)
