@@ -1,12 +1,14 @@
-"""Who owns a contested address: an index from (address, protocol, port) to the service ports that claim it.
+"""Ownership of contested addresses: an index from (address, protocol, port) to the service ports that claim it.
 
-Anyone who may create Services can name any external IP (CVE-2020-8554), and manifests may repeat an address.
-The outcome must not depend on event order: cluster IPs beat everything else, at every port, then the older Service,
-then the smaller name. A loser keeps its other frontends and gets the address as soon as the winner lets go.
+Everyone who may create Services can name any external IP (CVE-2020-8554), and manifests may repeat an address.
+The outcome never depends on event order. Cluster IPs take precedence over everything else, at every port, then the older
+Service, then the smaller name. A service port that loses a claim keeps its other frontends, and gets the address as soon
+as the owner releases it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
@@ -21,106 +23,112 @@ _Key = TypeVar("_Key")
 
 
 class Winner(NamedTuple):
-    """Who has what somebody else claims."""
+    """The owner of a contested address."""
 
     name: ServicePortName
     has_address: bool = False
-    """It is the winner's cluster IP, which is its own at every port."""
+    """It is the cluster IP of the owner, at every port."""
 
 
 class ClaimIndex:
-    """Claims of all service ports of one IP family."""
+    """Claims of all service ports of one IP family.
+
+    Replacing a claim costs the logarithm of the number of its contenders. All of them are named only when the owner
+    changed, once per `take_affected`, however many were replaced before.
+    """
 
     def __init__(self) -> None:
         self._claims = _Contenders[Claim]()
         self._cluster_ips = _Contenders[bytes]()
-        self._outside = _Contenders[bytes]()
-        """External and balancer addresses: they are lost to a Service that has one as its cluster IP."""
-        self._held: dict[ServicePortName, ServicePort] = {}
-        """What claims are made for; they follow from it, and are not kept a second time."""
+        self._external = _Contenders[bytes]()
+        """External and load-balancer addresses: they are lost to a Service that has one as its cluster IP."""
 
-    def update(self, name: ServicePortName, port: ServicePort | None) -> set[ServicePortName]:
-        """Replace the claims of `name`; returns the other service ports whose outcome may have changed."""
-        held = self._held.get(name)
-        if port == held:
-            return set()
-        new, old = _claims_of(port), _claims_of(held)
-        touched: set[ServicePortName] = set()
-        for claim, rank in old.items():
-            if new.get(claim) != rank:
-                touched |= self._remove(claim, rank)
-        for claim, rank in new.items():
-            if old.get(claim) != rank:
-                touched |= self._add(claim, rank)
-        if port is not None:
-            self._held[name] = port
-        else:
-            del self._held[name]
-        touched.discard(name)
-        return touched
+    def replace(self, old: ServicePort | None, new: ServicePort | None) -> None:
+        """Replace the claims of a service port; None where it did not exist or does not exist any more."""
+        if old == new:
+            return
+        before, after = _claims_of(old), _claims_of(new)
+        for claim, rank in before.items():
+            if after.get(claim) != rank:
+                self._claims.remove(claim, rank)
+                if claim[0]:
+                    self._by_address(rank).remove(claim[0], rank)
+        for claim, rank in after.items():
+            if before.get(claim) != rank:
+                self._claims.add(claim, rank)
+                if claim[0]:
+                    self._by_address(rank).add(claim[0], rank)
 
-    def lost(self, name: ServicePortName) -> dict[Claim, Winner]:
-        """The claims of `name` that somebody else has won, with the winner."""
-        beaten: dict[Claim, Winner] = {}
-        for claim, rank in _claims_of(self._held.get(name)).items():
-            owners = self._cluster_ips.of(claim[0]) if rank[0] == _ORDINARY else ()
-            if owners and all(owner[2].key != name.key for owner in owners):
-                beaten[claim] = Winner(owners[0][2], has_address=True)
+    def take_affected(self) -> set[ServicePortName]:
+        """Return the contenders of everything that changed its owner since the last call."""
+        affected: set[ServicePortName] = set()
+        for claim in self._claims.take_changed():
+            affected |= self._claims.names(claim)
+        for address in self._cluster_ips.take_changed():
+            affected |= self._external.names(address)
+        return affected
+
+    def find_lost(self, port: ServicePort) -> dict[Claim, Winner]:
+        """Return the claims of a service port that others own, with the owner."""
+        lost: dict[Claim, Winner] = {}
+        for claim, rank in _claims_of(port).items():
+            owner = self._cluster_ips.first(claim[0]) if rank[0] == _ORDINARY else None
+            if owner is not None and claim[0] != port.cluster_ip:
+                lost[claim] = Winner(owner, has_address=True)
                 continue
-            first = self._claims.of(claim)[0][2]
-            if first != name:
-                beaten[claim] = Winner(first)
-        return beaten
+            first = self._claims.first(claim)
+            if first is not None and first != port.name:
+                lost[claim] = Winner(first)
+        return lost
 
-    def _add(self, claim: Claim, rank: _Rank) -> set[ServicePortName]:
-        touched = self._claims.add(claim, rank)
-        if rank[0] == _CLUSTER_IP:
-            self._cluster_ips.add(claim[0], rank)
-            touched |= self._outside.names(claim[0])
-        elif claim[0]:
-            self._outside.add(claim[0], rank)
-        return touched
-
-    def _remove(self, claim: Claim, rank: _Rank) -> set[ServicePortName]:
-        touched = self._claims.remove(claim, rank)
-        if rank[0] == _CLUSTER_IP:
-            self._cluster_ips.remove(claim[0], rank)
-            touched |= self._outside.names(claim[0])
-        elif claim[0]:
-            self._outside.remove(claim[0], rank)
-        return touched
+    def _by_address(self, rank: _Rank) -> _Contenders[bytes]:
+        return self._cluster_ips if rank[0] == _CLUSTER_IP else self._external
 
 
 class _Contenders(Generic[_Key]):
-    """Who wants what, best first; a list only where there are several, because nearly always there is one."""
+    """Contenders of each key, the owner first; a list only where there are several, because that is rare."""
 
     def __init__(self) -> None:
         self._ranks: dict[_Key, _Rank | list[_Rank]] = {}
-
-    def of(self, key: _Key) -> Sequence[_Rank]:
-        ranks = self._ranks.get(key, ())
-        return ranks if isinstance(ranks, list) else (ranks,) if ranks else ()
+        self._before: dict[_Key, ServicePortName | None] = {}
+        """Owners at the last `take_changed` of keys that were touched since."""
 
     def names(self, key: _Key) -> set[ServicePortName]:
-        return {rank[2] for rank in self.of(key)}
+        return {rank[2] for rank in self._sorted(key)}
 
-    def add(self, key: _Key, rank: _Rank) -> set[ServicePortName]:
-        """Returns all who want it, if there are several."""
+    def first(self, key: _Key) -> ServicePortName | None:
+        ranks = self._sorted(key)
+        return ranks[0][2] if ranks else None
+
+    def add(self, key: _Key, rank: _Rank) -> None:
+        self._before.setdefault(key, self.first(key))
         ranks = self._ranks.get(key)
         if ranks is None:
             self._ranks[key] = rank
-            return set()
-        self._ranks[key] = sorted([*self.of(key), rank])
-        return self.names(key)
+        elif isinstance(ranks, list):
+            insort(ranks, rank)
+        else:
+            self._ranks[key] = sorted((ranks, rank))
 
-    def remove(self, key: _Key, rank: _Rank) -> set[ServicePortName]:
-        """Returns those who still want it."""
-        remaining = [contender for contender in self.of(key) if contender != rank]
-        if not remaining:
+    def remove(self, key: _Key, rank: _Rank) -> None:
+        self._before.setdefault(key, self.first(key))
+        ranks = self._ranks[key]
+        if isinstance(ranks, list):
+            del ranks[bisect_left(ranks, rank)]
+            if len(ranks) == 1:
+                self._ranks[key] = ranks[0]
+        else:
             del self._ranks[key]
-            return set()
-        self._ranks[key] = remaining if len(remaining) > 1 else remaining[0]
-        return self.names(key)
+
+    def take_changed(self) -> list[_Key]:
+        """Return the keys whose owner differs from that at the last call."""
+        changed = [key for key, before in self._before.items() if self.first(key) != before]
+        self._before = {}
+        return changed
+
+    def _sorted(self, key: _Key) -> Sequence[_Rank]:
+        ranks = self._ranks.get(key, ())
+        return ranks if isinstance(ranks, list) else (ranks,) if ranks else ()
 
 
 def _claims_of(port: ServicePort | None) -> dict[Claim, _Rank]:

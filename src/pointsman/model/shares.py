@@ -86,64 +86,77 @@ def build_share_mode(request: BalancingRequest, defaults: BalancingDefaults) -> 
 
 
 class EndpointShares:
-    """The shares that are not full, by service port, and the warming_up among the endpoints."""
+    """Shares below or above 100 %, by service port, and the endpoints in slow start."""
 
-    def __init__(self, balancing: BalancingDefaults) -> None:
-        self._balancing = balancing
-        self._everybody = bool(build_share_mode(NO_REQUEST, balancing))
+    def __init__(self, defaults: BalancingDefaults) -> None:
+        self._defaults = defaults
+        self._has_default_mode = bool(build_share_mode(NO_REQUEST, defaults))
         self._shares: dict[ServicePortName, dict[Identity, int]] = {}
-        self._newcomers: dict[ServicePortName, set[Identity]] = {}
-        self.wishes: dict[ServicePortName, ShareMode] = {}
-        """Of the service ports whose shares may change by themselves."""
+        self._warming_up: dict[ServicePortName, set[Identity]] = {}
+        self.modes: dict[ServicePortName, ShareMode] = {}
+        """Of the service ports whose shares are adjusted continuously."""
 
-    def follow(
-        self, port: ServicePort, before: Iterable[Endpoint], now: tuple[Endpoint, ...], *, serving: bool
-    ) -> None:
-        """Endpoints changed; those that have just become ready start slowly if others serve meanwhile.
-
-        `serving` is False until the first rules are made: what is found then is not new.
-        """
+    def update_mode(self, port: ServicePort) -> None:
+        """Follow the request of a service port that is new or has changed."""
         name = port.name
-        if port.balancing is NO_REQUEST and not self._everybody and name not in self.wishes:
+        if port.balancing is NO_REQUEST and not self._has_default_mode and name not in self.modes:
             return
-        wish = build_share_mode(port.balancing, self._balancing)
-        if not wish:
+        mode = build_share_mode(port.balancing, self._defaults)
+        if not mode:
             self.forget(name)
             return
-        if self.wishes.get(name) != wish:
+        if self.modes.get(name) != mode:
             self._shares.pop(name, None)
-        self.wishes[name] = wish
+        self.modes[name] = mode
+
+    def update_endpoints(
+        self,
+        name: ServicePortName,
+        before: Iterable[Endpoint],
+        now: tuple[Endpoint, ...],
+        *,
+        serving: bool,
+    ) -> None:
+        """Follow the endpoints of a service port that has a mode.
+
+        Endpoints that became ready start slowly if others serve meanwhile. `serving` is False until the first rules are
+        made: endpoints found then are not new.
+        """
         ready = {endpoint.identity for endpoint in now if endpoint.ready}
         shares = self._shares.get(name, {})
-        for gone in shares.keys() - ready:
-            del shares[gone]
-        warming_up = self._newcomers.setdefault(name, set())
+        for removed in shares.keys() - ready:
+            del shares[removed]
+        warming_up = self._warming_up.setdefault(name, set())
         warming_up &= ready
         known = {endpoint.identity for endpoint in before if endpoint.ready} & ready
-        if serving and known and wish.slow_start:
+        if serving and known and self.modes[name].slow_start:
             warming_up |= ready - known
             self._shares.setdefault(name, shares).update(dict.fromkeys(ready - known, FIRST_SHARE))
 
     def forget(self, name: ServicePortName) -> None:
-        for known in (self._shares, self._newcomers, self.wishes):
+        for known in (self._shares, self._warming_up, self.modes):
             known.pop(name, None)
 
     def warming_up(self, name: ServicePortName) -> frozenset[Identity]:
         """Endpoints that have not reached their full share since they became ready."""
-        return frozenset(self._newcomers.get(name, ()))
+        return frozenset(self._warming_up.get(name, ()))
 
-    def set(self, name: ServicePortName, shares: Mapping[Identity, int], settled: Iterable[Identity]) -> None:
-        """New shares of a service port; `settled` are no longer warming_up.
+    def set(self, name: ServicePortName, shares: Mapping[Identity, int], settled: Iterable[Identity]) -> bool:
+        """Replace the shares of a service port; return whether any differs. `settled` have left slow start.
 
-        Connections are counted over seconds: it may have stopped asking meanwhile, and nobody would ever take a share back.
+        Ignored without a mode: counting connections takes seconds, and the Service may have dropped its request meanwhile.
         """
-        if name not in self.wishes:
-            return
-        self._shares[name] = {one: share for one, share in shares.items() if share != FULL_SHARE}
-        self._newcomers.get(name, set()).difference_update(settled)
+        if name not in self.modes:
+            return False
+        self._warming_up.get(name, set()).difference_update(settled)
+        partial = {one: share for one, share in shares.items() if share != FULL_SHARE}
+        if partial == self._shares.get(name, {}):
+            return False
+        self._shares[name] = partial
+        return True
 
-    def applied(self, name: ServicePortName, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
-        """The endpoints with their shares."""
+    def apply(self, name: ServicePortName, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+        """Return the endpoints with their shares."""
         shares = self._shares.get(name)
         if not shares:
             return endpoints

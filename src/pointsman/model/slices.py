@@ -56,13 +56,13 @@ def parse_slice_endpoints(
         number = port.port
         entries = tuple([_endpoint(address, number, item, node_name, weights) for _, address, item in usable])
         if key in found:
-            found[key] = merged([found[key], entries])
+            found[key] = merge_endpoints([found[key], entries])
         else:
-            found[key] = entries if unique else merged([entries])
+            found[key] = entries if unique else merge_endpoints([entries])
     return found, problems
 
 
-def merged(lists: Iterable[tuple[Endpoint, ...]]) -> tuple[Endpoint, ...]:
+def merge_endpoints(lists: Iterable[tuple[Endpoint, ...]]) -> tuple[Endpoint, ...]:
     """One entry per address and port, the better state winning, ordered by the text `ip:port` as kube-proxy."""
     best: dict[Identity, Endpoint] = {}
     for endpoints in lists:
@@ -92,7 +92,7 @@ def _rank(
 
 
 _Located = tuple[str, bytes, SliceEndpoint]
-"""A usable endpoint: what it is ordered by, so that slices sort as `merged` does, once for all their ports; its packed
+"""A usable endpoint: what it is ordered by, so that slices sort as `merge_endpoints` does, once for all their ports; its packed
 address; itself."""
 _ORDER = itemgetter(0)
 

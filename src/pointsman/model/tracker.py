@@ -1,8 +1,9 @@
-"""Objects of one IP family in, dirty service ports out.
+"""Objects of one IP family in, changed service ports out.
 
-The tracker holds the current state of every service port and remembers, for those that differ from what the last
-`take` handed out, what it was then: an add followed by a delete is nothing, an update without effect costs
-nothing. It knows no kernel and no clock and lives on one thread; what it hands out is immutable.
+An event only parses its own object and marks its Service dirty. The slices of a dirty Service are merged once, by the
+next `take` or the next reader of the states, however many events came before. Only differences from the last `take` are
+handed out: an add followed by a delete is no change. A tracker has no access to the kernel or a clock and belongs to one
+thread; the values that it hands out are immutable.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pointsman.model.objects import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION,
 from pointsman.model.problem import Problem, told
 from pointsman.model.service import ServicePort, ServicePortName, parse_service_ports
 from pointsman.model.shares import EndpointShares, ShareMode
-from pointsman.model.slices import PortKey, merged, parse_slice_endpoints
+from pointsman.model.slices import PortKey, merge_endpoints, parse_slice_endpoints
 
 OnProblem = Callable[[str, Meta, Problem], None]
 """Called with kind, metadata and what was left out of an object."""
@@ -34,20 +35,18 @@ class PortState(msgspec.Struct, frozen=True, gc=False):
 
 
 class _SliceState(msgspec.Struct, frozen=True, gc=False):
-    """What one slice brings to the ports of its Service."""
+    """Endpoints of one slice, by port of its Service."""
 
-    key: str
+    service_key: str
     ports: tuple[tuple[PortKey, tuple[Endpoint, ...]], ...]
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What differs since the last `take`; None stands for a service port that is gone."""
+    """Differences since the last `take`; None stands for a service port that was removed."""
 
     states: Mapping[ServicePortName, PortState | None]
     trigger_times: Mapping[str, tuple[float, ...]] = {}
-    """Per Service key, when (Unix seconds) the endpoint changes in here happened in the cluster."""
-    complete: bool = False
-    """`states` is all there is: a service port not in it is gone."""
+    """By Service key, when (Unix seconds) these endpoint changes happened in the cluster."""
 
 
 class Tracker:
@@ -69,46 +68,56 @@ class Tracker:
         self._started_at = started_at
         self._on_problem = on_problem
         self._services: dict[str, tuple[ServicePort, ...]] = {}
-        self._slices: dict[str, tuple[_SliceState, ...]] = {}
-        """By Service: most have one slice, for which a dictionary each would be the larger part of all this."""
-        self._slice_service: dict[str, str] = {}
+        self._slices: dict[str, _SliceState] = {}
+        self._slice_keys: dict[str, tuple[str, ...]] = {}
+        """By Service. Most have one slice, and a tuple takes a quarter of the memory of a dictionary."""
         self._states: dict[ServicePortName, PortState] = {}
+        self._dirty: set[str] = set()
+        """Keys of the Services whose states are out of date."""
         self._before: dict[ServicePortName, PortState | None] = {}
+        """States at the last `take`, of service ports whose state was replaced since."""
         self._changed_services: set[str] = set()
         self._changed_endpoints: set[str] = set()
         self._trigger_times: dict[str, list[float]] = {}
         self._health_checked: set[ServicePortName] = set()
+        self._balancing = balancing
         self._shares = EndpointShares(balancing)
         self._taken = False
 
     @property
     def states(self) -> Mapping[ServicePortName, PortState]:
+        """Current service ports with their endpoints."""
+        self._merge_dirty()
         return self._states
 
     @property
     def share_modes(self) -> Mapping[ServicePortName, ShareMode]:
-        """Service ports whose endpoints have shares that change by themselves."""
-        return self._shares.wishes
+        """Service ports whose endpoints have shares that are adjusted continuously."""
+        return self._shares.modes
 
     def warming_up(self, name: ServicePortName) -> frozenset[Identity]:
-        """Endpoints that start slowly and have not got their full share yet."""
+        """Endpoints in slow start, below their full share."""
+        self._merge_dirty()
         return self._shares.warming_up(name)
 
     def set_shares(
         self, name: ServicePortName, shares: Mapping[Identity, int], settled: Iterable[Identity] = ()
     ) -> bool:
-        """Other shares for the endpoints of a service port; True when that changes something."""
-        self._shares.set(name, shares, settled)
-        state = self._states.get(name)
-        return self._refresh(name, state.port if state is not None else None)
+        """Replace the shares of the endpoints of a service port; return whether any differs."""
+        self._merge_dirty()
+        changed = self._shares.set(name, shares, settled)
+        if changed:
+            self._dirty.add(name.key)
+        return changed
 
     @property
     def pending(self) -> int:
-        """Service ports that changed since the last `take`."""
-        return len(self._before)
+        """Number of service ports that changed since the last `take`."""
+        return len(self.pending_names)
 
     @property
     def pending_names(self) -> frozenset[ServicePortName]:
+        self._merge_dirty()
         return frozenset(self._before)
 
     @property
@@ -120,7 +129,7 @@ class Tracker:
         return len(self._changed_endpoints)
 
     def upsert_service(self, service: Service) -> bool:
-        """Take note of a Service; True when something a proxy cares about changed."""
+        """Add or replace a Service; return whether a field that a proxy uses changed."""
         ports, problems = parse_service_ports(
             service, self.family, allow_external_ips=self._allow_external_ips
         )
@@ -131,50 +140,48 @@ class Tracker:
         return self._replace_service(key, {})
 
     def upsert_slice(self, endpoint_slice: EndpointSlice) -> bool:
-        """Take note of an EndpointSlice; True when the endpoints of some service port changed."""
+        """Add or replace an EndpointSlice; return whether endpoints of a known Service may have changed."""
         meta = endpoint_slice.metadata
         key = meta.key
         service_name = meta.label(SERVICE_NAME_LABEL)
         if not service_name or endpoint_slice.address_type != self.family.value:
             return self.delete_slice(key)
         service_key = sys.intern(f"{meta.namespace}/{service_name}")
-        moved = False
-        if self._slice_service.get(key, service_key) != service_key:
-            moved = self.delete_slice(key)
         endpoints, problems = parse_slice_endpoints(endpoint_slice, self.family, self.node_name)
         self._report("EndpointSlice", meta, problems)
-        slices = self._slices.get(service_key, ())
-        found = _SliceState(key, tuple(endpoints.items()))
-        if found in slices:
-            return moved
-        known = key in self._slice_service
-        self._slices[service_key] = (
-            tuple(found if one.key == key else one for one in slices) if known else (*slices, found)
-        )
-        self._slice_service[key] = service_key
-        changed = self._endpoints_changed(service_key)
+        known = self._slices.get(key)
+        found = _SliceState(service_key, tuple(endpoints.items()))
+        if found == known:
+            return False
+        moved = False
+        if known is None or known.service_key != service_key:
+            moved = self.delete_slice(key)
+            self._slice_keys[service_key] = (*self._slice_keys.get(service_key, ()), key)
+        self._slices[key] = found
+        changed = self._mark_endpoints_dirty(service_key)
         if changed:
             self._note_trigger_time(service_key, meta)
         return changed or moved
 
     def delete_slice(self, key: str) -> bool:
-        service_key = self._slice_service.pop(key, None)
-        if service_key is None:
+        known = self._slices.pop(key, None)
+        if known is None:
             return False
-        rest = tuple(one for one in self._slices.pop(service_key) if one.key != key)
+        service_key = known.service_key
+        rest = tuple(one for one in self._slice_keys.pop(service_key) if one != key)
         if rest:
-            self._slices[service_key] = rest
-        self._trigger_times.pop(
-            service_key, None
-        )  # the changes they tell of may never be written; as in kube-proxy
-        return self._endpoints_changed(service_key)
+            self._slice_keys[service_key] = rest
+        # The changes that these times belong to may never be written; kube-proxy drops them, too.
+        self._trigger_times.pop(service_key, None)
+        return self._mark_endpoints_dirty(service_key)
 
     def has_slice(self, key: str) -> bool:
         """Whether the slice is of this family and belongs to a Service."""
-        return key in self._slice_service
+        return key in self._slices
 
     def take(self) -> Changes:
-        """Hand out what changed and start afresh; the caller keeps it until the kernel accepted it."""
+        """Return the differences since the last call; the caller keeps them until the kernel accepted them."""
+        self._merge_dirty()
         self._taken = True
         states: dict[ServicePortName, PortState | None] = {}
         for name, before in self._before.items():
@@ -188,23 +195,31 @@ class Tracker:
         self._trigger_times = {}
         return changes
 
-    def take_all(self) -> Changes:
-        """Everything there is now, for a receiver that cannot trust what it got before."""
-        changes = self.take()
-        return Changes(dict(self._states), changes.trigger_times, complete=True)
+    def restart(self) -> None:
+        """Discard everything derived from objects, so that the next `take` returns every service port.
+
+        For a receiver that starts afresh, after an error that may have left any of this half updated.
+        """
+        self._states, self._before, self._health_checked = {}, {}, set()
+        self._shares = EndpointShares(self._balancing)
+        for ports in self._services.values():
+            for port in ports:
+                self._shares.update_mode(port)
+        self._dirty = set(self._services)
 
     def slice_ports(self, service_key: str) -> dict[str, dict[PortKey, int]]:
         """The slices of a Service, each with the number of endpoints per port, for explanations."""
         return {
-            one.key: {port: len(endpoints) for port, endpoints in one.ports}
-            for one in self._slices.get(service_key, ())
+            key: {port: len(endpoints) for port, endpoints in self._slices[key].ports}
+            for key in self._slice_keys.get(service_key, ())
         }
 
     def local_ready_counts(self) -> Iterator[tuple[ServicePort, int]]:
-        """A service port of every Service with a health check node port, and how many ready addresses it has here.
+        """A service port of every Service with a health check node port, and the number of its ready local addresses.
 
-        An address counts once per Service, however many of its ports lead there.
+        An address counts once per Service, however many of its ports use it.
         """
+        self._merge_dirty()
         found: dict[str, tuple[ServicePort, set[bytes]]] = {}
         for name in self._health_checked:
             state = self._states[name]
@@ -218,57 +233,68 @@ class Tracker:
         found = tuple(ports[name] for name in sorted(ports))
         if found == known:
             return False
+        for port in known:
+            if port.name not in ports:
+                self._set_state(port.name, None)
+                self._shares.forget(port.name)
+        for port in found:
+            self._shares.update_mode(port)
         if found:
             self._services[key] = found
         else:
-            self._services.pop(key, None)
-        changed = False
-        for name in {port.name for port in known} | ports.keys():
-            changed |= self._refresh(name, ports.get(name))
+            del self._services[key]
+        self._dirty.add(key)
         self._changed_services.add(key)
-        return changed
+        return True
 
-    def _endpoints_changed(self, service_key: str) -> bool:
+    def _mark_endpoints_dirty(self, service_key: str) -> bool:
+        """Return whether the Service is known: endpoints without one change nothing."""
         self._changed_endpoints.add(service_key)
-        changed = False
-        for port in self._services.get(service_key, ()):
-            changed |= self._refresh(port.name, port)
-        return changed
-
-    def _refresh(self, name: ServicePortName, port: ServicePort | None) -> bool:
-        before = self._states.get(name)
-        now = PortState(port, self._shared(port, before)) if port is not None else None
-        if now == before:
+        if service_key not in self._services:
             return False
+        self._dirty.add(service_key)
+        return True
+
+    def _merge_dirty(self) -> None:
+        while self._dirty:
+            key = self._dirty.pop()
+            ports = self._services.get(key, ())
+            lists = self._endpoint_lists(key)
+            for port in ports:
+                found = lists.get((port.name.port, port.name.protocol), ())
+                endpoints = found[0] if len(found) == 1 else merge_endpoints(found) if found else ()
+                self._set_state(port.name, PortState(port, self._apply_shares(port.name, endpoints)))
+
+    def _endpoint_lists(self, service_key: str) -> dict[PortKey, list[tuple[Endpoint, ...]]]:
+        """The endpoints of a Service by port, one list from each slice that has any."""
+        lists: dict[PortKey, list[tuple[Endpoint, ...]]] = {}
+        for key in self._slice_keys.get(service_key, ()):
+            for port, endpoints in self._slices[key].ports:
+                if endpoints:
+                    lists.setdefault(port, []).append(endpoints)
+        return lists
+
+    def _apply_shares(self, name: ServicePortName, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+        if name not in self._shares.modes:
+            return endpoints
+        before = self._states.get(name)
+        known = before.endpoints if before is not None else ()
+        self._shares.update_endpoints(name, known, endpoints, serving=self._taken)
+        return self._shares.apply(name, endpoints)
+
+    def _set_state(self, name: ServicePortName, now: PortState | None) -> None:
+        before = self._states.get(name)
+        if now == before:
+            return
         self._before.setdefault(name, before)
         if now is None:
             del self._states[name]
-            self._shares.forget(name)
         else:
             self._states[name] = now
         if now is not None and now.port.health_check_node_port:
             self._health_checked.add(name)
         else:
             self._health_checked.discard(name)
-        return True
-
-    def _shared(self, port: ServicePort, before: PortState | None) -> tuple[Endpoint, ...]:
-        endpoints = self._endpoints(port.name)
-        known = before.endpoints if before is not None else ()
-        self._shares.follow(port, known, endpoints, serving=self._taken)
-        return self._shares.applied(port.name, endpoints)
-
-    def _endpoints(self, name: ServicePortName) -> tuple[Endpoint, ...]:
-        key = (name.port, name.protocol)
-        lists = [
-            endpoints
-            for one in self._slices.get(name.key, ())
-            for port, endpoints in one.ports
-            if port == key and endpoints
-        ]
-        if not lists:
-            return ()
-        return lists[0] if len(lists) == 1 else merged(lists)
 
     def _note_trigger_time(self, service_key: str, meta: Meta) -> None:
         text = meta.annotation(TRIGGER_TIME_ANNOTATION)

@@ -54,13 +54,12 @@ class FamilyProxy:
         self.tracker = tracker
         self.backend = backend
         self._health = health
-        self._reconciler = Reconciler(backend, count_services=count_services)
         self._looking = asyncio.Lock()
         """One look at the kernel at a time: more of them would only take the processor from syncs."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sync-{self.family.value}")
         self.loop = SyncLoop(
             tracker,
-            self._reconciler,
+            Reconciler(backend, count_services=count_services),
             Pacer(pace, asyncio.get_running_loop().time()),
             situation=situation,
             run_blocking=self.run_blocking,
@@ -90,7 +89,7 @@ class FamilyProxy:
 
     async def snapshot(self) -> Snapshot:
         """A copy of the plans between two syncs."""
-        return await self.run_blocking(self._reconciler.snapshot)
+        return await self.run_blocking(self.loop.reconciler.snapshot)
 
     async def compared(self, context: NodeContext, choose: Choice) -> Compared:
         """The kernel against the plans, read on a thread of its own while syncs go on; raises KernelError.
@@ -104,7 +103,7 @@ class FamilyProxy:
                 taken = await self.snapshot()
                 only = await asyncio.to_thread(choose, taken.plans)
                 comparison = await self.run_blocking(
-                    partial(self._reconciler.comparison, taken, context, only)
+                    partial(self.loop.reconciler.comparison, taken, context, only)
                 )
                 found = await in_daemon_thread(comparison.differences, f"look-{self.family.value}")
                 if (await self.snapshot()).syncs == taken.syncs:

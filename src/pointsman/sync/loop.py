@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -53,16 +52,6 @@ class SyncListener:
         """Another proxy has stopped rewriting our rules."""
 
 
-class Scope(enum.IntEnum):
-    """How much the next sync covers; of two wishes the larger counts."""
-
-    CHANGES = 0
-    FULL = 1
-    """The kernel is made equal to the plans, whatever it holds."""
-    ANEW = 2
-    """In addition the reconciler gets every state again: a bug struck, and what it holds is in doubt."""
-
-
 class SyncLoop:
     """Runs the syncs of one IP family; `request` may be called from the event loop at any time."""
 
@@ -80,11 +69,12 @@ class SyncLoop:
         self.unsynced: frozenset[ServicePortName] = frozenset()
         """Service ports taken from the tracker that the kernel has not accepted yet."""
         self._tracker = tracker
-        self._reconciler = reconciler
+        self.reconciler = reconciler
         self._situation = situation
         self._run_blocking = run_blocking
         self._listeners = listeners
-        self._scope = Scope.CHANGES
+        self._full = False
+        """The next sync makes the kernel equal to the plans, whatever it holds."""
         self._succeeded = False
         """The last sync."""
         self._asked = asyncio.Event()
@@ -96,7 +86,7 @@ class SyncLoop:
             for listener in self._listeners:
                 listener.on_queued(self._tracker.family)
         if full:
-            self._scope = max(self._scope, Scope.FULL)
+            self._full = True
         self._idle.clear()
         self._asked.set()
 
@@ -106,7 +96,7 @@ class SyncLoop:
 
         Changes that wait are no doubt about it: a sync of changes repairs nothing else, and they may arrive for ever.
         """
-        return self._succeeded and self._scope < Scope.FULL
+        return self._succeeded and not self._full
 
     def damaged(self, drift: Difference) -> None:
         """A look beside the loop found that someone else changed what we own."""
@@ -151,7 +141,7 @@ class SyncLoop:
             return
         family = self._tracker.family
         try:
-            drift = await self._run_blocking(self._reconciler.backend.drift)
+            drift = await self._run_blocking(self.reconciler.backend.drift)
         except Exception as error:  # noqa: BLE001 whatever it was, a full sync is the answer to not knowing
             for listener in self._listeners:
                 listener.on_drift_check_failed(family, error)
@@ -175,23 +165,25 @@ class SyncLoop:
 
     async def _sync_once(self) -> None:
         loop = asyncio.get_running_loop()
-        scope, self._scope = self._scope, Scope.CHANGES
-        full = scope >= Scope.FULL or self.pacer.full_due(loop.time())
+        full = self._full or self.pacer.full_due(loop.time())
+        self._full = False
         self._asked.clear()
-        changes = self._tracker.take_all() if scope is Scope.ANEW else self._tracker.take()
-        self.unsynced |= changes.states.keys()
-        context, own_addresses = self._situation()
         self.pacer.started(loop.time())
         try:
+            changes = self._tracker.take()
+            self.unsynced |= changes.states.keys()
+            context, own_addresses = self._situation()
             outcome = await self._run_blocking(
-                lambda: self._reconciler.sync(changes, context, own_addresses, full=full)
+                lambda: self.reconciler.sync(changes, context, own_addresses, full=full)
             )
         except SyncFailed as failure:
             self.unsynced = failure.unsynced
-            self._sync_failed(failure, max(scope, Scope.FULL))
+            self._fail(failure)
             return
-        except Exception as error:  # noqa: BLE001 a bug met in one sync must not end the process
-            self._sync_failed(SyncFailed(f"internal error: {error!r}", full=full), Scope.ANEW)
+        except Exception as error:  # noqa: BLE001 a bug in one sync must not end the process
+            self._tracker.restart()
+            self.reconciler = self.reconciler.build_successor()
+            self._fail(SyncFailed(f"internal error: {error!r}", full=full))
             return
         self.unsynced = frozenset()
         self._succeeded = True
@@ -203,8 +195,8 @@ class SyncLoop:
         if not self._asked.is_set():
             self._idle.set()
 
-    def _sync_failed(self, failure: SyncFailed, needed: Scope) -> None:
-        self._scope = max(self._scope, needed)
+    def _fail(self, failure: SyncFailed) -> None:
+        self._full = True
         self._succeeded = False
         self._idle.clear()
         retry_in = self.pacer.failed(asyncio.get_running_loop().time())

@@ -1,15 +1,16 @@
-"""Changes in, kernel state out: plan what is dirty, hand it to the backend, remember only what was accepted.
+"""Changes in, kernel state out: plan what changed, pass it to the backend, record what the kernel accepted.
 
-One Reconciler serves one IP family on that family's worker thread. What the rest of the process may know leaves it
-as a value: a `SyncOutcome`, or a `SyncFailed`. After a failure nothing is forgotten: the plans already hold the
-desired state, the changed service ports stay on the list, and the next sync is a full one.
+One Reconciler serves one IP family on that family's worker thread. Only values leave it: a `SyncOutcome` or a
+`SyncFailed`. After a `SyncFailed` no change is lost: the plans hold the desired state, the changed service ports stay
+recorded, and the next sync is a full one. After any other exception the state may be half updated; `build_successor`
+returns a reconciler that derives everything again.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -28,6 +29,10 @@ from pointsman.model.tracker import Changes, PortState
 Planner = Callable[
     [ServicePort, tuple[Endpoint, ...], NodeContext, Mapping[Claim, Winner]], ServicePlan | Problem
 ]
+
+
+MAX_TRIGGER_TIMES = 1000
+"""Per Service: while syncs fail, later changes of the same Service add no more."""
 
 
 class PlanChange(msgspec.Struct, frozen=True):
@@ -60,7 +65,7 @@ class SyncOutcome(msgspec.Struct, frozen=True):
 
     report: SyncReport
     changes: Mapping[ServicePortName, PlanChange]
-    trigger_times: Mapping[str, tuple[float, ...]]
+    trigger_times: Mapping[str, Sequence[float]]
     situation: Situation
     seconds: float
     first: bool
@@ -118,11 +123,23 @@ class Reconciler:
         self._states: dict[ServicePortName, PortState] = {}
         self._claims = ClaimIndex()
         self._before: dict[ServicePortName, ServicePlan | None] = {}
-        self._trigger_times: dict[str, tuple[float, ...]] = {}
+        """Plans in the kernel, of service ports whose plan was replaced since the last successful sync."""
+        self._not_planned: set[ServicePortName] = set()
+        """Service ports whose planning met an internal error; every sync tries again."""
+        self._trigger_times: dict[str, list[float]] = {}
         self._context: NodeContext | None = None
         self._full_needed = True
         self._succeeded_once = False
         self._syncs = 0
+
+    def build_successor(self) -> Reconciler:
+        """Return a reconciler that knows nothing but what the kernel may hold; it must be given every state."""
+        successor = Reconciler(
+            self.backend, plan=self._plan_service_port, count_services=self._tally.count_services
+        )
+        successor._before = {**self.plans, **self._before}
+        successor._syncs, successor._succeeded_once = self._syncs, self._succeeded_once
+        return successor
 
     def sync(
         self,
@@ -154,7 +171,11 @@ class Reconciler:
                 problems=self._problems.take(),
             ) from error
         self._problems.by_kernel(report.rejected)
-        accepted = {name: PlanChange(old, self.plans.get(name)) for name, old in self._before.items()}
+        accepted = {
+            name: PlanChange(old, new)
+            for name, old in self._before.items()
+            if (new := self.plans.get(name)) != old
+        }
         outcome = SyncOutcome(
             report=report,
             changes=accepted,
@@ -182,18 +203,20 @@ class Reconciler:
         return self.backend.comparison(SyncRequest(context, taken.plans, changed={}, full=True), only)
 
     def _absorb(self, changes: Changes, context: NodeContext) -> None:
-        states = dict(changes.states)
-        if changes.complete:
-            states |= dict.fromkeys(self._states.keys() - states.keys())
-        dirty = set(states)
-        for name, state in states.items():
-            if state is None:
-                self._states.pop(name, None)
-            else:
+        dirty = self._not_planned | changes.states.keys()
+        for name, state in changes.states.items():
+            old = self._states.get(name)
+            if state is not None:
                 self._states[name] = state
-            dirty |= self._claims.update(name, state.port if state is not None else None)
+            elif old is not None:
+                del self._states[name]
+            self._claims.replace(
+                old.port if old is not None else None, state.port if state is not None else None
+            )
+        dirty |= self._claims.take_affected()
         for key, times in changes.trigger_times.items():
-            self._trigger_times[key] = self._trigger_times.get(key, ()) + times
+            known = self._trigger_times.setdefault(key, [])
+            known += times[: MAX_TRIGGER_TIMES - len(known)]
         if context != self._context:
             self._context = context
             self._full_needed = True
@@ -220,12 +243,16 @@ class Reconciler:
         self._tally.replaced(old, plan)
 
     def _plan(self, name: ServicePortName, context: NodeContext) -> ServicePlan | Problem | None:
+        self._not_planned.discard(name)
         state = self._states.get(name)
         if state is None:
             return None
         try:
-            return self._plan_service_port(state.port, state.endpoints, context, self._claims.lost(name))
+            return self._plan_service_port(
+                state.port, state.endpoints, context, self._claims.find_lost(state.port)
+            )
         except Exception as error:  # noqa: BLE001 one object must never keep the others from being served
+            self._not_planned.add(name)
             return Problem("InternalError", f"cannot be planned: {error!r}")
 
 
@@ -233,7 +260,7 @@ class _Tally:
     """Counts what the plans hold, by what each change adds and takes away."""
 
     def __init__(self, *, count_services: bool) -> None:
-        self._count_services = count_services
+        self.count_services = count_services
         self._endpoints = 0
         self._without_local_internal: Counter[str | ServicePortName] = Counter()
         self._without_local_external: Counter[str | ServicePortName] = Counter()
@@ -243,7 +270,7 @@ class _Tally:
             if plan is None:
                 continue
             port = plan.port
-            counted = plan.name.key if self._count_services else plan.name
+            counted = plan.name.key if self.count_services else plan.name
             self._endpoints += by * len(plan.all_endpoints)
             if port.internal_local and plan.internal_outcome is Outcome.DROP:
                 _count(self._without_local_internal, counted, by)

@@ -9,7 +9,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.objects import EndpointSlice
 from pointsman.model.service import Protocol
-from pointsman.model.slices import MAX_ENDPOINT_PORTS, merged, parse_slice_endpoints
+from pointsman.model.slices import MAX_ENDPOINT_PORTS, merge_endpoints, parse_slice_endpoints
 
 HTTP = ("http", Protocol.TCP)
 
@@ -107,13 +107,17 @@ def test_an_endpoint_without_addresses_is_reported() -> None:
 def test_the_better_state_of_a_duplicate_wins_in_any_order() -> None:
     ready = endpoint(ready=True)
     draining = endpoint(ready=False, terminating=True)
-    assert merged([(ready,), (draining,)]) == merged([(draining,), (ready,)]) == (ready,)
+    assert merge_endpoints([(ready,), (draining,)]) == merge_endpoints([(draining,), (ready,)]) == (ready,)
 
 
 def test_a_new_pod_wins_over_a_leaving_one_with_its_address_even_before_it_is_ready() -> None:
     starting = endpoint(ready=False, serving=False)
     leaving = endpoint(ready=True, terminating=True)
-    assert merged([(starting,), (leaving,)]) == merged([(leaving,), (starting,)]) == (starting,)
+    assert (
+        merge_endpoints([(starting,), (leaving,)])
+        == merge_endpoints([(leaving,), (starting,)])
+        == (starting,)
+    )
 
 
 def test_a_duplicate_inside_one_slice_counts_once() -> None:
@@ -136,9 +140,9 @@ _endpoints = st.lists(
 
 @given(_endpoints, _endpoints)
 def test_merging_does_not_depend_on_order(first: list[Endpoint], second: list[Endpoint]) -> None:
-    one = merged([tuple(first), tuple(second)])
-    assert one == merged([tuple(reversed(second)), tuple(reversed(first))])
-    assert one == merged([one])
+    one = merge_endpoints([tuple(first), tuple(second)])
+    assert one == merge_endpoints([tuple(reversed(second)), tuple(reversed(first))])
+    assert one == merge_endpoints([one])
     assert len({str(e) for e in one}) == len(one)
 
 

@@ -8,9 +8,11 @@ from tests.factory import endpoint_slice, service
 
 from pointsman.model.addresses import Family
 from pointsman.model.balancing import WEIGHTS_ANNOTATION
+from pointsman.model.endpoint import Endpoint
 from pointsman.model.objects import TRIGGER_TIME_ANNOTATION
 from pointsman.model.problem import Problem
 from pointsman.model.service import Protocol, ServicePortName
+from pointsman.model.slices import merge_endpoints
 from pointsman.model.tracker import PortState, Tracker
 
 WEB = ServicePortName("default", "web", "http", Protocol.TCP)
@@ -225,12 +227,36 @@ def test_only_balancers_with_policy_local_have_a_health_check_port(
     assert list(tracker.local_ready_counts()) == []
 
 
-def test_take_all_hands_out_everything(tracker: Tracker) -> None:
+def test_a_restarted_tracker_hands_out_everything(tracker: Tracker) -> None:
     tracker.upsert_service(service())
+    tracker.upsert_slice(endpoint_slice("10.244.1.1"))
+    before = dict(tracker.take().states)
+    tracker.restart()
+    assert tracker.take().states == before
+
+
+def test_slices_of_one_service_are_merged_once_per_take(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollout changes hundreds of slices of one Service, and each of them has all ports."""
+    merges: list[int] = []
+
+    def merge(lists: list[tuple[Endpoint, ...]]) -> tuple[Endpoint, ...]:
+        merges.append(len(lists))
+        return merge_endpoints(lists)
+
+    monkeypatch.setattr("pointsman.model.tracker.merge_endpoints", merge)
+    names = [f"p{at}" for at in range(5)]
+    tracker.upsert_service(service(ports=[{"name": n, "port": 80 + at} for at, n in enumerate(names)]))
+    ports = [{"name": n, "port": 8080 + at, "protocol": "TCP"} for at, n in enumerate(names)]
+    for at in range(40):
+        assert tracker.upsert_slice(endpoint_slice(f"10.244.1.{at}", name=f"web-{at}", ports=ports))
+    assert merges == []
+    changes = tracker.take()
+    assert merges == [40] * 5
+    assert {len(state.endpoints) for state in changes.states.values() if state is not None} == {40}
     tracker.take()
-    everything = tracker.take_all()
-    assert everything.complete
-    assert set(everything.states) == {WEB}
+    assert len(merges) == 5
 
 
 _names = st.sampled_from(["web", "api"])
@@ -294,3 +320,15 @@ class TrackerAgainstRebuild(RuleBasedStateMachine):
 
 TestTrackerAgainstRebuild = TrackerAgainstRebuild.TestCase
 TestTrackerAgainstRebuild.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+class TrackerReadLate(TrackerAgainstRebuild):
+    """The same where many events come before anything is read."""
+
+    @rule()
+    def equals_rebuild(self) -> None:
+        super().equals_rebuild()
+
+
+TestTrackerReadLate = TrackerReadLate.TestCase
+TestTrackerReadLate.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

@@ -16,7 +16,7 @@ from pointsman.model.planning import plan_service_port
 from pointsman.model.problem import Problem
 from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.tracker import Changes, PortState, Tracker
-from pointsman.sync.reconcile import PortProblem, Reconciler, SyncFailed, Totals
+from pointsman.sync.reconcile import MAX_TRIGGER_TIMES, PortProblem, Reconciler, SyncFailed, Totals
 
 WEB = service_port()
 API = service_port("api", cluster_ip="10.96.0.11")
@@ -63,7 +63,7 @@ def test_a_failed_sync_loses_nothing_and_the_next_is_full(
     outcome = reconciler.sync(Changes({}), context())
     assert outcome.report.full
     assert set(backend.programmed) == {API.name}
-    assert outcome.trigger_times == {"default/api": (1.0,)}
+    assert outcome.trigger_times == {"default/api": [1.0]}
     assert outcome.changes[WEB.name].new is None
     assert outcome.changes[WEB.name].old is not None
 
@@ -205,11 +205,44 @@ def test_a_snapshot_stays_as_it_was_taken(reconciler: Reconciler, backend: Recor
     assert [difference.what for difference in found] == ["default/web:http"]
 
 
-def test_a_complete_picture_removes_what_is_not_in_it(
+def test_a_successor_starts_from_the_states_it_is_given_and_removes_the_rest(
     reconciler: Reconciler, backend: RecordingBackend
 ) -> None:
     reconciler.sync(changes(WEB, API), context())
-    reconciler.sync(Changes({WEB.name: PortState(WEB, ())}, complete=True), context())
+    successor = reconciler.build_successor()
+    outcome = successor.sync(changes(WEB), context())
+    assert set(backend.programmed) == {WEB.name}
+    assert outcome.report.full
+    assert not outcome.first
+    assert {name: change.new for name, change in outcome.changes.items()} == {API.name: None}
+
+
+def test_trigger_times_are_kept_in_order_while_syncs_fail_up_to_a_limit(
+    reconciler: Reconciler, backend: RecordingBackend
+) -> None:
+    attempts = MAX_TRIGGER_TIMES + 10
+    backend.failures = [KernelError("no")] * attempts
+    for number in range(attempts):
+        with pytest.raises(SyncFailed):
+            reconciler.sync(Changes({}, {"default/web": (float(number),)}), context())
+    outcome = reconciler.sync(Changes({}), context())
+    assert outcome.trigger_times == {"default/web": [float(n) for n in range(MAX_TRIGGER_TIMES)]}
+
+
+def test_a_service_port_whose_planning_failed_is_planned_again_by_the_next_sync(
+    backend: RecordingBackend,
+) -> None:
+    failures = [RuntimeError("once")]
+
+    def plan(*arguments: Any) -> ServicePlan | Problem:
+        if failures:
+            raise failures.pop()
+        return plan_service_port(*arguments)
+
+    reconciler = Reconciler(backend, plan=plan)
+    assert reconciler.sync(changes(WEB), context()).problems
+    assert backend.programmed == {}
+    reconciler.sync(Changes({}), context())
     assert set(backend.programmed) == {WEB.name}
 
 

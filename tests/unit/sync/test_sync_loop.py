@@ -1,9 +1,11 @@
 import asyncio
 import itertools
+import sys
+import types
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tests.factory import context, service
+from tests.factory import context, endpoint_slice, service
 from tests.fake.recording import RecordingBackend
 from tests.fake.virtual_time import run
 
@@ -11,7 +13,9 @@ from pointsman.backends.contract import PRESENT, Difference, OtherProxy
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import Situation
-from pointsman.model.tracker import Tracker
+from pointsman.model.plan import ServicePlan
+from pointsman.model.service import ServicePortName
+from pointsman.model.tracker import Changes, Tracker
 from pointsman.sync.loop import SyncListener, SyncLoop
 from pointsman.sync.pacing import Pace, Pacer
 from pointsman.sync.reconcile import Reconciler, SyncFailed, SyncOutcome
@@ -53,7 +57,12 @@ class Bench:
     """A loop around a recording backend in virtual time; the "thread" runs inline and may take its time."""
 
     def __init__(
-        self, *, min_period: float = 1.0, drift_period: float = 1e9, sync_takes: float = 0.0
+        self,
+        *,
+        min_period: float = 1.0,
+        drift_period: float = 1e9,
+        sync_takes: float = 0.0,
+        listener: SyncListener | None = None,
     ) -> None:
         self.backend = RecordingBackend()
         self.tracker = Tracker(Family.IPV4, "n1")
@@ -66,7 +75,7 @@ class Bench:
             Pacer(Pace(min_period, 30.0, drift_period), now),
             situation=lambda: Situation(context()),
             run_blocking=self._inline,
-            listeners=[self.notes],
+            listeners=[self.notes, *([listener] if listener is not None else [])],
         )
         self.task = asyncio.create_task(self.loop.run())
 
@@ -364,3 +373,78 @@ async def test_not_being_able_to_look_is_no_drift_but_a_reason_for_a_full_sync()
     assert b.notes.times("full") == [0.0, 1.0]
     assert not any(what.startswith("drift") for what, _ in b.notes.events)
     await b.stop()
+
+
+class Bug(Exception):
+    """Raised in the middle of a sync."""
+
+
+class Injection:
+    """Raises at the nth call of a function that keeps or derives state, while it is installed."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, frame: types.FrameType, event: str, _argument: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and ("/pointsman/model/" in file or file.endswith("/sync/reconcile.py")):
+            self.left -= 1
+            if not self.left:
+                raise Bug(frame.f_code.co_qualname)
+
+
+class Mirror(SyncListener):
+    """The plans in the kernel, as the changes of all syncs tell."""
+
+    def __init__(self) -> None:
+        self.plans: dict[ServicePortName, ServicePlan | None] = {}
+
+    def on_synced(self, outcome: SyncOutcome) -> None:
+        for name, change in outcome.changes.items():
+            assert self.plans.get(name) == change.old
+            self.plans[name] = change.new
+
+
+async def sync_with_error_at(number: int) -> bool:
+    """Whether a sync has so many calls; afterwards the next sync must be right."""
+    mirror = Mirror()
+    b = Bench(listener=mirror)
+    external = {"externalIPs": ["198.51.100.1"]}
+
+    def upsert(name: str, at: int, created: str, **spec: Any) -> None:
+        meta = {"creationTimestamp": created}
+        b.tracker.upsert_service(service(name, clusterIP=f"10.96.1.{at}", metadata=meta, **spec))
+
+    for at, name in enumerate(["a", "b", "c", "d"], 1):
+        upsert(name, at, f"202{at}", **external)
+        b.tracker.upsert_slice(endpoint_slice(f"10.244.1.{at}", name=name, service_name=name))
+    b.loop.request()
+    await b.loop.wait_idle()
+    b.tracker.delete_service("default/a")
+    upsert("b", 9, "2022")
+    upsert("e", 5, "2025", **external)
+    b.tracker.upsert_slice(endpoint_slice("10.244.1.7", name="c", service_name="c"))
+    before = sys.gettrace()
+    injection = Injection(number)
+    b.loop.request()
+    sys.settrace(injection)
+    try:
+        await b.loop.wait_idle()
+    finally:
+        sys.settrace(before)
+    b.loop.request()
+    await b.loop.wait_idle()
+    fresh = RecordingBackend()
+    Reconciler(fresh).sync(Changes(dict(b.tracker.states)), context())
+    assert b.backend.programmed == fresh.programmed
+    assert {name: plan for name, plan in mirror.plans.items() if plan} == fresh.programmed
+    assert not b.loop.unsynced
+    await b.stop()
+    return injection.left <= 0
+
+
+def test_after_an_error_at_any_call_the_next_sync_is_right() -> None:
+    number = 1
+    while run(sync_with_error_at(number)):
+        number += 1
+    assert number > 100
