@@ -13,7 +13,7 @@ from pointsman.lab.netns import Namespace
 from pointsman.obs.registry import Metrics
 from pointsman.serve.handlers import route
 from pointsman.serve.listeners import Listener
-from pointsman.serve.metrics import Pages, metrics_routes
+from pointsman.serve.routes import Pages, metrics_routes
 
 pytestmark = [
     pytest.mark.kernel,
@@ -45,7 +45,7 @@ async def test_profiles_are_for_clients_on_loopback(address: str, status: int) -
     )
     listener = Listener("metrics server", route(metrics_routes(Metrics("nftables"), pages)))
     await listener.start("0.0.0.0:0")
-    url = f"http://{address}:{listener.addresses[0][1]}/debug/pprof/heap"
+    url = f"http://{address}:{listener.addresses[0][1]}/debug/pprof/goroutine"
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
         assert answer.status == status
     await listener.stop()

@@ -21,8 +21,8 @@ from pointsman.serve.control import ControlServer
 from pointsman.serve.handlers import route
 from pointsman.serve.listeners import BindFailed, Listener
 from pointsman.serve.messages import Request, Response, text_response
-from pointsman.serve.metrics import Pages, description_routes, health_routes, metrics_routes
 from pointsman.serve.page import page_routes
+from pointsman.serve.routes import Pages, description_routes, health_routes, metrics_routes
 
 _GO_NAMES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "armv7l": "arm"}
 """Go's names of processors, where the kernel has others; dashboards compare the label with those of other components."""

@@ -1,25 +1,31 @@
-"""What is served where: the routes of the health port (10256) and of the metrics port (10249)."""
+"""Routes of the health port (10256) and of the metrics port (10249)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import platform
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from pointsman.config.gates import FeatureGates
 from pointsman.obs.registry import CONTENT_TYPE, Metrics
+from pointsman.serve.debug import debug_routes
 from pointsman.serve.handlers import require_address
 from pointsman.serve.health import ProxyHealth
 from pointsman.serve.messages import Handler, Request, Response, reply, text_response
-from pointsman.serve.profiling import profiling_routes
 from pointsman.serve.readiness import Check, readyz_answer
-from pointsman.serve.zpages import flags_page, healthz_text, status_page
+
+_NOTICE = (
+    "Warning: this page is meant for people. Its layout may change at any time; do not build tools on it.\n"
+)
+_SECOND = 1_000_000_000
 
 
 def health_routes(
     health: ProxyHealth, metrics: Metrics, checks: Callable[[], Iterable[Check]] = tuple
 ) -> dict[str, Handler]:
-    """/healthz, /livez and /readyz for load balancers, the kubelet and people; the first two are counted by their status."""
+    """Build /healthz, /livez and /readyz; the first two are counted by their status."""
 
     async def healthz(_request: Request) -> Response:
         answer = health.healthz()
@@ -38,7 +44,7 @@ def health_routes(
 
 
 class Pages(msgspec.Struct, frozen=True):
-    """What the metrics port shows; the callbacks are asked at every request, so a reload shows at once."""
+    """What the metrics port shows; the callbacks are called at every request, so a reload shows at once."""
 
     configuration: Callable[[], bytes]
     """JSON of the effective configuration in its external form, under the key kubeproxy.config.k8s.io."""
@@ -52,7 +58,7 @@ class Pages(msgspec.Struct, frozen=True):
 
 
 def description_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
-    """What the process tells about itself, for those who may ask anything."""
+    """Build the pages that describe the process, without restrictions."""
 
     async def exposition(_request: Request) -> Response:
         return reply(metrics.exposition(), CONTENT_TYPE)
@@ -61,13 +67,13 @@ def description_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
         return reply(pages.configuration(), "application/json")
 
     async def flagz(_request: Request) -> Response:
-        return text_response(flags_page(pages.flags()))
+        return text_response(format_flagz(pages.flags()))
 
     return {"/metrics": exposition, "/configz": configz, "/flagz": flagz}
 
 
 def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
-    """All paths of the metrics port."""
+    """Build all routes of the metrics port."""
     described = description_routes(metrics, pages)
 
     async def slis(_request: Request) -> Response:
@@ -81,7 +87,7 @@ def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
         metrics.healthchecks.labels(name="ping", status="success", type="healthz").inc()
         if "verbose" not in request.query:
             return text_response("ok")
-        return text_response(healthz_text(request.query.getall("exclude")))
+        return text_response(format_healthz(request.query.getall("exclude")))
 
     async def proxy_mode(_request: Request) -> Response:
         return text_response(metrics.mode)
@@ -98,12 +104,63 @@ def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
     if pages.gates.enabled("ComponentFlagz"):
         routes["/flagz"] = require_address(described["/flagz"])
     if pages.profiling:
-        routes |= profiling_routes(pages.set_verbosity)
+        routes |= debug_routes(pages.set_verbosity)
     if pages.gates.enabled("ComponentStatusz"):
-        statusz = status_page(pages.version, sorted({*routes, "/statusz"}))
+        statusz = make_statusz(pages.version, sorted({*routes, "/statusz"}))
 
         async def statusz_page(_request: Request) -> Response:
             return text_response(statusz())
 
         routes["/statusz"] = require_address(statusz_page)
     return routes
+
+
+def format_flagz(flags: Mapping[str, str]) -> str:
+    """Return the body of /flagz: every flag and its value, sorted."""
+    lines = [f"{name}={flags[name]}" for name in sorted(flags)]
+    return "\n".join(["", "kube-proxy flagz", _NOTICE, *lines, ""])
+
+
+def format_healthz(excluded: Collection[str]) -> str:
+    """List every check of the metrics port's /healthz (there is one), as kube-proxy does."""
+    unknown = ", ".join(f'"{name}"' for name in sorted({*excluded} - {"ping"}))
+    lines = ["[+]ping excluded: ok" if "ping" in excluded else "[+]ping ok"]
+    if unknown:
+        lines.append(f"warn: some health checks cannot be excluded: no matches for {unknown}")
+    return "\n".join([*lines, "healthz check passed", ""])
+
+
+def format_uptime(nanoseconds: int) -> str:
+    minutes, seconds = divmod(nanoseconds // _SECOND, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} hr {minutes:02d} min {seconds:02d} sec"
+
+
+def make_statusz(
+    version: str,
+    paths: Sequence[str],
+    *,
+    wall: Callable[[], int] = time.time_ns,
+    monotonic: Callable[[], int] = time.monotonic_ns,
+) -> Callable[[], str]:
+    """Return a function that renders /statusz; the moment of this call counts as the start."""
+    started = time.strftime("%a %b %e %H:%M:%S UTC %Y", time.gmtime(wall() // _SECOND))
+    began = monotonic()
+
+    def page() -> str:
+        return "\n".join(
+            [
+                "",
+                "kube-proxy statusz",
+                _NOTICE,
+                f"Started: {started}",
+                f"Up: {format_uptime(monotonic() - began)}",
+                f"Python version: {platform.python_version()}",
+                f"Binary version: {version}",
+                "",
+                f"Paths: {' '.join(paths)}",
+                "",
+            ]
+        )
+
+    return page
