@@ -15,6 +15,6 @@ def similar(name: str, known: Iterable[str], most: int = 1, *, likeness: float =
     ]
 
 
-def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "", *, likeness: float = 0.6) -> str:
     """`, did you mean X?` to append to a complaint about `name`; nothing when no known name is close."""
-    return "".join(f", did you mean {prefix}{word}?" for word in similar(name, known))
+    return "".join(f", did you mean {prefix}{word}?" for word in similar(name, known, likeness=likeness))

@@ -24,7 +24,7 @@ from pointsman.config.defaults import (
 )
 from pointsman.config.document import invalid
 from pointsman.config.flag_table import BY_NAME, FLAGS
-from pointsman.config.gates import gate_warnings
+from pointsman.config.gates import find_gate_warnings
 from pointsman.config.goflags import parse_flags
 from pointsman.config.load import load
 from pointsman.config.mode_table import IPTABLES
@@ -229,7 +229,7 @@ def _from_flags(flags: Mapping[str, Any], warnings: list[str]) -> KubeProxyConfi
             continue
         for field in BY_NAME[flag].fields:
             config = _with_field(config, field, value)
-    warnings += gate_warnings(config.feature_gates)
+    warnings += find_gate_warnings(config.feature_gates)
     healthz, metrics = default_bind_addresses(config.bind_address)
     return msgspec.structs.replace(
         config,

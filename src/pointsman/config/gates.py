@@ -1,7 +1,7 @@
-"""Feature gates: which are known, what they do here, and which can still change.
+"""Feature gates of a service proxy: what they do here, and which can still change.
 
 kube-proxy accepts every gate of Kubernetes, so a file shared between components may name gates that mean nothing to
-a proxy. Those are accepted with a warning; names that Kubernetes does not know are errors.
+a proxy. Any gate that is not in the table is ignored with a warning: which of them exist changes with every release.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pointsman.config import gates_elsewhere as elsewhere
 from pointsman.suggestions import did_you_mean
 
 
@@ -28,19 +27,23 @@ _GROUPS = {Stage.ALPHA: "AllAlpha", Stage.BETA: "AllBeta"}
 """Gates that switch all of one stage."""
 
 
+_LIKENESS = 0.85
+"""Most gates of other components resemble one of these a little."""
+
+
 class Gate(msgspec.Struct, frozen=True):
     """A gate as of the Kubernetes version we follow."""
 
     name: str
     stage: Stage
     default: bool
-    effect: str = ""
-    """What it does here; empty for a gate of other components."""
+    effect: str
+    """What it does here."""
     locked: bool = False
     """Setting it to anything but its default is an error."""
 
 
-PROXY_GATES: dict[str, Gate] = {
+GATES: dict[str, Gate] = {
     gate.name: gate
     for gate in (
         Gate("AllowServiceExternalIPs", Stage.GA, True, "answer on the externalIPs of Services"),
@@ -83,30 +86,13 @@ PROXY_GATES: dict[str, Gate] = {
 }
 
 
-GATES: Mapping[str, Gate] = PROXY_GATES | {
-    name: Gate(name, stage, default, locked=locked)
-    for names, stage, default, locked in (
-        (elsewhere.ALPHA, Stage.ALPHA, False, False),
-        (elsewhere.BETA_ON, Stage.BETA, True, False),
-        (elsewhere.BETA_OFF, Stage.BETA, False, False),
-        (elsewhere.SETTLED, Stage.GA, True, False),
-        (elsewhere.LOCKED_ON, Stage.GA, True, True),
-        (elsewhere.DEPRECATED_ON, Stage.DEPRECATED, True, False),
-        (elsewhere.DEPRECATED_OFF, Stage.DEPRECATED, False, False),
-        (elsewhere.DEPRECATED_LOCKED_ON, Stage.DEPRECATED, True, True),
-        (elsewhere.DEPRECATED_LOCKED_OFF, Stage.DEPRECATED, False, True),
-    )
-    for name in names.split()
-}
-
-
 class FeatureGates(msgspec.Struct, frozen=True):
-    """Gates as some settings leave them: a setting by name wins over AllAlpha and AllBeta, these over the default."""
+    """The state of every gate: a setting by name wins over AllAlpha and AllBeta, these over the default."""
 
     settings: Mapping[str, bool]
 
     def enabled(self, name: str) -> bool:
-        """Whether the gate is on; asking for a gate not in the table is a programming error (KeyError)."""
+        """Return whether the gate is on; KeyError for one that is not in the table."""
         gate = GATES[name]
         if gate.locked:
             return gate.default
@@ -115,12 +101,12 @@ class FeatureGates(msgspec.Struct, frozen=True):
 
 
 def effective_gates(settings: Mapping[str, bool]) -> FeatureGates:
-    """The one reader of `featureGates`."""
+    """Return the gates as `featureGates` sets them."""
     return FeatureGates(settings)
 
 
 def gate_states(gates: FeatureGates) -> dict[tuple[str, ...], float]:
-    """1 where a gate is on, by name and stage, groups included: kube-proxy's metric of them."""
+    """Return 1 where a gate is on, by name and stage, groups included, as kube-proxy's metric has it."""
     states: dict[tuple[str, ...], float] = {
         (group, stage.value): float(gates.settings.get(group, False)) for stage, group in _GROUPS.items()
     }
@@ -129,42 +115,29 @@ def gate_states(gates: FeatureGates) -> dict[tuple[str, ...], float]:
     return states
 
 
-def gate_problems(settings: Mapping[str, bool]) -> list[str]:
-    """Why these settings cannot be used, one sentence each."""
+def find_gate_problems(settings: Mapping[str, bool]) -> list[str]:
+    """Return why these settings cannot be used, one sentence each."""
     problems = []
     for name, on in sorted(settings.items()):
         gate = GATES.get(name)
-        if gate is None and name not in _GROUPS.values():
-            problems.append(f"unrecognized feature gate: {name}{did_you_mean(name, PROXY_GATES)}")
-        elif gate is not None and gate.locked and on is not gate.default:
+        if gate is not None and gate.locked and on is not gate.default:
             state = str(gate.default).lower()
             problems.append(
                 f"cannot set feature gate {name} to {str(on).lower()}, feature is locked to {state}"
             )
-    return problems + _dependency_problems(effective_gates(settings))
+    return problems
 
 
-def _dependency_problems(gates: FeatureGates) -> list[str]:
-    off: dict[str, list[str]] = {}
-    for needed, users in elsewhere.NEEDED_BY.items():
-        if not gates.enabled(needed):
-            for user in filter(gates.enabled, users.split()):
-                off.setdefault(user, []).append(needed)
-    return [
-        f"{name} is enabled, but depends on features that are disabled: {', '.join(needed)}"
-        for name, needed in sorted(off.items())
-    ]
-
-
-def gate_warnings(settings: Mapping[str, bool]) -> list[str]:
-    """What the user should know about usable settings."""
+def find_gate_warnings(settings: Mapping[str, bool]) -> list[str]:
+    """Return what the user should know about usable settings."""
     warnings = []
     for name in sorted(settings):
         gate = GATES.get(name)
         if gate is None:
-            continue
-        if not gate.effect:
-            warnings.append(f"feature gate {name} has no effect on a service proxy")
+            if name not in _GROUPS.values():
+                warnings.append(
+                    f"feature gate {name} has no effect on a service proxy{did_you_mean(name, GATES, likeness=_LIKENESS)}"
+                )
         elif gate.stage is Stage.DEPRECATED:
             warnings.append(f"feature gate {name} is deprecated and will be removed in a future release")
         elif gate.stage is Stage.GA:
@@ -175,9 +148,9 @@ def gate_warnings(settings: Mapping[str, bool]) -> list[str]:
 
 
 def gates_help() -> str:
-    """One line per gate, as in kube-proxy's help."""
+    """Return one line per gate, as in kube-proxy's help."""
     lines = [f"{group}=true|false ({stage.value} - default=false)" for stage, group in _GROUPS.items()]
-    for gate in PROXY_GATES.values():
+    for gate in GATES.values():
         if not gate.locked:
             stage = f"{gate.stage.value} - " if gate.stage.value else ""
             lines.append(

@@ -13,7 +13,7 @@ import yaml
 
 from pointsman.config.defaults import with_file_defaults
 from pointsman.config.document import Findings, block_from_plain, plain_from_block, shown
-from pointsman.config.gates import gate_warnings
+from pointsman.config.gates import find_gate_warnings
 from pointsman.config.types import API_VERSION, KIND, KubeProxyConfiguration
 from pointsman.errors import ConfigError
 from pointsman.yamltext import OnDuplicate, YamlError, load_documents
@@ -54,7 +54,7 @@ def load(data: bytes) -> LoadedConfig:
     if wrong:
         raise ConfigError(wrong)
     config = with_file_defaults(block_from_plain(KubeProxyConfiguration, body, KIND, findings))
-    findings.warnings += gate_warnings(config.feature_gates)
+    findings.warnings += find_gate_warnings(config.feature_gates)
     return LoadedConfig(config, tuple(findings.warnings), tuple(findings.problems))
 
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from pointsman import KUBERNETES_MINOR
 from pointsman.config.document import Findings
-from pointsman.config.gates import effective_gates, gate_problems
+from pointsman.config.gates import effective_gates, find_gate_problems
 from pointsman.config.mode_table import IPTABLES, IPVS, MODES, mode_rows
 from pointsman.config.types import Conntrack, KubeProxyConfiguration, Logging, OutputRouting
 from pointsman.model.addresses import address_from_text, cidr_from_text, port_from_text, split_host_port
@@ -29,7 +29,7 @@ _PAIR_EXAMPLE = "(e.g. 10.100.0.0/16,fde4:8dba:82e1::/48)"
 def validation_problems(config: KubeProxyConfiguration) -> list[str]:
     """Everything wrong with a defaulted configuration; an empty list means that it can run."""
     findings = Findings()
-    for problem in gate_problems(config.feature_gates):
+    for problem in find_gate_problems(config.feature_gates):
         findings.invalid(f"{ROOT}.featureGates", config.feature_gates, problem)
     _check_mode(config, findings)
     _check_periods(config, findings)

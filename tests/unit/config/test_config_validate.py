@@ -67,7 +67,7 @@ def problems(body: str) -> Sequence[str]:
         ("logging: {vmodule: [{filePattern: 'a=b'}]}", 'logging.vmodule[0]: Invalid value: "a=b": file pattern must not contain equal sign or comma'),
         ("logging: {options: {json: {splitStream: true}}}", "logging.options.json.splitStream: Forbidden: feature gate LoggingAlphaOptions is disabled"),
         ("logging: {options: {text: {infoBufferSize: 1Ki}}}", "logging.options.text.infoBufferSize: Forbidden: feature gate LoggingAlphaOptions is disabled"),
-        ("featureGates: {NoSuchGate: true}", 'featureGates: Invalid value: {"NoSuchGate":true}: unrecognized feature gate: NoSuchGate'),
+        ("featureGates: {WinDSR: false}", 'featureGates: Invalid value: {"WinDSR":false}: cannot set feature gate WinDSR to false, feature is locked to true'),
     ],
 )  # fmt: skip
 def test_rule_is_reported_by_field(body: str, problem: str) -> None:
