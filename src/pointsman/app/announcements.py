@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from pointsman.backends.contract import Mode
 from pointsman.config.command_line import KUBE_PROXY, RunOptions
 from pointsman.model.balancing import BalancingDefaults, Scheduler
-from pointsman.model.findings import Finding, Rejection
+from pointsman.model.findings import Finding
 from pointsman.node.surroundings import Recorder
 from pointsman.obs.line_budget import LineBudget
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
+from pointsman.wording.findings import render_finding, render_message
 
 _log = get_log(__name__)
 
@@ -59,23 +60,29 @@ class FindingReport:
         self._lines = LineBudget(clock)
 
     def __call__(self, finding: Finding) -> None:
-        if isinstance(finding, Rejection):
-            self._metrics.objects_skipped.labels(kind=finding.kind, reason=finding.reason).inc()
-            if finding.kind == "Service" and finding.key:
-                self._recorder.service_event(finding.key, finding.reason, finding.message)
+        if finding.is_error:
+            reference, code = finding.object, finding.code.value
+            self._metrics.objects_skipped.labels(kind=reference.kind, reason=code).inc()
+            if reference.kind == "Service" and reference.key:
+                self._recorder.service_event(reference.key, code, render_message(finding))
             else:
-                self._recorder.node_event(finding.reason, str(finding))
+                self._recorder.node_event(code, render_finding(finding))
         self._log(finding)
 
     def _log(self, finding: Finding) -> None:
-        more = self._lines.line(finding.kind)
+        reference = finding.object
+        more = self._lines.line(reference.kind)
         if more is None:
             return
-        fields: dict[str, object] = {"kind": finding.kind, "object": finding.key, "reason": finding.reason}
-        if finding.place:
-            fields["place"] = finding.place
+        fields: dict[str, object] = {
+            "kind": reference.kind,
+            "object": reference.key,
+            "reason": finding.code.value,
+        }
+        if reference.place:
+            fields["place"] = reference.place
         fields |= more
-        if isinstance(finding, Rejection):
-            _log.error("An object cannot be used and is skipped", err=finding.message, **fields)
+        if finding.is_error:
+            _log.error("Object skipped", err=render_message(finding), **fields)
         else:
-            _log.warning("An object is used, with a remark", remark=finding.message, **fields)
+            _log.warning("Object used with a warning", warning=render_message(finding), **fields)

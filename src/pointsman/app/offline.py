@@ -26,14 +26,14 @@ from pointsman.model.labels import ServiceLabels
 from pointsman.model.node import NodeFacts, build_node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
-from pointsman.model.problem import Problem
-from pointsman.model.remarks import Remarks
 from pointsman.model.service import ServicePortName
+from pointsman.model.service_findings import ServiceFindings
 from pointsman.model.tracker import Tracker
 from pointsman.node.node_context import node_context, pod_ranges
 from pointsman.source.manifest_files import load_objects
 from pointsman.suggestions import did_you_mean
 from pointsman.sync.reconcile import Reconciler
+from pointsman.wording.findings import render_finding
 
 BOTH_FAMILIES = (Family.IPV4, Family.IPV6)
 
@@ -90,7 +90,7 @@ def plan_manifests(
     objects, findings = load_objects(*paths)
     if not objects:
         raise ConfigError(
-            [str(finding) for finding in findings]
+            [render_finding(finding) for finding in findings]
             or [f"{', '.join(map(str, paths))}: holds no Service, EndpointSlice, Node or ServiceCIDR"]
         )
     return plan_objects(
@@ -115,7 +115,7 @@ def plan_objects(
     findings: Sequence[Finding] = (),
 ) -> Planned:
     """As `plan_manifests`, for objects at hand."""
-    notes = [str(finding) for finding in findings]
+    notes = [render_finding(finding) for finding in findings]
     node_name, node = _node(objects, config.hostname_override, notes)
     facts = build_node_facts(node_name, node, config.bind_address)
     service_cidrs = [c for item in objects if isinstance(item, ServiceCIDR) for c in item.spec.cidrs or ()]
@@ -141,8 +141,8 @@ def plan_objects(
         mode=mode_named(config.mode),
         live=False,
         families=tuple(views),
-        remarks=planner.remarks.all(),
-        findings=tuple(findings),
+        service_findings=planner.service_findings.all(),
+        source_findings=tuple(findings),
     )
     labels = ServiceLabels(item for item in objects if isinstance(item, Service))
     return Planned(node_name, config, requests, view, labels, tuple(dict.fromkeys(notes)))
@@ -190,16 +190,16 @@ class _Planner:
         self._pod_ranges = pod_ranges(node)
         self._notes = notes
         self._allow_external = effective_gates(config.feature_gates).enabled("AllowServiceExternalIPs")
-        self.remarks = Remarks()
+        self.service_findings = ServiceFindings()
         for service in self._services:
-            self.remarks.upsert_service(service)
+            self.service_findings.upsert_service(service)
 
     def plan(self, context: NodeContext, node_addresses: tuple[bytes, ...]) -> tuple[SyncRequest, FamilyView]:
         tracker = Tracker(
             context.family,
             self._node_name,
             allow_external_ips=self._allow_external,
-            on_problem=self._object_problem,
+            on_finding=self._on_finding,
         )
         for service in self._services:
             tracker.upsert_service(service)
@@ -207,7 +207,7 @@ class _Planner:
             tracker.upsert_slice(endpoint_slice)
         keeper = RequestKeeper(context.family)
         outcome = Reconciler(keeper).sync(tracker.take(), context)
-        self._notes += [f"Service {found.name}: {found.problem.message}" for found in outcome.problems]
+        self._notes += [render_finding(finding) for finding in outcome.findings]
         assert keeper.request is not None
         keys = {service.metadata.key for service in self._services}
         view = FamilyView(
@@ -221,6 +221,6 @@ class _Planner:
         )
         return keeper.request, view
 
-    def _object_problem(self, kind: str, meta: Meta, problem: Problem) -> None:
-        self.remarks.problem(kind, meta, problem)
-        self._notes.append(f"{kind} {meta.key}: {problem.message}")
+    def _on_finding(self, meta: Meta, finding: Finding) -> None:
+        self.service_findings.add(meta, finding)
+        self._notes.append(render_finding(finding))

@@ -105,7 +105,7 @@ def service_keys(view: View, target: Target) -> list[str]:
     if target.pod:
         return []
     known = {name.key for family in view.families for name in family.states}
-    known |= view.remarks.keys() | rejected_services(view)
+    known |= view.service_findings.keys() | rejected_services(view)
     if target.namespace:
         wanted = f"{target.namespace}/{target.service}"
         return [wanted] if wanted in known else []
@@ -114,7 +114,9 @@ def service_keys(view: View, target: Target) -> list[str]:
 
 
 def _not_found(view: View, target: Target) -> Cause:
-    known = sorted({name.key for family in view.families for name in family.states} | view.remarks.keys())
+    known = sorted(
+        {name.key for family in view.families for name in family.states} | view.service_findings.keys()
+    )
     asked = f"{target.namespace or 'default'}/{target.service}"
     names = {key.partition("/")[2] for key in known}
     close = [
@@ -186,7 +188,7 @@ def _service_ports(
         message = f"Service {key} has no port {target.port!r}, only {listed(sorted(others))}"
         causes.append(Cause("NoSuchPort", message))
     else:
-        causes.extend(skipped_causes(key, view.remarks.get(key, ())))
+        causes.extend(skipped_causes(key, view.service_findings.get(key, ())))
 
 
 def _port_matches(name: ServicePortName, number: int, target: Target) -> bool:

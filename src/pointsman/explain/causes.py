@@ -13,39 +13,14 @@ from pointsman.explain.packets import Client, denied_by_ranges, serves_node_port
 from pointsman.explain.report import Cause
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.findings import Code, Finding
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
-from pointsman.model.problem import Problem
-from pointsman.model.remarks import IP_MODE_PROXY, NO_BALANCER_ADDRESS
-from pointsman.model.service import SOURCE_RANGES_ANNOTATION, ServicePort, SkipReason
+from pointsman.model.service import SOURCE_RANGES_ANNOTATION, ServicePort
+from pointsman.wording.findings import describe
 
 _SHOWN = 5
 
-_NOT_OURS_ADVICE = {
-    SkipReason.HEADLESS.value: "clients use the pod addresses that DNS returns for its name; there is no cluster IP to answer",
-    SkipReason.EXTERNAL_NAME.value: "its name is a DNS alias; connections never pass through this proxy",
-    SkipReason.OTHER_PROXY.value: "remove the label service.kubernetes.io/service-proxy-name to have it served here",
-    SkipReason.NO_CLUSTER_IP.value: "the API server allocates a cluster IP when the Service is created; is the object complete?",
-}
-_REMARK_ADVICE = {
-    IP_MODE_PROXY: "packets to it go to the load balancer, as the Service's status asks; set ipMode VIP to serve it on the node",
-    NO_BALANCER_ADDRESS: "the cloud controller (or MetalLB and the like) has not assigned one yet; look at its log",
-}
-_OTHER_ADDRESS = "choose an address outside the service range"
-_OTHER_MODE = "remove the annotation, or run a mode that has it: docs/balancing.md"
-_ONE_SERVICE = "one address, protocol and port can serve one Service only; the older one keeps it"
-_PROBLEM_ADVICE = {
-    "AddressInServiceRange": _OTHER_ADDRESS,
-    "AddressIsClusterIP": _OTHER_ADDRESS,
-    "AddressNotAllowed": "add its range to --external-ip-allow-cidrs if it may be claimed",
-    "ContestedAddress": _ONE_SERVICE,
-    "ContestedNodePort": _ONE_SERVICE,
-    "PortNotHashed": "ask for source-hash, or for no session affinity",
-    "SchedulerNotPossible": _OTHER_MODE,
-    "SlowStartNotPossible": _OTHER_MODE,
-    "SourceRangesNotPossible": "run nftables or iptables mode, or guard node ports and external IPs by other means",
-    "SourceRangesOfOtherFamily": "give ranges of both families, or 0.0.0.0/0 or ::/0 where everybody is meant",
-    "TooManyToHash": "docs/balancing.md says what a hash costs; zone hints (trafficDistribution) leave each node fewer endpoints",
-}
+_NOT_SERVED = frozenset((Code.HEADLESS, Code.EXTERNAL_NAME, Code.OTHER_PROXY, Code.NO_CLUSTER_IP))
 
 
 def listed(words: Iterable[str]) -> str:
@@ -55,14 +30,15 @@ def listed(words: Iterable[str]) -> str:
     return ", ".join(every[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def skipped_causes(key: str, remarks: tuple[Problem, ...]) -> Iterator[Cause]:
+def skipped_causes(key: str, findings: tuple[Finding, ...]) -> Iterator[Cause]:
     """Why a Service that exists has no service ports here."""
-    for remark in remarks:
-        if remark.reason in _NOT_OURS_ADVICE:
-            advice = _NOT_OURS_ADVICE[remark.reason]
-            yield Cause("NotServed", f"Service {key} is not for this proxy: {remark.message}", advice)
+    for finding in map(describe, findings):
+        if finding.code in _NOT_SERVED:
+            yield Cause(
+                "NotServed", f"Service {key} is not for this proxy: {finding.message}", finding.remedy
+            )
         else:
-            yield Cause(remark.reason, f"Service {key}: {remark.message}")
+            yield Cause(finding.code.value, f"Service {key}: {finding.message}")
 
 
 def port_causes(
@@ -86,8 +62,8 @@ def port_causes(
             fatal=False,
         )
     yield from _source_ranges(plan.frontends, clients, family)
-    for problem in plan.problems:
-        yield Cause(problem.reason, problem.message, _PROBLEM_ADVICE.get(problem.reason, ""), fatal=False)
+    for finding in map(describe, plan.findings):
+        yield Cause(finding.code.value, finding.message, finding.remedy, fatal=False)
     yield from _remarks(port, plan, view)
     yield from _hints(plan)
 
@@ -219,9 +195,8 @@ def _open(frontends: tuple[Frontend, ...]) -> str:
 
 
 def _remarks(port: ServicePort, plan: ServicePlan, view: View) -> Iterator[Cause]:
-    for remark in view.remarks.get(port.name.key, ()):
-        advice = _REMARK_ADVICE.get(remark.reason, "correct the object; the rest of it is used")
-        yield Cause(remark.reason, remark.message, advice, fatal=False)
+    for finding in map(describe, view.service_findings.get(port.name.key, ())):
+        yield Cause(finding.code.value, finding.message, finding.remedy, fatal=False)
     if port.external_ips_ignored:
         yield Cause(
             "ExternalIPsIgnored",

@@ -10,9 +10,10 @@ from pointsman.explain.report import Cause
 from pointsman.explain.target import Target
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import address_text, family_of, is_loopback
+from pointsman.model.findings import Code, Severity
 from pointsman.model.plan import FrontendKind
-from pointsman.model.remarks import IP_MODE_PROXY
 from pointsman.model.service import ServicePort
+from pointsman.wording.findings import render_message
 
 
 def causes(view: View, target: Target) -> Iterator[Cause]:
@@ -58,9 +59,11 @@ def _losers(family: FamilyView, target: Target, address: bytes) -> Iterator[Caus
         if target.number not in (0, state.port.port) or not _claims(state.port, address):
             continue
         plan = family.plans.get(name)
-        for problem in plan.problems if plan is not None else ():
-            if problem.address == address and not problem.served:
-                yield Cause(problem.reason, f"{name} claims it and does not get it: {problem.message}")
+        text = address_text(address)
+        for finding in plan.findings if plan is not None else ():
+            if finding.parameters.get("address") == text and finding.severity is not Severity.NOTICE:
+                message = f"{name} requests it but lost the conflict: {render_message(finding)}"
+                yield Cause(finding.code.value, message)
 
 
 def _claims(port: ServicePort, address: bytes) -> bool:
@@ -92,11 +95,11 @@ def _node_port(view: View, family: FamilyView, target: Target, address: bytes) -
 
 def _ip_mode(view: View, address: bytes) -> Iterator[Cause]:
     text = address_text(address)
-    for key, remarks in sorted(view.remarks.items()):
-        for remark in remarks:
-            if remark.reason == IP_MODE_PROXY and remark.address == address:
+    for key, findings in sorted(view.service_findings.items()):
+        for finding in findings:
+            if finding.code is Code.IP_MODE_PROXY and finding.parameters["address"] == text:
                 yield Cause(
-                    IP_MODE_PROXY,
+                    finding.code.value,
                     f"{text} is a load balancer address of {key} with ipMode Proxy: not served on nodes",
                     "packets go to the load balancer itself; set ipMode VIP to serve it here",
                 )

@@ -12,7 +12,6 @@ from pointsman.model.findings import Finding
 from pointsman.model.host import HostFacts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
-from pointsman.model.problem import Problem
 from pointsman.model.service import ServicePortName
 from pointsman.model.slices import PortKey
 from pointsman.model.tracker import PortState
@@ -54,9 +53,9 @@ class View(msgspec.Struct, frozen=True):
     mode: Mode
     live: bool
     families: tuple[FamilyView, ...]
-    remarks: Mapping[str, tuple[Problem, ...]] = {}
-    """By Service key; see `Remarks`."""
-    findings: tuple[Finding, ...] = ()
-    """What the source of objects cannot use, and what it remarks on."""
+    service_findings: Mapping[str, tuple[Finding, ...]] = {}
+    """By Service key; see `ServiceFindings`."""
+    source_findings: tuple[Finding, ...] = ()
+    """About objects that the source cannot use, or that need attention."""
     waiting_for: str = ""
     """What the proxy needs before its first sync; empty once it has started."""

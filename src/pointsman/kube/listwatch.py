@@ -23,7 +23,7 @@ from pointsman.kube.resources import Resource
 from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.kube.timing import Retries, Timing
 from pointsman.kube.transport import Idle, TooLarge, Transport
-from pointsman.model.findings import Rejection
+from pointsman.model.findings import Code, Finding, ObjectReference, Severity
 from pointsman.model.objects import KubeObject
 from pointsman.model.source_events import SourceEvent, Synced
 from pointsman.obs.log import get_log
@@ -383,7 +383,12 @@ class ListWatch(Generic[T]):
 
     def _reject(self, bad: BadObject) -> None:
         """Reports an object that cannot be decoded, once per version of its fault."""
-        rejection = Rejection(self._name, bad.key, "Undecodable", bad.error[:_LONGEST_REJECTION])
+        rejection = Finding(
+            Code.UNDECODABLE,
+            Severity.ERROR,
+            ObjectReference(self._name, bad.key),
+            {"detail": bad.error[:_LONGEST_REJECTION]},
+        )
         if self._status.rejected.get(bad.key) != rejection:
             self._status.rejected[bad.key] = rejection
             self._on_finding(rejection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from pointsman.model.findings import Finding, Rejection, Remark
+from pointsman.model.findings import Finding
 
 OnFinding = Callable[[Finding], None]
 """Called once for everything new that a source finds wrong, or worth saying."""
@@ -30,12 +30,12 @@ class WatchStatus:
     lists: int = 0
     """Complete lists so far; more than one means that the server had forgotten our resourceVersion."""
     objects: int = 0
-    rejected: dict[str, Rejection] = field(default_factory=dict)
+    rejected: dict[str, Finding] = field(default_factory=dict)
     """What cannot be used at this moment, each under a name of its own; mended objects are taken out again."""
     unlisted: int = 0
     """Further ones, too many to be told one by one."""
-    remarks: tuple[Remark, ...] = ()
-    """On objects that are used."""
+    notices: tuple[Finding, ...] = ()
+    """About objects that are used."""
     passed_over: Mapping[str, int] = field(default_factory=dict)
     """How many objects of which kinds a proxy has no use for."""
 
@@ -45,7 +45,7 @@ class WatchStatus:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        return (*self.rejected.values(), *self.remarks)
+        return (*self.rejected.values(), *self.notices)
 
     def answered(self) -> None:
         """The server takes part, even if it has said nothing yet."""

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from pointsman.model.endpoint import FULL_SHARE, NO_WEIGHT, Endpoint, Identity
+from pointsman.model.findings import Code, Finding, bad_annotation
 from pointsman.model.objects import Meta
-from pointsman.model.problem import Problem, bad_annotation
 
 SCHEDULER_ANNOTATION = "pointsman.dev/scheduler"
 WEIGHTS_ANNOTATION = "pointsman.dev/weights"
@@ -147,7 +147,7 @@ class BalancingPlan(msgspec.Struct, frozen=True, gc=False):
         return self.weights.get(endpoint.identity, 1)
 
 
-def parse_balancing_request(meta: Meta, problems: list[Problem]) -> BalancingRequest:
+def parse_balancing_request(meta: Meta, findings: list[Finding]) -> BalancingRequest:
     """What the annotations of a Service ask for; a bad value is reported and counts as not given."""
     if not meta.annotations:
         return NO_REQUEST
@@ -155,41 +155,41 @@ def parse_balancing_request(meta: Meta, problems: list[Problem]) -> BalancingReq
     scheduler = _WORDS.get(word)
     if word and scheduler is None:
         known = ", ".join((*OWN_SCHEDULERS, *IPVS_SCHEDULERS))
-        problems.append(bad_annotation(SCHEDULER_ANNOTATION, word, f"known are {known}"))
+        findings.append(bad_annotation(SCHEDULER_ANNOTATION, word, f"one of {known}"))
         word = ""
-    slots = _number(meta, HASH_SLOTS_ANNOTATION, HASH_SLOTS_RANGE, problems)
+    slots = _number(meta, HASH_SLOTS_ANNOTATION, HASH_SLOTS_RANGE, findings)
     found = BalancingRequest(
         scheduler,
         word,
-        parse_weights(meta, problems),
-        _slow_start(meta, problems),
+        parse_weights(meta, findings),
+        _slow_start(meta, findings),
         slots or 0,
-        _yes_or_no(meta, RESET_GONE_ANNOTATION, problems),
+        _yes_or_no(meta, RESET_GONE_ANNOTATION, findings),
     )
     if found.slow_start and scheduler is not None and scheduler.hashes:
-        message = f"annotation {SLOW_START_ANNOTATION}: has no effect with {word}, by which all nodes must choose alike"
-        problems.append(Problem("SlowStartIgnored", message))
+        parameters = {"annotation": SLOW_START_ANNOTATION, "scheduler": word}
+        findings.append(Finding(Code.SLOW_START_IGNORED, parameters=parameters))
     return NO_REQUEST if found == NO_REQUEST else found
 
 
-def _number(meta: Meta, name: str, within: tuple[int, int], problems: list[Problem]) -> int | None:
+def _number(meta: Meta, name: str, within: tuple[int, int], findings: list[Finding]) -> int | None:
     text = meta.annotation(name)
     if text is None:
         return None
     least, most = within
     if re.fullmatch(r"[0-9]{1,9}", text) and least <= int(text) <= most:
         return int(text)
-    problems.append(bad_annotation(name, text, f"it must be a number from {least} to {most}"))
+    findings.append(bad_annotation(name, text, f"a number from {least} to {most}"))
     return None
 
 
 _TRUTH = {"true": True, "false": False}
 
 
-def _yes_or_no(meta: Meta, name: str, problems: list[Problem]) -> bool | None:
+def _yes_or_no(meta: Meta, name: str, findings: list[Finding]) -> bool | None:
     text = meta.annotation(name)
     if text is not None and text not in _TRUTH:
-        problems.append(bad_annotation(name, text, 'it must be "true" or "false"'))
+        findings.append(bad_annotation(name, text, '"true" or "false"'))
     return _TRUTH.get(text or "")
 
 
@@ -205,14 +205,14 @@ def parse_seconds(text: str) -> int | None:
     return seconds if seconds <= MAX_SLOW_START_SECONDS else None
 
 
-def _slow_start(meta: Meta, problems: list[Problem]) -> int | None:
+def _slow_start(meta: Meta, findings: list[Finding]) -> int | None:
     text = meta.annotation(SLOW_START_ANNOTATION)
     if text is None:
         return None
     seconds = parse_seconds(text)
     if seconds is None:
-        problems.append(
-            bad_annotation(SLOW_START_ANNOTATION, text, "it must be a time up to 1 h such as 30s or 2m")
+        findings.append(
+            bad_annotation(SLOW_START_ANNOTATION, text, "a time of at most 1 h, such as 30s or 2m")
         )
     return seconds
 
@@ -220,7 +220,7 @@ def _slow_start(meta: Meta, problems: list[Problem]) -> int | None:
 _RULE = re.compile(r"(?:(pod|node|zone)/([^/=,\s]{1,253})=)?([0-9]{1,4})")
 
 
-def parse_weights(meta: Meta, problems: list[Problem]) -> Weights:
+def parse_weights(meta: Meta, findings: list[Finding]) -> Weights:
     """The weights that a Service or an EndpointSlice gives; bad entries and those beyond the limit are left out."""
     text = meta.annotation(WEIGHTS_ANNOTATION)
     if not text:
@@ -230,15 +230,13 @@ def parse_weights(meta: Meta, problems: list[Problem]) -> Weights:
     for entry in entries[:MAX_WEIGHTS]:
         match = _RULE.fullmatch(entry.strip())
         if match is None or int(match[3]) > MAX_WEIGHT:
-            expected = f"entries are zone/NAME=N, node/NAME=N or pod/NAME=N with N from 0 to {MAX_WEIGHT}"
-            problems.append(bad_annotation(WEIGHTS_ANNOTATION, entry.strip(), expected))
+            expected = f"entries zone/NAME=N, node/NAME=N or pod/NAME=N with N from 0 to {MAX_WEIGHT}"
+            findings.append(bad_annotation(WEIGHTS_ANNOTATION, entry.strip(), expected))
         else:
             weights[match[1] or "", match[2] or ""] = int(match[3])
     if len(entries) > MAX_WEIGHTS:
-        expected = (
-            f"only the first {MAX_WEIGHTS} entries count; give weights by node or zone, or to EndpointSlices"
-        )
-        problems.append(bad_annotation(WEIGHTS_ANNOTATION, entries[-1].strip(), expected))
+        expected = f"at most {MAX_WEIGHTS} entries; give weights by node or zone, or annotate EndpointSlices"
+        findings.append(bad_annotation(WEIGHTS_ANNOTATION, entries[-1].strip(), expected))
     return weights
 
 
@@ -263,13 +261,13 @@ def choose_scheduler(
     request: BalancingRequest,
     endpoints: Iterable[Endpoint],
     defaults: BalancingDefaults,
-    problems: list[Problem],
+    findings: list[Finding],
 ) -> Scheduler:
     """The scheduler a service port gets: the one asked for where the mode has it. What is not available is reported."""
     wanted = request.scheduler
     if request.slow_start and not defaults.capabilities.adjusts_shares:
-        message = f"annotation {SLOW_START_ANNOTATION}: not available in this proxy mode; new endpoints get their full share at once"
-        problems.append(Problem("SlowStartNotPossible", message))
+        parameters = {"annotation": SLOW_START_ANNOTATION}
+        findings.append(Finding(Code.SLOW_START_NOT_POSSIBLE, parameters=parameters))
     if wanted is None:
         default = (
             defaults.scheduler if defaults.scheduler in defaults.capabilities.schedulers else Scheduler.RANDOM
@@ -278,8 +276,8 @@ def choose_scheduler(
     if wanted in defaults.capabilities.schedulers:
         return wanted
     used = choose_fallback_scheduler(request, endpoints)
-    message = f"annotation {SCHEDULER_ANNOTATION}: {request.word} is not available in this proxy mode; {used.value} is used"
-    problems.append(Problem("SchedulerNotPossible", message))
+    parameters = {"annotation": SCHEDULER_ANNOTATION, "scheduler": request.word, "used": used.value}
+    findings.append(Finding(Code.SCHEDULER_NOT_POSSIBLE, parameters=parameters))
     return used
 
 

@@ -1,38 +1,165 @@
-"""What a source finds out about an object, or a file, before anybody can use it."""
+"""What can be said about an object, a Service or a configuration: a code, how much it matters, about what, and details.
+
+There is no English here: `pointsman.wording` makes text from codes and parameters. A code is also the reason of an event
+and the label of a metric, so its value never changes.
+"""
 
 from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 FILE = "File"
 DOCUMENT = "Document"
+"""Kinds of what a source reads and cannot attribute to an object."""
+
+MAX_VALUE_LENGTH = 200
+MAX_PER_OBJECT = 20
+
+Value = str | int | tuple[str, ...]
 
 
-class _AboutAnObject(msgspec.Struct, frozen=True, gc=False):
-    """What a source found out about one object, or about a whole file."""
+class Severity(enum.Enum):
+    """How much a finding matters to what it is about."""
+
+    ERROR = "error"
+    """It is not used or not served."""
+    WARNING = "warning"
+    """It is used, but a part of it is left out, or something works differently than requested."""
+    NOTICE = "notice"
+    """It is used as it is."""
+
+
+class Code(enum.Enum):
+    """What was found; the value is a CamelCase word for programs, events and metrics."""
+
+    UNKNOWN = "Unknown"
+    """Of a program of another version, which has codes that this one does not."""
+
+    # An object that a source cannot use.
+    DUPLICATE = "Duplicate"
+    INVALID = "Invalid"
+    NOT_ALLOCATED = "NotAllocated"
+    UNDECODABLE = "Undecodable"
+    UNKNOWN_KIND = "UnknownKind"
+    UNREADABLE = "Unreadable"
+
+    # Fields of a Service.
+    BAD_ADDRESS = "BadAddress"
+    BAD_AFFINITY_TIMEOUT = "BadAffinityTimeout"
+    BAD_ANNOTATION = "BadAnnotation"
+    BAD_CLUSTER_IP = "BadClusterIP"
+    BAD_PORT = "BadPort"
+    BAD_PROTOCOL = "BadProtocol"
+    BAD_SOURCE_RANGE = "BadSourceRange"
+    FORBIDDEN_ADDRESS = "ForbiddenAddress"
+    FORBIDDEN_CLUSTER_IP = "ForbiddenClusterIP"
+    MORE_PROBLEMS = "MoreProblems"
+    SLOW_START_IGNORED = "SlowStartIgnored"
+
+    # Fields of an EndpointSlice.
+    BAD_ENDPOINT_ADDRESS = "BadEndpointAddress"
+    BAD_ENDPOINT_PORT = "BadEndpointPort"
+    BAD_TRIGGER_TIME = "BadTriggerTime"
+    ENDPOINT_WITHOUT_ADDRESS = "EndpointWithoutAddress"
+    FORBIDDEN_ENDPOINT_ADDRESS = "ForbiddenEndpointAddress"
+    TOO_MANY_ENDPOINT_PORTS = "TooManyEndpointPorts"
+    WRONG_FAMILY_ENDPOINT = "WrongFamilyEndpoint"
+
+    # Services that this proxy does not serve, and addresses that it does not.
+    EXTERNAL_NAME = "ExternalName"
+    HEADLESS = "Headless"
+    IP_MODE_PROXY = "IPModeProxy"
+    NO_CLUSTER_IP = "NoClusterIP"
+    NO_LOAD_BALANCER_ADDRESS = "NoLoadBalancerAddress"
+    OTHER_PROXY = "OtherProxy"
+
+    # The plan of a service port.
+    ADDRESS_IN_SERVICE_RANGE = "AddressInServiceRange"
+    ADDRESS_IS_CLUSTER_IP = "AddressIsClusterIP"
+    ADDRESS_NOT_ALLOWED = "AddressNotAllowed"
+    CONTESTED_ADDRESS = "ContestedAddress"
+    CONTESTED_CLUSTER_IP = "ContestedClusterIP"
+    CONTESTED_NODE_PORT = "ContestedNodePort"
+    INTERNAL_ERROR = "InternalError"
+    KERNEL_REFUSED = "KernelRefused"
+    PORT_NOT_HASHED = "PortNotHashed"
+    SCHEDULER_NOT_POSSIBLE = "SchedulerNotPossible"
+    SLOW_START_NOT_POSSIBLE = "SlowStartNotPossible"
+    SOURCE_RANGES_NOT_POSSIBLE = "SourceRangesNotPossible"
+    SOURCE_RANGES_OF_OTHER_FAMILY = "SourceRangesOfOtherFamily"
+    TOO_MANY_TO_HASH = "TooManyToHash"
+
+    @classmethod
+    def _missing_(cls, _value: object) -> Code:
+        return cls.UNKNOWN
+
+
+class ObjectReference(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a finding is about."""
 
     kind: str
     """Service, EndpointSlice, Node or ServiceCIDR; `File` or `Document` when no object can be named."""
-    key: str
+    key: str = ""
     """`namespace/name`; the path of a file; empty when unknown."""
-    reason: str
-    """Short CamelCase word for metrics and events."""
-    message: str
-    """What is wrong, starting with the field's path where there is one."""
+    port: str = ""
+    """The name of the port, where it is about one service port."""
     place: str = ""
-    """The file, and the part of it, that holds the object; empty for what an API server sent."""
+    """The file, and the part of it, that holds the object; empty for an object from an API server."""
 
-    def __str__(self) -> str:
-        subject = f"{self.kind} {self.key or '(unnamed)'}" if self.kind not in (FILE, DOCUMENT) else ""
-        return ": ".join(part for part in (self.place, subject, self.message) if part)
-
-
-class Rejection(_AboutAnObject, frozen=True, gc=False):
-    """A source cannot use this; the last good version, if there was one, stays in use."""
+    @property
+    def name(self) -> str:
+        """The key, with the port as in the name of a service port."""
+        return f"{self.key}:{self.port}" if self.port else self.key
 
 
-class Remark(_AboutAnObject, frozen=True, gc=False):
-    """Its author should know this about an object that is used nevertheless."""
+NO_OBJECT = ObjectReference("")
+_NO_PARAMETERS: Mapping[str, Value] = {}
 
 
-Finding = Rejection | Remark
+class Finding(msgspec.Struct, frozen=True, gc=False):
+    """One thing found out about an object, a Service or a configuration."""
+
+    code: Code
+    severity: Severity = Severity.WARNING
+    object: ObjectReference = NO_OBJECT
+    """Filled in where the finding leaves the function that made it."""
+    parameters: Mapping[str, Value] = _NO_PARAMETERS
+    """What the text about this code needs."""
+    message: str = ""
+    """What is the case, in English. Like the remedy made by `wording.describe` for people; empty inside the program."""
+    remedy: str = ""
+    """What to do about it."""
+
+    def __hash__(self) -> int:
+        return hash((self.code, self.object))
+
+    def about(self, reference: ObjectReference) -> Finding:
+        return msgspec.structs.replace(self, object=reference)
+
+    @property
+    def is_error(self) -> bool:
+        return self.severity is Severity.ERROR
+
+
+def clip(text: str, length: int = MAX_VALUE_LENGTH) -> str:
+    """Limit a value from an object: it ends up in events, logs and metrics."""
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+def bad_annotation(annotation: str, value: str, expected: str, used: str = "") -> Finding:
+    """Return the finding for a value that counts as another one or, by default, as not given."""
+    parameters = {"annotation": annotation, "value": clip(value), "expected": expected}
+    if used:
+        parameters["used"] = used
+    return Finding(Code.BAD_ANNOTATION, parameters=parameters)
+
+
+def limit_findings(findings: Sequence[Finding]) -> Sequence[Finding]:
+    """Truncate the findings about one object, and say how many were left out."""
+    more = len(findings) - MAX_PER_OBJECT
+    if more <= 0:
+        return findings
+    return [*findings[:MAX_PER_OBJECT], Finding(Code.MORE_PROBLEMS, parameters={"count": more})]

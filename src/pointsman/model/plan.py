@@ -13,7 +13,7 @@ import msgspec
 from pointsman.model.addresses import Cidr
 from pointsman.model.balancing import BalancingPlan, Scheduler
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.problem import Problem
+from pointsman.model.findings import Finding
 from pointsman.model.service import ServicePort, ServicePortName
 
 
@@ -77,7 +77,7 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
     topology: TopologyMode = TopologyMode.NONE
     topology_note: str = ""
     """Why hints were ignored although some endpoint carries them; empty otherwise."""
-    problems: tuple[Problem, ...] = ()
+    findings: tuple[Finding, ...] = ()
     """What this service port asked for and did not get (contested or forbidden addresses, an impossible scheduler), or
     got with a warning."""
     balancing: BalancingPlan | None = None

@@ -19,9 +19,9 @@ from pointsman.model.balancing import (
 )
 from pointsman.model.claims import Claim, Winner
 from pointsman.model.endpoint import FULL_SHARE, NO_WEIGHT, Endpoint
+from pointsman.model.findings import Code, Finding, Severity, Value
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan, decide_outcome
-from pointsman.model.problem import Problem
 from pointsman.model.service import SOURCE_RANGES_ANNOTATION, Protocol, ServicePort
 from pointsman.model.slots import compute_max_hash_slots, compute_max_hashed_endpoints
 from pointsman.model.topology import Selection, select_endpoints
@@ -34,17 +34,17 @@ def plan_service_port(
     endpoints: tuple[Endpoint, ...],
     context: NodeContext,
     lost: Mapping[Claim, Winner] = _NOTHING_LOST,
-) -> ServicePlan | Problem:
+) -> ServicePlan | Finding:
     """The plan, or why there is none: another service port has its cluster IP. `lost` are claims others have won."""
-    problems: list[Problem] = []
+    findings: list[Finding] = []
     if lost or port.external_ips or port.load_balancer_ips:
         winner = lost.get((port.cluster_ip, port.protocol, port.port))
         if winner is not None:
-            return _contested("ContestedClusterIP", port.cluster_ip, port, winner)
-        port = _granted_port(port, context, lost, problems)
-    ranges = _ranges_elsewhere(port, context, problems)
+            return _contested(Code.CONTESTED_CLUSTER_IP, port.cluster_ip, port, winner)
+        port = _granted_port(port, context, lost, findings)
+    ranges = _ranges_elsewhere(port, context, findings)
     chosen = select_endpoints(port, endpoints, context.node_name, context.zone)
-    chosen, balancing = _balanced(port, chosen, context.balancing, problems)
+    chosen, balancing = _balanced(port, chosen, context.balancing, findings)
     internal = decide_outcome(chosen.has_any, chosen.local if port.internal_local else chosen.cluster)
     external = decide_outcome(chosen.has_any, chosen.local if port.external_local else chosen.cluster)
     return ServicePlan(
@@ -57,7 +57,7 @@ def plan_service_port(
         all_endpoints=endpoints,
         topology=chosen.topology,
         topology_note=chosen.note,
-        problems=tuple(problems),
+        findings=tuple(findings),
         balancing=balancing,
         resets_gone=_resets_gone(port, context.balancing),
     )
@@ -69,7 +69,7 @@ def _resets_gone(port: ServicePort, defaults: BalancingDefaults) -> bool:
 
 
 def _balanced(
-    port: ServicePort, chosen: Selection, defaults: BalancingDefaults, problems: list[Problem]
+    port: ServicePort, chosen: Selection, defaults: BalancingDefaults, findings: list[Finding]
 ) -> tuple[Selection, BalancingPlan | None]:
     """How connections are spread, and over which of the chosen endpoints."""
     request = port.balancing
@@ -79,12 +79,11 @@ def _balanced(
         and not any(e.weight != NO_WEIGHT or e.share != FULL_SHARE for e in chosen.reachable)
     ):
         return chosen, None
-    scheduler = choose_scheduler(request, chosen.reachable, defaults, problems)
+    scheduler = choose_scheduler(request, chosen.reachable, defaults, findings)
     if scheduler.hashes and defaults.capabilities.fills_hash_tables:
-        scheduler = _affordable(scheduler, port, chosen.reachable, problems)
+        scheduler = _affordable(scheduler, port, chosen.reachable, findings)
     if scheduler is Scheduler.SOURCE_PORT_HASH and port.affinity_seconds:
-        message = "sessionAffinity ClientIP: the client's port is left out of the hash, or it would not stay"
-        problems.append(Problem("PortNotHashed", message))
+        findings.append(Finding(Code.PORT_NOT_HASHED))
         scheduler = Scheduler.SOURCE_HASH
     if scheduler is not Scheduler.RANDOM:
         cluster = remove_drained_endpoints(chosen.cluster, request)
@@ -98,18 +97,15 @@ def _balanced(
 
 
 def _affordable(
-    scheduler: Scheduler, port: ServicePort, endpoints: tuple[Endpoint, ...], problems: list[Problem]
+    scheduler: Scheduler, port: ServicePort, endpoints: tuple[Endpoint, ...], findings: list[Finding]
 ) -> Scheduler:
     """The hash that is wanted, unless filling its tables would keep every node from its other Services for seconds."""
     most = compute_max_hashed_endpoints(port.of_ports, _frontend_count(port))
     if len(endpoints) <= most:
         return scheduler
     used = choose_fallback_scheduler(port.balancing, endpoints)
-    message = (
-        f"with this many ports and addresses a Service is hashed over at most {most} endpoints; {used.value} is used "
-        f"instead of {scheduler.value}. Split it, or let sessionAffinity ClientIP keep clients at their endpoints"
-    )
-    problems.append(Problem("TooManyToHash", message, served=True))
+    parameters: dict[str, Value] = {"limit": most, "used": used.value, "scheduler": scheduler.value}
+    findings.append(Finding(Code.TOO_MANY_TO_HASH, Severity.NOTICE, parameters=parameters))
     return used
 
 
@@ -117,22 +113,20 @@ def _frontend_count(port: ServicePort) -> int:
     return 1 + len(port.external_ips) + len(port.load_balancer_ips) + bool(port.node_port)
 
 
-def _ranges_elsewhere(port: ServicePort, context: NodeContext, problems: list[Problem]) -> tuple[Cidr, ...]:
+def _ranges_elsewhere(port: ServicePort, context: NodeContext, findings: list[Finding]) -> tuple[Cidr, ...]:
     """The source ranges that hold at external IPs and the node port."""
     if port.ranges_of_other_family and (
         port.load_balancer_ips or (port.ranges_everywhere and port.externally_accessible)
     ):
-        message = f"loadBalancerSourceRanges hold no {port.family.value} range: all {port.family.value} clients are admitted"
-        problems.append(Problem("SourceRangesOfOtherFamily", message, served=True))
+        parameters = {"family": port.family.value}
+        findings.append(Finding(Code.SOURCE_RANGES_OF_OTHER_FAMILY, Severity.NOTICE, parameters=parameters))
     if not port.ranges_everywhere or not port.source_ranges:
         return ()
     if context.balancing.capabilities.limits_all_frontends:
         return port.source_ranges
-    message = (
-        f"annotation {SOURCE_RANGES_ANNOTATION}: not possible in this proxy mode; loadBalancerSourceRanges hold "
-        "at load-balancer addresses only"
+    findings.append(
+        Finding(Code.SOURCE_RANGES_NOT_POSSIBLE, parameters={"annotation": SOURCE_RANGES_ANNOTATION})
     )
-    problems.append(Problem("SourceRangesNotPossible", message))
     return ()
 
 
@@ -156,22 +150,22 @@ def _frontends(
 
 
 def _granted_port(
-    port: ServicePort, context: NodeContext, lost: Mapping[Claim, Winner], problems: list[Problem]
+    port: ServicePort, context: NodeContext, lost: Mapping[Claim, Winner], findings: list[Finding]
 ) -> ServicePort:
-    """The service port without the addresses it may not have; adds to `problems` what its author should know."""
+    """The service port without the addresses it may not have; adds to `findings` what its author should know."""
     node_port = port.node_port
     winner = lost.get((b"", port.protocol, node_port)) if node_port else None
     if winner is not None:
-        message = f"node port {node_port} is served by {winner.name}"
-        problems.append(Problem("ContestedNodePort", message, holder=winner.name))
+        parameters: dict[str, Value] = {"nodePort": node_port, "holder": str(winner.name)}
+        findings.append(Finding(Code.CONTESTED_NODE_PORT, parameters=parameters))
         node_port = 0
     found = {
         address: problem
         for address in (*port.external_ips, *port.load_balancer_ips)
         if (problem := _address_problem(address, port, context, lost)) is not None
     }
-    problems += found.values()
-    refused = {address for address, problem in found.items() if not problem.served}
+    findings += found.values()
+    refused = {address for address, problem in found.items() if problem.severity is not Severity.NOTICE}
     if not refused and winner is None:
         return port
     return msgspec.structs.replace(
@@ -184,26 +178,24 @@ def _granted_port(
 
 def _address_problem(
     address: bytes, port: ServicePort, context: NodeContext, lost: Mapping[Claim, Winner]
-) -> Problem | None:
+) -> Finding | None:
     """Why the service port may not have an external address that it asks for, or why it should ask for another."""
     winner = lost.get((address, port.protocol, port.port))
     text = address_text(address)
     if winner is not None and winner.has_address:
-        message = f"{text} is the cluster IP of {winner.name.key}"
-        return Problem("AddressIsClusterIP", message, address, holder=winner.name)
+        return Finding(Code.ADDRESS_IS_CLUSTER_IP, parameters={"address": text, "holder": winner.name.key})
     if winner is not None:
-        return _contested("ContestedAddress", address, port, winner)
+        return _contested(Code.CONTESTED_ADDRESS, address, port, winner)
     allowed = context.external_allow
     if allowed and not any(cidr.contains(address) for cidr in allowed):
-        return Problem("AddressNotAllowed", f"{text} is outside --external-ip-allow-cidrs", address)
+        return Finding(Code.ADDRESS_NOT_ALLOWED, parameters={"address": text})
     if address != port.cluster_ip and any(cidr.contains(address) for cidr in context.service_cidrs):
-        message = (
-            f"{text} lies in the service range: it is lost as soon as a Service gets it as its cluster IP"
-        )
-        return Problem("AddressInServiceRange", message, address, served=True)
+        return Finding(Code.ADDRESS_IN_SERVICE_RANGE, Severity.NOTICE, parameters={"address": text})
     return None
 
 
-def _contested(reason: str, address: bytes, port: ServicePort, winner: Winner) -> Problem:
-    message = f"{host_port_text(address, port.port)} is served by {winner.name}"
-    return Problem(reason, message, address, holder=winner.name)
+def _contested(code: Code, address: bytes, port: ServicePort, winner: Winner) -> Finding:
+    severity = Severity.ERROR if code is Code.CONTESTED_CLUSTER_IP else Severity.WARNING
+    place = host_port_text(address, port.port)
+    parameters = {"address": address_text(address), "frontend": place, "holder": str(winner.name)}
+    return Finding(code, severity, parameters=parameters)

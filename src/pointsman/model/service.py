@@ -16,8 +16,8 @@ from pointsman.model.addresses import (
     find_unusable_reason,
 )
 from pointsman.model.balancing import NO_REQUEST, BalancingRequest, parse_balancing_request
+from pointsman.model.findings import Code, Finding, bad_annotation, clip
 from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Service, ServicePortSpec
-from pointsman.model.problem import Problem
 
 DEFAULT_AFFINITY_SECONDS = 10800
 MAX_AFFINITY_SECONDS = 86400
@@ -114,44 +114,35 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
         return self.internal_local or (self.external_local and self.has_external_chain)
 
 
-class SkipReason(enum.Enum):
-    """Why a Service is not served by this proxy."""
-
-    OTHER_PROXY = "OtherProxy"
-    EXTERNAL_NAME = "ExternalName"
-    HEADLESS = "Headless"
-    NO_CLUSTER_IP = "NoClusterIP"
-
-
-def find_skip_reason(service: Service) -> SkipReason | None:
-    """Why a Service is not served by this proxy, or None when it is."""
+def find_skip_reason(service: Service) -> Code | None:
+    """Return why a Service is not served by this proxy, or None when it is."""
     if service.metadata.label(SERVICE_PROXY_NAME_LABEL) is not None:
-        return SkipReason.OTHER_PROXY
+        return Code.OTHER_PROXY
     if service.spec.type == "ExternalName":
-        return SkipReason.EXTERNAL_NAME
+        return Code.EXTERNAL_NAME
     if service.spec.cluster_ip == "None":
-        return SkipReason.HEADLESS
-    return None if service.spec.cluster_ip else SkipReason.NO_CLUSTER_IP
+        return Code.HEADLESS
+    return None if service.spec.cluster_ip else Code.NO_CLUSTER_IP
 
 
 def parse_service_ports(
     service: Service, family: Family, *, allow_external_ips: bool = True
-) -> tuple[dict[ServicePortName, ServicePort], list[Problem]]:
+) -> tuple[dict[ServicePortName, ServicePort], list[Finding]]:
     """The service ports of one family, and what had to be left out. Never raises on bad content."""
-    problems: list[Problem] = []
+    findings: list[Finding] = []
     if find_skip_reason(service) is not None:
-        return {}, problems
+        return {}, findings
     spec = service.spec
-    cluster_ip = _cluster_ip(service, family, problems)
+    cluster_ip = _cluster_ip(service, family, findings)
     if cluster_ip is None:
-        return {}, problems
+        return {}, findings
     external_ips: tuple[bytes, ...] = ()
     if spec.external_ips and allow_external_ips:
-        external_ips = _frontend_addresses(spec.external_ips, family, "externalIPs", problems)
-    balancing = parse_balancing_request(service.metadata, problems)
+        external_ips = _frontend_addresses(spec.external_ips, family, "externalIPs", findings)
+    balancing = parse_balancing_request(service.metadata, findings)
     ports: dict[ServicePortName, ServicePort] = {}
     for entry in spec.ports or ():
-        name = _port_name(service, entry, problems)
+        name = _port_name(service, entry, findings)
         if name is None:
             continue
         ports[name] = ServicePort(
@@ -161,65 +152,70 @@ def parse_service_ports(
             port=entry.port,
             node_port=entry.node_port,
             external_ips=external_ips,
-            load_balancer_ips=_load_balancer_ips(service, family, problems),
-            source_ranges=_source_ranges(spec.load_balancer_source_ranges, family, problems),
-            ranges_everywhere=_ranges_everywhere(service, problems),
+            load_balancer_ips=_load_balancer_ips(service, family, findings),
+            source_ranges=_source_ranges(spec.load_balancer_source_ranges, family, findings),
+            ranges_everywhere=_ranges_everywhere(service, findings),
             ranges_of_other_family=_ranges_of_other_family(spec.load_balancer_source_ranges, family),
             internal_local=spec.internal_traffic_policy == "Local",
             external_local=spec.external_traffic_policy == "Local",
-            affinity_seconds=_affinity_seconds(service, problems),
-            health_check_node_port=_health_check_node_port(service, problems),
+            affinity_seconds=_affinity_seconds(service, findings),
+            health_check_node_port=_health_check_node_port(service, findings),
             created=service.metadata.creation_timestamp or "",
             ipvs_scheduler=service.metadata.annotation(IPVS_SCHEDULER_ANNOTATION) or "",
             balancing=balancing,
             of_ports=len(spec.ports or ()),
             external_ips_ignored=not allow_external_ips and _has_address_of(spec.external_ips, family),
         )
-    return ports, list(dict.fromkeys(problems))
+    return ports, list(dict.fromkeys(findings))
 
 
-def _cluster_ip(service: Service, family: Family, problems: list[Problem]) -> bytes | None:
+def _cluster_ip(service: Service, family: Family, findings: list[Finding]) -> bytes | None:
     texts = service.spec.cluster_ips or [service.spec.cluster_ip]
     for text in texts:
         address = address_from_text(text)
         if address is None:
-            problems.append(Problem("BadClusterIP", f"clusterIP {text!r} is not an IP address"))
+            findings.append(Finding(Code.BAD_CLUSTER_IP, parameters={"value": clip(text)}))
         elif family_of(address) is family:
             reason = find_unusable_reason(address)
             if reason is None:
                 return address
-            problems.append(Problem("ForbiddenClusterIP", f"clusterIP {text!r} is a {reason} address"))
+            findings.append(
+                Finding(Code.FORBIDDEN_CLUSTER_IP, parameters={"value": clip(text), "reason": reason})
+            )
     return None
 
 
-def _port_name(service: Service, entry: ServicePortSpec, problems: list[Problem]) -> ServicePortName | None:
+def _port_name(service: Service, entry: ServicePortSpec, findings: list[Finding]) -> ServicePortName | None:
     try:
         protocol = Protocol[entry.protocol or "TCP"]
     except KeyError:
-        problems.append(
-            Problem("BadProtocol", f"ports[{entry.name!r}].protocol {entry.protocol!r}: use TCP, UDP or SCTP")
+        findings.append(
+            Finding(
+                Code.BAD_PROTOCOL, parameters={"port": clip(entry.name), "value": clip(entry.protocol or "")}
+            )
         )
         return None
     if not 1 <= entry.port <= 65535 or not 0 <= entry.node_port <= 65535:
-        problems.append(Problem("BadPort", f"ports[{entry.name!r}]: port numbers must be within 1..65535"))
+        findings.append(Finding(Code.BAD_PORT, parameters={"field": f"ports[{clip(entry.name)!r}]"}))
         return None
     return ServicePortName(service.metadata.namespace, service.metadata.name, entry.name, protocol)
 
 
 def _frontend_addresses(
-    texts: Iterable[str], family: Family, field: str, problems: list[Problem]
+    texts: Iterable[str], family: Family, field: str, findings: list[Finding]
 ) -> tuple[bytes, ...]:
     found: dict[bytes, None] = {}
     for text in texts:
         address = address_from_text(text)
         if address is None:
-            problems.append(Problem("BadAddress", f"{field}: {text!r} is not an IP address"))
+            findings.append(Finding(Code.BAD_ADDRESS, parameters={"field": field, "value": clip(text)}))
         elif family_of(address) is family:
             reason = find_unusable_reason(address)
             if reason is None:
                 found[address] = None
             else:
-                problems.append(Problem("ForbiddenAddress", f"{field}: {text!r} is a {reason} address"))
+                parameters = {"field": field, "value": clip(text), "reason": reason}
+                findings.append(Finding(Code.FORBIDDEN_ADDRESS, parameters=parameters))
     return tuple(found)
 
 
@@ -228,7 +224,7 @@ def _has_address_of(texts: Iterable[str] | None, family: Family) -> bool:
     return any(address is not None and family_of(address) is family for address in found)
 
 
-def _load_balancer_ips(service: Service, family: Family, problems: list[Problem]) -> tuple[bytes, ...]:
+def _load_balancer_ips(service: Service, family: Family, findings: list[Finding]) -> tuple[bytes, ...]:
     """Addresses of the status that are to be served here: ipMode Proxy ones belong to the balancer itself.
 
     They count whatever the type: an API server may be told to keep them for other types, and clears them otherwise.
@@ -237,10 +233,10 @@ def _load_balancer_ips(service: Service, family: Family, problems: list[Problem]
     if status is None or not status.ingress:
         return ()
     texts = [entry.ip for entry in status.ingress if entry.ip and entry.ip_mode in (None, "VIP")]
-    return _frontend_addresses(texts, family, "status.loadBalancer.ingress", problems)
+    return _frontend_addresses(texts, family, "status.loadBalancer.ingress", findings)
 
 
-def _source_ranges(texts: list[str] | None, family: Family, problems: list[Problem]) -> tuple[Cidr, ...]:
+def _source_ranges(texts: list[str] | None, family: Family, findings: list[Finding]) -> tuple[Cidr, ...]:
     """The readable ranges of a family.
 
     Somebody who gives ranges wants to keep others out. When a mistake leaves none of them, nobody is let in, where
@@ -252,7 +248,7 @@ def _source_ranges(texts: list[str] | None, family: Family, problems: list[Probl
         cidr = cidr_from_text(text)
         if cidr is None:
             unreadable = True
-            problems.append(Problem("BadSourceRange", f"loadBalancerSourceRanges: {text!r} is not a CIDR"))
+            findings.append(Finding(Code.BAD_SOURCE_RANGE, parameters={"value": clip(text)}))
         elif cidr.is_everything and cidr.family is family:
             return ()
         elif cidr.family is family:
@@ -274,21 +270,18 @@ _EVERYWHERE = "all"
 _RANGES_HOLD = {_EVERYWHERE: True, "load-balancer": False}
 
 
-def _ranges_everywhere(service: Service, problems: list[Problem]) -> bool:
+def _ranges_everywhere(service: Service, findings: list[Finding]) -> bool:
     """A value that cannot be read counts as the stricter one, as unreadable ranges do."""
     text = service.metadata.annotation(SOURCE_RANGES_ANNOTATION)
     if text is None:
         return False
     if text not in _RANGES_HOLD:
-        message = (
-            f"annotation {SOURCE_RANGES_ANNOTATION}: {text!r} counts as {_EVERYWHERE!r}; it must be one of "
-            f"{', '.join(_RANGES_HOLD)}"
-        )
-        problems.append(Problem("BadAnnotation", message))
+        bad = bad_annotation(SOURCE_RANGES_ANNOTATION, text, f"one of {', '.join(_RANGES_HOLD)}", _EVERYWHERE)
+        findings.append(bad)
     return _RANGES_HOLD.get(text, True)
 
 
-def _health_check_node_port(service: Service, problems: list[Problem]) -> int:
+def _health_check_node_port(service: Service, findings: list[Finding]) -> int:
     """Only balancers that must find the nodes with endpoints ask there."""
     spec = service.spec
     if spec.type != "LoadBalancer" or spec.external_traffic_policy != "Local":
@@ -296,11 +289,11 @@ def _health_check_node_port(service: Service, problems: list[Problem]) -> int:
     port = spec.health_check_node_port
     if 0 <= port <= 65535:
         return port
-    problems.append(Problem("BadPort", f"healthCheckNodePort {port}: port numbers must be within 1..65535"))
+    findings.append(Finding(Code.BAD_PORT, parameters={"field": f"healthCheckNodePort {port}"}))
     return 0
 
 
-def _affinity_seconds(service: Service, problems: list[Problem]) -> int:
+def _affinity_seconds(service: Service, findings: list[Finding]) -> int:
     """Within the API's limits: no API server stores more, and kernel timers are bounded."""
     if service.spec.session_affinity != "ClientIP":
         return 0
@@ -310,6 +303,5 @@ def _affinity_seconds(service: Service, problems: list[Problem]) -> int:
     asked = config.client_ip.timeout_seconds
     granted = min(max(1, asked), MAX_AFFINITY_SECONDS)
     if granted != asked:
-        message = f"sessionAffinityConfig.clientIP.timeoutSeconds {asked}: {granted} is used instead"
-        problems.append(Problem("BadAffinityTimeout", message))
+        findings.append(Finding(Code.BAD_AFFINITY_TIMEOUT, parameters={"value": asked, "used": granted}))
     return granted

@@ -19,8 +19,8 @@ from pointsman.model.addresses import (
 )
 from pointsman.model.balancing import Weights, find_weight, parse_weights
 from pointsman.model.endpoint import NO_WEIGHT, Endpoint, Identity, shared_state
+from pointsman.model.findings import Code, Finding, Value, clip
 from pointsman.model.objects import EndpointSlice, Hint, SliceEndpoint, SlicePort
-from pointsman.model.problem import Problem
 from pointsman.model.service import Protocol
 
 PortKey = tuple[str, Protocol]
@@ -34,24 +34,28 @@ MAX_ENDPOINT_PORTS = 100_000
 
 def parse_slice_endpoints(
     endpoint_slice: EndpointSlice, family: Family, node_name: str
-) -> tuple[SliceEndpoints, list[Problem]]:
+) -> tuple[SliceEndpoints, list[Finding]]:
     """Sorted endpoints of this family by port, and what had to be left out. Never raises on bad content."""
-    problems: list[Problem] = []
+    findings: list[Finding] = []
     if endpoint_slice.address_type != family.value:
-        return {}, problems
-    usable = sorted(_usable_endpoints(endpoint_slice, family, problems), key=_ORDER)
+        return {}, findings
+    usable = sorted(_usable_endpoints(endpoint_slice, family, findings), key=_ORDER)
     unique = len({address for _, address, _ in usable}) == len(usable)
-    weights = parse_weights(endpoint_slice.metadata, problems)
+    weights = parse_weights(endpoint_slice.metadata, findings)
     found: SliceEndpoints = {}
     room = MAX_ENDPOINT_PORTS
     for port in endpoint_slice.ports or ():
-        key = _port_key(port, problems)
+        key = _port_key(port, findings)
         if key is None or port.port is None:
             continue
         room -= len(usable)
         if room < 0:
-            message = f"port {port.name!r} and those after it are left out: {len(usable)} endpoints have more than {MAX_ENDPOINT_PORTS} ports in all"
-            problems.append(Problem("TooManyEndpointPorts", message))
+            parameters: dict[str, Value] = {
+                "port": clip(port.name or ""),
+                "endpoints": len(usable),
+                "limit": MAX_ENDPOINT_PORTS,
+            }
+            findings.append(Finding(Code.TOO_MANY_ENDPOINT_PORTS, parameters=parameters))
             break
         number = port.port
         entries = tuple([_endpoint(address, number, item, node_name, weights) for _, address, item in usable])
@@ -59,7 +63,7 @@ def parse_slice_endpoints(
             found[key] = merge_endpoints([found[key], entries])
         else:
             found[key] = entries if unique else merge_endpoints([entries])
-    return found, problems
+    return found, findings
 
 
 def merge_endpoints(lists: Iterable[tuple[Endpoint, ...]]) -> tuple[Endpoint, ...]:
@@ -98,26 +102,26 @@ _ORDER = itemgetter(0)
 
 
 def _usable_endpoints(
-    endpoint_slice: EndpointSlice, family: Family, problems: list[Problem]
+    endpoint_slice: EndpointSlice, family: Family, findings: list[Finding]
 ) -> list[_Located]:
     found: list[_Located] = []
     length = family.address_length
     for endpoint in endpoint_slice.endpoints or ():
         if not endpoint.addresses:
-            problems.append(Problem("EndpointWithoutAddress", "an endpoint has no address"))
+            findings.append(Finding(Code.ENDPOINT_WITHOUT_ADDRESS))
             continue
         text = endpoint.addresses[0]
         read = address_and_text(text)
         if read is None:
-            problems.append(Problem("BadEndpointAddress", f"endpoint address {text!r} is not an IP address"))
+            findings.append(Finding(Code.BAD_ENDPOINT_ADDRESS, parameters={"value": clip(text)}))
             continue
         address, canonical = read
         if len(address) != length:
-            problems.append(
-                Problem("WrongFamilyEndpoint", f"endpoint address {text!r} is not {family.value}")
-            )
+            parameters = {"value": clip(text), "family": family.value}
+            findings.append(Finding(Code.WRONG_FAMILY_ENDPOINT, parameters=parameters))
         elif (reason := find_unusable_reason(address)) is not None:
-            problems.append(Problem("ForbiddenEndpointAddress", f"endpoint address {text!r} is {reason}"))
+            parameters = {"value": clip(text), "reason": reason}
+            findings.append(Finding(Code.FORBIDDEN_ENDPOINT_ADDRESS, parameters=parameters))
         else:
             found.append((f"{canonical}:" if length == 4 else f"[{canonical}]:", address, endpoint))
     return found
@@ -128,15 +132,17 @@ def _shared_key(name: str, protocol: str) -> PortKey:
     return sys.intern(name), Protocol[protocol]
 
 
-def _port_key(port: SlicePort, problems: list[Problem]) -> PortKey | None:
+def _port_key(port: SlicePort, findings: list[Finding]) -> PortKey | None:
     name = port.name or ""
     if port.port is None or not 1 <= port.port <= 65535:
-        problems.append(Problem("BadEndpointPort", f"port {name!r}: number {port.port!r} cannot be used"))
+        parameters = {"port": clip(name), "field": "number", "value": str(port.port)}
+        findings.append(Finding(Code.BAD_ENDPOINT_PORT, parameters=parameters))
         return None
     try:
         return _shared_key(name, port.protocol or "TCP")
     except KeyError:
-        problems.append(Problem("BadEndpointPort", f"port {name!r}: protocol {port.protocol!r} is not known"))
+        parameters = {"port": clip(name), "field": "protocol", "value": clip(port.protocol or "")}
+        findings.append(Finding(Code.BAD_ENDPOINT_PORT, parameters=parameters))
         return None
 
 

@@ -17,13 +17,13 @@ import msgspec
 from pointsman.model.addresses import Family
 from pointsman.model.balancing import DEFAULT_BALANCING, BalancingDefaults
 from pointsman.model.endpoint import Endpoint, Identity
+from pointsman.model.findings import Code, Finding, ObjectReference, clip, limit_findings
 from pointsman.model.objects import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION, EndpointSlice, Meta, Service
-from pointsman.model.problem import Problem, told
 from pointsman.model.service import ServicePort, ServicePortName, parse_service_ports
 from pointsman.model.shares import EndpointShares, ShareMode
 from pointsman.model.slices import PortKey, merge_endpoints, parse_slice_endpoints
 
-OnProblem = Callable[[str, Meta, Problem], None]
+OnFinding = Callable[[Meta, Finding], None]
 """Called with kind, metadata and what was left out of an object."""
 
 
@@ -60,13 +60,13 @@ class Tracker:
         allow_external_ips: bool = True,
         balancing: BalancingDefaults = DEFAULT_BALANCING,
         started_at: float = 0.0,
-        on_problem: OnProblem | None = None,
+        on_finding: OnFinding | None = None,
     ) -> None:
         self.family = family
         self.node_name = node_name
         self._allow_external_ips = allow_external_ips
         self._started_at = started_at
-        self._on_problem = on_problem
+        self._on_finding = on_finding
         self._services: dict[str, tuple[ServicePort, ...]] = {}
         self._slices: dict[str, _SliceState] = {}
         self._slice_keys: dict[str, tuple[str, ...]] = {}
@@ -130,10 +130,10 @@ class Tracker:
 
     def upsert_service(self, service: Service) -> bool:
         """Add or replace a Service; return whether a field that a proxy uses changed."""
-        ports, problems = parse_service_ports(
+        ports, findings = parse_service_ports(
             service, self.family, allow_external_ips=self._allow_external_ips
         )
-        self._report("Service", service.metadata, problems)
+        self._report("Service", service.metadata, findings)
         return self._replace_service(service.metadata.key, ports)
 
     def delete_service(self, key: str) -> bool:
@@ -147,8 +147,8 @@ class Tracker:
         if not service_name or endpoint_slice.address_type != self.family.value:
             return self.delete_slice(key)
         service_key = sys.intern(f"{meta.namespace}/{service_name}")
-        endpoints, problems = parse_slice_endpoints(endpoint_slice, self.family, self.node_name)
-        self._report("EndpointSlice", meta, problems)
+        endpoints, findings = parse_slice_endpoints(endpoint_slice, self.family, self.node_name)
+        self._report("EndpointSlice", meta, findings)
         known = self._slices.get(key)
         found = _SliceState(service_key, tuple(endpoints.items()))
         if found == known:
@@ -303,16 +303,14 @@ class Tracker:
         try:
             when = datetime.fromisoformat(text).timestamp()
         except (ValueError, OverflowError, OSError):
-            self._report(
-                "EndpointSlice",
-                meta,
-                [Problem("BadTriggerTime", f"annotation {TRIGGER_TIME_ANNOTATION} is not a time: {text!r}")],
-            )
+            parameters = {"annotation": TRIGGER_TIME_ANNOTATION, "value": clip(text)}
+            self._report("EndpointSlice", meta, [Finding(Code.BAD_TRIGGER_TIME, parameters=parameters)])
             return
         if when >= self._started_at:
             self._trigger_times.setdefault(service_key, []).append(when)
 
-    def _report(self, kind: str, meta: Meta, problems: list[Problem]) -> None:
-        if self._on_problem is not None:
-            for problem in told(problems):
-                self._on_problem(kind, meta, problem)
+    def _report(self, kind: str, meta: Meta, findings: list[Finding]) -> None:
+        if self._on_finding is not None and findings:
+            reference = ObjectReference(kind, meta.key)
+            for finding in limit_findings(findings):
+                self._on_finding(meta, finding.about(reference))

@@ -44,6 +44,7 @@ from pointsman.report.status import (
     WatchReport,
 )
 from pointsman.sync.reconcile import Snapshot
+from pointsman.wording.findings import describe
 
 PATIENCE: Final = 1.0
 """Seconds that `status` waits for a worker thread."""
@@ -106,7 +107,9 @@ class Inspector:
                     bad_objects=status.bad_objects,
                     failures=status.failures_total,
                     last_error=status.last_error,
-                    rejected=tuple(itertools.islice(status.rejected.values(), REJECTED_REPORTED)),
+                    rejected=tuple(
+                        map(describe, itertools.islice(status.rejected.values(), REJECTED_REPORTED))
+                    ),
                     passed_over=dict(status.passed_over),
                 )
                 for kind, status in proxy.source.statuses.items()
@@ -189,8 +192,8 @@ class Inspector:
             mode=mode_named(self._proxy.config.mode),
             live=True,
             families=families,
-            remarks=self._proxy.remarks.all(),
-            findings=tuple(
+            service_findings=self._proxy.service_findings.all(),
+            source_findings=tuple(
                 finding for status in self._proxy.source.statuses.values() for finding in status.findings
             ),
             waiting_for=self._proxy.gate.waiting_for,

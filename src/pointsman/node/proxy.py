@@ -17,10 +17,10 @@ from pointsman.config.gates import effective_gates
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError, KernelError, PointsmanError
 from pointsman.model.addresses import Family, address_text
+from pointsman.model.findings import Finding
 from pointsman.model.labels import ServiceLabels
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
-from pointsman.model.problem import Problem
-from pointsman.model.remarks import Remarks
+from pointsman.model.service_findings import ServiceFindings
 from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.model.tracker import Tracker
 from pointsman.node.degraded import PORTS, DegradedChecks
@@ -70,7 +70,7 @@ class Proxy:
         self.started = False
         """Everything waited for has come, and this node can be served: from now on there are syncs."""
         self.health = ProxyHealth(_nanoseconds(settings.config), waiting_for=lambda: self.gate.waiting_for)
-        self.remarks = Remarks()
+        self.service_findings = ServiceFindings()
         self.labels = ServiceLabels()
         self.degraded = degraded
         self.reporter = Reporter(backends, metrics, self.health, recorder, degraded)
@@ -192,12 +192,12 @@ class Proxy:
             allow_external_ips=gates.enabled("AllowServiceExternalIPs"),
             balancing=self.node.context(family).balancing,
             started_at=self.started_at,
-            on_problem=self._object_problem,
+            on_finding=self._on_finding,
         )
 
-    def _object_problem(self, kind: str, meta: Meta, problem: Problem) -> None:
-        self.remarks.problem(kind, meta, problem)
-        self.reporter.left_out(kind, meta.key, problem)
+    def _on_finding(self, meta: Meta, finding: Finding) -> None:
+        self.service_findings.add(meta, finding)
+        self.reporter.report_findings((finding,))
 
     async def _consume(self) -> None:
         async for event in self.source.events():
@@ -214,11 +214,11 @@ class Proxy:
                 self._node_news.set()
             case Upsert(object=Service() as service):
                 self.metrics.service_changes.inc(len(self.families))
-                self.remarks.upsert_service(service)
+                self.service_findings.upsert_service(service)
                 self.labels.upserted(service)
                 self._track(lambda tracker: tracker.upsert_service(service))
             case Upsert(object=EndpointSlice() as endpoint_slice):
-                self.remarks.slice_changed(endpoint_slice.metadata.key)
+                self.service_findings.slice_changed(endpoint_slice.metadata.key)
                 self._track(lambda tracker: tracker.upsert_slice(endpoint_slice))
                 self._count_endpoint_change(endpoint_slice.metadata.key)
             case Upsert(object=Node() as node):
@@ -232,12 +232,12 @@ class Proxy:
     def _deleted(self, kind: type[KubeObject], key: str) -> None:
         if kind is Service:
             self.metrics.service_changes.inc(len(self.families))
-            self.remarks.delete_service(key)
+            self.service_findings.delete_service(key)
             self.labels.deleted(key)
             self._track(lambda tracker: tracker.delete_service(key))
         elif kind is EndpointSlice:
             self._count_endpoint_change(key)
-            self.remarks.slice_changed(key)
+            self.service_findings.slice_changed(key)
             self._track(lambda tracker: tracker.delete_slice(key))
         elif kind is Node:
             self._node_changed(key, None)

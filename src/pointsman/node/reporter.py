@@ -11,7 +11,7 @@ import msgspec
 from pointsman.backends.contract import Difference, OtherProxy
 from pointsman.kernel.sysctl import Degraded
 from pointsman.model.addresses import Family
-from pointsman.model.problem import Problem
+from pointsman.model.findings import Finding, Severity
 from pointsman.model.service import ServicePortName
 from pointsman.node.degraded import DegradedChecks
 from pointsman.node.surroundings import Recorder
@@ -21,7 +21,8 @@ from pointsman.obs.registry import Metrics
 from pointsman.report.status import SyncPoint
 from pointsman.serve.health import ProxyHealth
 from pointsman.sync.loop import SyncListener
-from pointsman.sync.reconcile import PortProblem, SyncFailed, SyncOutcome, Totals
+from pointsman.sync.reconcile import SyncFailed, SyncOutcome, Totals
+from pointsman.wording.findings import render_message
 
 HISTORY = 240
 """Syncs remembered for `status` and the status page."""
@@ -91,7 +92,7 @@ class Reporter(SyncListener):
         family, report, now = outcome.family, outcome.report, time.time()
         self._health.updated(family)
         self._measure(outcome, now)
-        self._tell(outcome.problems)
+        self.report_findings(outcome.findings)
         self._degraded.report(f"{family.value} sync", report.degraded)
         record = self.records[family]
         record.rejected = report.rejected
@@ -116,7 +117,7 @@ class Reporter(SyncListener):
         metrics.restore_failures.labels(ip_family=label).inc()
         if not failure.full:
             metrics.partial_restore_failures.labels(ip_family=label).inc()
-        self._tell(failure.problems)
+        self.report_findings(failure.findings)
         record = self.records[family]
         record.last_error = str(failure)
         record.history.append(SyncPoint(time.time(), 0.0, failure.full, changed=0, error=str(failure)))
@@ -144,29 +145,21 @@ class Reporter(SyncListener):
     def on_conflict_ended(self, family: Family) -> None:
         self._degraded.report(_contest(family), ())
 
-    def left_out(self, kind: str, key: str, problem: Problem, *, shown: str = "") -> None:
-        """An object, or part of it, cannot be used: a metric, a log line within bounds, and an event on a Service."""
-        self._metrics.objects_skipped.labels(kind=kind, reason=problem.reason).inc()
-        self._log("Something in an object cannot be used and is left out", kind, shown or key, problem)
-        if kind == "Service":
-            self._recorder.service_event(key, problem.reason, problem.message)
-
-    def _tell(self, problems: Iterable[PortProblem]) -> None:
-        for found in problems:
-            if found.problem.served:
-                self._warn(found.name, found.problem)
+    def report_findings(self, findings: Iterable[Finding]) -> None:
+        """Count each in a metric, log it within bounds, and emit an event on a Service."""
+        for finding in findings:
+            reference, code, message = finding.object, finding.code.value, render_message(finding)
+            if finding.severity is Severity.NOTICE:
+                self._metrics.object_warnings.labels(kind=reference.kind, reason=code).inc()
+                text = "Object used with a warning"
             else:
-                self.left_out("Service", found.name.key, found.problem, shown=str(found.name))
-
-    def _warn(self, name: ServicePortName, problem: Problem) -> None:
-        self._metrics.object_warnings.labels(kind="Service", reason=problem.reason).inc()
-        self._log("Served with a warning", "Service", str(name), problem)
-        self._recorder.service_event(name.key, problem.reason, problem.message)
-
-    def _log(self, message: str, kind: str, shown: str, problem: Problem) -> None:
-        more = self._lines.line(problem.reason)
-        if more is not None:
-            _log.warning(message, kind=kind, object=shown, reason=problem.message, **more)
+                self._metrics.objects_skipped.labels(kind=reference.kind, reason=code).inc()
+                text = "Object, or part of it, ignored"
+            more = self._lines.line(code)
+            if more is not None:
+                _log.warning(text, kind=reference.kind, object=reference.name, reason=message, **more)
+            if reference.kind == "Service":
+                self._recorder.service_event(reference.key, code, message)
 
     def _measure(self, outcome: SyncOutcome, now: float) -> None:
         label, metrics, report = outcome.family.value, self._metrics, outcome.report

@@ -16,6 +16,7 @@ from pointsman.model.addresses import address_text, host_port_text
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import Frontend, ServicePlan
 from pointsman.model.service import ServicePortName
+from pointsman.wording.findings import render_message
 
 MAX_ROWS = 200
 _FRONTENDS_SHOWN = 8
@@ -195,7 +196,7 @@ def service_row(plan: ServicePlan, family: FamilyView, mode: Mode, *, detailed: 
         topology=plan.topology.value,
         scheduler=plan.scheduler,
         resets_gone=plan.resets_gone,
-        problems=tuple(problem.message for problem in plan.problems),
+        problems=tuple(map(render_message, plan.findings)),
         endpoints=endpoint_rows(plan.all_endpoints, plan.reachable_endpoints) if detailed else (),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pointsman.backends.contract import Difference
-from pointsman.model.findings import Rejection
+from pointsman.model.findings import Finding
 from pointsman.report.troubles import ProxyVerdict, Trouble, Weight, troubles_of, verdict_on
 from pointsman.screen import PLAIN, Screen, Table, laid_out
 
@@ -58,7 +58,7 @@ class WatchReport(msgspec.Struct, frozen=True, rename="camel"):
     """Objects, and files, that cannot be used at this moment."""
     failures: int
     last_error: str
-    rejected: tuple[Rejection, ...] = ()
+    rejected: tuple[Finding, ...] = ()
     """The first of them, each with its reason."""
     passed_over: dict[str, int] = {}
     """Objects in manifests whose kinds a proxy has no use for."""

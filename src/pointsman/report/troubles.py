@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pointsman.explain.verdict import Verdict
+from pointsman.wording.findings import render_finding
 
 if TYPE_CHECKING:
     from pointsman.report.status import FamilyStatus, StatusReport, WatchReport
@@ -92,7 +93,7 @@ def _family_troubles(family: FamilyStatus) -> Iterator[str]:
 
 def _unused(watch: WatchReport) -> Iterator[str]:
     for rejection in watch.rejected[:REJECTED_SHOWN]:
-        yield f"not used: {rejection}"
+        yield f"not used: {render_finding(rejection)}"
     if watch.bad_objects > REJECTED_SHOWN:
         yield f"not used: {watch.bad_objects - REJECTED_SHOWN} more; see the log and -o json"
 

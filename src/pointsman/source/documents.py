@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from pointsman.json_density import is_too_dense
-from pointsman.model.findings import DOCUMENT, FILE, Finding, Rejection, Remark
+from pointsman.model.findings import DOCUMENT, FILE, Code, Finding, ObjectReference, Severity
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.source.admission import Admitted, Refused, admit
 from pointsman.suggestions import similar
@@ -47,8 +47,8 @@ class Parsed:
     """What a file holds."""
 
     objects: list[KubeObject] = field(default_factory=list)
-    rejections: list[Rejection] = field(default_factory=list)
-    remarks: list[Remark] = field(default_factory=list)
+    rejected: list[Finding] = field(default_factory=list)
+    notices: list[Finding] = field(default_factory=list)
     """About objects that are used nevertheless."""
     unlisted: int = 0
     """Rejections beyond those that are told one by one."""
@@ -59,26 +59,30 @@ class Parsed:
     readable: bool = True
     """False when the text as a whole could not be read."""
 
-    def reject(self, rejection: Rejection) -> None:
-        if rejection.key:
-            self.refused.add((rejection.kind, rejection.key))
-        if len(self.rejections) < LISTED_AT_MOST:
-            message = rejection.message[:_LONGEST_MESSAGE]
-            self.rejections.append(msgspec.structs.replace(rejection, message=message))
+    def reject(self, code: Code, reference: ObjectReference, detail: str) -> None:
+        if reference.key:
+            self.refused.add((reference.kind, reference.key))
+        if len(self.rejected) < LISTED_AT_MOST:
+            self.rejected.append(rejected(code, reference, detail))
         else:
             self.unlisted += 1
 
-    def remark(self, remark: Remark) -> None:
-        if len(self.remarks) < LISTED_AT_MOST:
-            self.remarks.append(remark)
+    def notice(self, code: Code, reference: ObjectReference, detail: str) -> None:
+        if len(self.notices) < LISTED_AT_MOST:
+            self.notices.append(Finding(code, Severity.NOTICE, reference, {"detail": detail}))
 
     @property
     def findings(self) -> list[Finding]:
-        return [*self.rejections, *self.remarks]
+        return [*self.rejected, *self.notices]
 
 
-def unreadable_file(name: str, message: str) -> Rejection:
-    return Rejection(FILE, name, "Unreadable", message, name)
+def rejected(code: Code, reference: ObjectReference, detail: str) -> Finding:
+    """Return the finding about an object, or a file, that cannot be used."""
+    return Finding(code, Severity.ERROR, reference, {"detail": detail[:_LONGEST_MESSAGE]})
+
+
+def unreadable_file(name: str, detail: str) -> Finding:
+    return rejected(Code.UNREADABLE, ObjectReference(FILE, name, place=name), detail)
 
 
 def parse(data: bytes, name: str, admission: Admission = admit) -> Parsed:
@@ -86,14 +90,14 @@ def parse(data: bytes, name: str, admission: Admission = admit) -> Parsed:
     try:
         documents = _documents(data)
     except YamlError as error:
-        return Parsed(rejections=[unreadable_file(name, str(error))], readable=False)
+        return Parsed(rejected=[unreadable_file(name, str(error))], readable=False)
     parsed = Parsed()
     for where, document, listed_kind in _flattened(documents, name):
         try:
             _add(parsed, where, document, listed_kind, admission)
         except Exception as error:  # noqa: BLE001  one document must never keep the others from being read
             message = f"cannot be read: {type(error).__name__}"
-            parsed.reject(Rejection(DOCUMENT, "", "Undecodable", message, where))
+            parsed.reject(Code.UNDECODABLE, ObjectReference(DOCUMENT, place=where), message)
     return parsed
 
 
@@ -124,12 +128,13 @@ def _flattened(documents: list[Any], name: str) -> Iterator[tuple[str, Any, str]
 
 
 def _add(parsed: Parsed, where: str, document: Any, listed_kind: str, admission: Admission) -> None:
+    in_file = ObjectReference(DOCUMENT, place=where)
     if not isinstance(document, dict):
-        parsed.reject(Rejection(DOCUMENT, "", "Invalid", "not a Kubernetes object (no mapping)", where))
+        parsed.reject(Code.INVALID, in_file, "not a Kubernetes object (no mapping)")
         return
     kind = document.get("kind") or listed_kind
     if not isinstance(kind, str) or not kind:
-        parsed.reject(Rejection(DOCUMENT, "", "Invalid", "kind: required", where))
+        parsed.reject(Code.INVALID, in_file, "kind: required")
         return
     kind = kind[:_LONGEST_NAME]
     if kind not in _KINDS:
@@ -138,26 +143,27 @@ def _add(parsed: Parsed, where: str, document: Any, listed_kind: str, admission:
     group, versions, struct = _KINDS[kind]
     version = document.get("apiVersion") or (versions[0] if listed_kind else "")
     key = _key(document, namespaced=struct in (Service, EndpointSlice))
+    reference = ObjectReference(kind, key, place=where)
     if version not in versions:
         if isinstance(version, str) and _group(version) != group and version:
             _count(parsed, f"{version} {kind}")
         else:
             message = f"apiVersion: {version!r}: use {versions[0]}"
-            parsed.reject(Rejection(kind, key, "Invalid", message, where))
+            parsed.reject(Code.INVALID, reference, message)
         return
     try:
         item: KubeObject = msgspec.convert(document, struct)
     except (msgspec.ValidationError, RecursionError) as error:
-        parsed.reject(Rejection(kind, key, "Undecodable", _field_first(str(error)), where))
+        parsed.reject(Code.UNDECODABLE, reference, _field_first(str(error)))
         return
     admitted = admission(item)
     if isinstance(admitted, Admitted):
         parsed.objects.append(admitted.object)
         for message in admitted.remarks:
-            parsed.remark(Remark(kind, key, "NotAllocated", message, where))
+            parsed.notice(Code.NOT_ALLOCATED, reference, message)
     else:
         for message in admitted.reasons:
-            parsed.reject(Rejection(kind, key, "Invalid", message, where))
+            parsed.reject(Code.INVALID, reference, message)
 
 
 def _pass_over(parsed: Parsed, where: str, kind: str) -> None:
@@ -167,7 +173,7 @@ def _pass_over(parsed: Parsed, where: str, kind: str) -> None:
         _count(parsed, kind)
         return
     message = f"kind: {kind!r} is unknown; did you mean {close[0]}?"
-    parsed.reject(Rejection(DOCUMENT, "", "UnknownKind", message, where))
+    parsed.reject(Code.UNKNOWN_KIND, ObjectReference(DOCUMENT, place=where), message)
 
 
 def _count(parsed: Parsed, kind: str) -> None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pointsman.files import Signature, read_file, signature_of
-from pointsman.model.findings import Finding, Rejection, Remark
+from pointsman.model.findings import Code, Finding, ObjectReference
 from pointsman.model.objects import KubeObject, Node
 from pointsman.model.source_events import Delete, SourceEvent, Upsert
 from pointsman.printable import printable
-from pointsman.source.documents import LISTED_AT_MOST, Parsed, parse, unreadable_file
+from pointsman.source.documents import LISTED_AT_MOST, Parsed, parse, rejected, unreadable_file
 
 LARGEST_FILE = 64 * 1024 * 1024
 """Tens of thousands of objects; more can be spread over several files."""
@@ -36,9 +36,9 @@ class Reading:
     changes: tuple[SourceEvent, ...]
     """What differs from the reading before."""
     objects: int
-    rejections: tuple[Rejection, ...]
+    rejected: tuple[Finding, ...]
     """Everything that cannot be used now, not only what is new."""
-    remarks: tuple[Remark, ...]
+    notices: tuple[Finding, ...]
     unlisted: int
     passed_over: Mapping[str, int]
 
@@ -69,7 +69,7 @@ def load_objects(*paths: Path) -> tuple[list[KubeObject], list[Finding]]:
 def _below(path: Path) -> tuple[list[KubeObject], list[Finding]]:
     reading = ManifestFiles(path).read()
     objects = [change.object for change in reading.changes if isinstance(change, Upsert)]
-    return objects, [*reading.rejections, *reading.remarks]
+    return objects, [*reading.rejected, *reading.notices]
 
 
 def _standard_input() -> tuple[list[KubeObject], list[Finding]]:
@@ -113,7 +113,7 @@ class ManifestFiles:
         return self._reading(duplicates, merged, found=True)
 
     def _reading(
-        self, rejections: Iterable[Rejection], objects: Mapping[Identity, KubeObject], *, found: bool
+        self, rejections: Iterable[Finding], objects: Mapping[Identity, KubeObject], *, found: bool
     ) -> Reading:
         """With an unreadable path everything stays as it was: a mount may bring it back."""
         files = [file.parsed for file in self._files.values()]
@@ -124,8 +124,8 @@ class ManifestFiles:
             found=found,
             changes=tuple(self._differences(objects)) if found else (),
             objects=len(self._delivered),
-            rejections=(*rejections, *(entry for parsed in files for entry in parsed.rejections)),
-            remarks=tuple(entry for parsed in files for entry in parsed.remarks),
+            rejected=(*rejections, *(entry for parsed in files for entry in parsed.rejected)),
+            notices=tuple(entry for parsed in files for entry in parsed.notices),
             unlisted=sum(parsed.unlisted for parsed in files),
             passed_over=dict(passed_over),
         )
@@ -140,16 +140,16 @@ class ManifestFiles:
             parsed = parse(read_file(path, LARGEST_FILE), name)
         except OSError as error:
             file.signature = None
-            file.parsed = Parsed(rejections=[_cannot_be_read(name, error)], readable=False)
+            file.parsed = Parsed(rejected=[_cannot_be_read(name, error)], readable=False)
             return
         file.signature, file.parsed = signature, parsed
         if parsed.readable:
             file.objects = _with_last_good(file.objects, parsed, name)
 
-    def _merged(self, paths: Iterable[Path]) -> tuple[dict[Identity, KubeObject], list[Rejection]]:
+    def _merged(self, paths: Iterable[Path]) -> tuple[dict[Identity, KubeObject], list[Finding]]:
         merged: dict[Identity, KubeObject] = {}
         owners: dict[Identity, Path] = {}
-        duplicates: list[Rejection] = []
+        duplicates: list[Finding] = []
         for path in paths:
             for identity, item in self._files[path].objects.items():
                 owner = owners.setdefault(identity, path)
@@ -190,15 +190,17 @@ def _with_last_good(
             objects[identity] = item
         elif identity not in twice:
             twice.add(identity)
-            parsed.reject(_duplicate(identity, "twice in one file; the first counts", name))
+            reference = ObjectReference(identity[0].__name__, identity[1], place=name)
+            parsed.reject(Code.DUPLICATE, reference, "twice in one file; the first counts")
     for identity, item in before.items():
         if (identity[0].__name__, identity[1]) in parsed.refused:
             objects.setdefault(identity, item)
     return objects
 
 
-def _duplicate(identity: Identity, message: str, place: str) -> Rejection:
-    return Rejection(identity[0].__name__, identity[1], "Duplicate", message, place)
+def _duplicate(identity: Identity, detail: str, place: str) -> Finding:
+    reference = ObjectReference(identity[0].__name__, identity[1], place=place)
+    return rejected(Code.DUPLICATE, reference, detail)
 
 
 def _manifest_files(path: Path) -> list[Path]:
@@ -224,5 +226,5 @@ def _is_directory(path: Path) -> bool:
         return False
 
 
-def _cannot_be_read(name: str, error: OSError) -> Rejection:
+def _cannot_be_read(name: str, error: OSError) -> Finding:
     return unreadable_file(name, f"cannot be read: {error.strerror or error}")

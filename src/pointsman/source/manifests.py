@@ -15,6 +15,7 @@ from pointsman.model.findings import Finding
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.model.source_events import SourceEvent, Synced
 from pointsman.source.manifest_files import ManifestFiles, Reading
+from pointsman.wording.findings import render_finding
 
 _KINDS: tuple[type[KubeObject], ...] = (Node, ServiceCIDR, Service, EndpointSlice)
 _EVENTS_AT_A_TIME = 200
@@ -90,18 +91,18 @@ class ManifestSource:
     def _note(self, reading: Reading) -> None:
         """Brings the status up to date and reports what is new."""
         status = self._status
-        if reading.rejections:
-            status.failed(str(reading.rejections[0]))
+        if reading.rejected:
+            status.failed(render_finding(reading.rejected[0]))
         else:
             status.heard(self._clock())
         status.connected = reading.found
         status.last_event = self._clock()
         status.objects = reading.objects
-        status.rejected = {str(entry): entry for entry in reading.rejections}
+        status.rejected = {render_finding(entry): entry for entry in reading.rejected}
         status.unlisted = reading.unlisted
-        status.remarks = reading.remarks
+        status.notices = reading.notices
         status.passed_over = reading.passed_over
-        findings: list[Finding] = [*reading.rejections, *reading.remarks]
+        findings = (*reading.rejected, *reading.notices)
         for finding in findings:
             if finding not in self._told:
                 self._on_finding(finding)

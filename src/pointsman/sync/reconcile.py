@@ -19,15 +19,15 @@ from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.claims import Claim, ClaimIndex, Winner
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.findings import Code, Finding, ObjectReference, Severity
 from pointsman.model.node_context import NodeContext, Situation
 from pointsman.model.plan import Outcome, ServicePlan
 from pointsman.model.planning import plan_service_port
-from pointsman.model.problem import Problem
 from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.tracker import Changes, PortState
 
 Planner = Callable[
-    [ServicePort, tuple[Endpoint, ...], NodeContext, Mapping[Claim, Winner]], ServicePlan | Problem
+    [ServicePort, tuple[Endpoint, ...], NodeContext, Mapping[Claim, Winner]], ServicePlan | Finding
 ]
 
 
@@ -40,13 +40,6 @@ class PlanChange(msgspec.Struct, frozen=True):
 
     old: ServicePlan | None
     new: ServicePlan | None
-
-
-class PortProblem(msgspec.Struct, frozen=True):
-    """A service port, or one of its addresses, that is not served, and why, or is served with a warning."""
-
-    name: ServicePortName
-    problem: Problem
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -71,8 +64,8 @@ class SyncOutcome(msgspec.Struct, frozen=True):
     first: bool
     """No sync had succeeded before this one in this process."""
     totals: Totals = Totals()
-    problems: tuple[PortProblem, ...] = ()
-    """What was found to be wrong since the last sync; a problem that lasts is named once."""
+    findings: tuple[Finding, ...] = ()
+    """What is new since the last sync: a finding that persists is reported once."""
 
     @property
     def family(self) -> Family:
@@ -89,13 +82,13 @@ class SyncFailed(KernelError):
         *,
         full: bool,
         unsynced: frozenset[ServicePortName] = frozenset(),
-        problems: tuple[PortProblem, ...] = (),
+        findings: tuple[Finding, ...] = (),
     ) -> None:
         super().__init__(message, errno)
         self.full = full
         self.unsynced = unsynced
         """Service ports whose latest plan the kernel has not accepted."""
-        self.problems = problems
+        self.findings = findings
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -119,7 +112,7 @@ class Reconciler:
         self.plans: dict[ServicePortName, ServicePlan] = {}
         self._plan_service_port = plan
         self._tally = _Tally(count_services=count_services)
-        self._problems = _Problems()
+        self._findings = _Findings()
         self._states: dict[ServicePortName, PortState] = {}
         self._claims = ClaimIndex()
         self._before: dict[ServicePortName, ServicePlan | None] = {}
@@ -168,9 +161,9 @@ class Reconciler:
                 error.errno,
                 full=request.full,
                 unsynced=frozenset(self._before),
-                problems=self._problems.take(),
+                findings=self._findings.take(),
             ) from error
-        self._problems.by_kernel(report.rejected)
+        self._findings.by_kernel(report.rejected)
         accepted = {
             name: PlanChange(old, new)
             for name, old in self._before.items()
@@ -184,7 +177,7 @@ class Reconciler:
             seconds=time.perf_counter() - started,
             first=not self._succeeded_once,
             totals=self._tally.totals(len(self.plans)),
-            problems=self._problems.take(),
+            findings=self._findings.take(),
         )
         self._before = {}
         self._trigger_times = {}
@@ -226,11 +219,11 @@ class Reconciler:
 
     def _replan(self, name: ServicePortName, context: NodeContext) -> None:
         planned = self._plan(name, context)
-        if isinstance(planned, Problem):
-            self._problems.by_plan(name, (planned,))
+        if isinstance(planned, Finding):
+            self._findings.by_plan(name, (planned,))
             plan = None
         else:
-            self._problems.by_plan(name, planned.problems if planned is not None else ())
+            self._findings.by_plan(name, planned.findings if planned is not None else ())
             plan = planned
         old = self.plans.get(name)
         if plan == old:
@@ -242,7 +235,7 @@ class Reconciler:
             self.plans[name] = plan
         self._tally.replaced(old, plan)
 
-    def _plan(self, name: ServicePortName, context: NodeContext) -> ServicePlan | Problem | None:
+    def _plan(self, name: ServicePortName, context: NodeContext) -> ServicePlan | Finding | None:
         self._not_planned.discard(name)
         state = self._states.get(name)
         if state is None:
@@ -253,7 +246,7 @@ class Reconciler:
             )
         except Exception as error:  # noqa: BLE001 one object must never keep the others from being served
             self._not_planned.add(name)
-            return Problem("InternalError", f"cannot be planned: {error!r}")
+            return Finding(Code.INTERNAL_ERROR, Severity.ERROR, parameters={"error": repr(error)})
 
 
 class _Tally:
@@ -292,32 +285,36 @@ def _count(counter: Counter[str | ServicePortName], what: str | ServicePortName,
         del counter[what]
 
 
-class _Problems:
-    """What is wrong now, so that each problem is told once for as long as it lasts."""
+class _Findings:
+    """Current findings of plans and kernel, so that each is reported once for as long as it persists."""
 
     def __init__(self) -> None:
-        self._by_plan: dict[ServicePortName, tuple[Problem, ...]] = {}
+        self._by_plan: dict[ServicePortName, tuple[Finding, ...]] = {}
         self._by_kernel: Mapping[ServicePortName, str] = {}
-        self._untold: list[PortProblem] = []
+        self._new: list[Finding] = []
 
-    def by_plan(self, name: ServicePortName, problems: tuple[Problem, ...]) -> None:
+    def by_plan(self, name: ServicePortName, findings: tuple[Finding, ...]) -> None:
         known = self._by_plan.get(name, ())
-        if problems == known:
+        if findings == known:
             return
-        self._untold += [PortProblem(name, problem) for problem in problems if problem not in known]
-        if problems:
-            self._by_plan[name] = problems
+        self._new += [finding.about(_reference(name)) for finding in findings if finding not in known]
+        if findings:
+            self._by_plan[name] = findings
         else:
             del self._by_plan[name]
 
     def by_kernel(self, rejected: Mapping[ServicePortName, str]) -> None:
-        self._untold += [
-            PortProblem(name, Problem("KernelRefused", reason))
+        self._new += [
+            Finding(Code.KERNEL_REFUSED, Severity.ERROR, _reference(name), {"reason": reason})
             for name, reason in rejected.items()
             if self._by_kernel.get(name) != reason
         ]
         self._by_kernel = rejected
 
-    def take(self) -> tuple[PortProblem, ...]:
-        untold, self._untold = tuple(self._untold), []
-        return untold
+    def take(self) -> tuple[Finding, ...]:
+        new, self._new = tuple(self._new), []
+        return new
+
+
+def _reference(name: ServicePortName) -> ObjectReference:
+    return ObjectReference("Service", name.key, name.port)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 
 from pointsman.app.announcements import FindingReport
-from pointsman.model.findings import Rejection, Remark
+from pointsman.model.findings import Code, Finding, ObjectReference, Severity
 from pointsman.obs.registry import Metrics
 
-BAD = Rejection("Service", "shop/web", "Invalid", "spec.ports: required", "web.yaml")
+BAD = Finding(
+    Code.INVALID,
+    Severity.ERROR,
+    ObjectReference("Service", "shop/web", place="web.yaml"),
+    {"detail": "spec.ports: required"},
+)
 
 
 class Events:
@@ -40,7 +45,9 @@ def test_a_remark_on_a_served_object_is_no_error_and_counts_as_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     metrics, events = Metrics("nftables"), Events()
-    FindingReport(metrics, events)(Remark("Service", "shop/web", "NotAllocated", "no node port"))
+    reference = ObjectReference("Service", "shop/web")
+    notice = Finding(Code.NOT_ALLOCATED, Severity.NOTICE, reference, {"detail": "no node port"})
+    FindingReport(metrics, events)(notice)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert skipped(metrics) == 0
     assert events.seen == []

@@ -146,7 +146,7 @@ def test_a_mode_that_cannot_guard_node_ports_says_so() -> None:
     view = balanced(HERE, mode="ipvs", loadBalancerSourceRanges=["192.0.2.0/24"], metadata=EVERYWHERE)
     assert path_of(view, "web", "NodePort", "9.9.9.9").answered
     causes = {cause.code: cause for cause in asked(view, "web").ports[0].causes}
-    assert "load-balancer addresses only" in causes["SourceRangesNotPossible"].message
+    assert "load balancer addresses only" in causes["SourceRangesNotPossible"].message
 
 
 @pytest.mark.parametrize("mode", ["nftables", "iptables", "ipvs"])

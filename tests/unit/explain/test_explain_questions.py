@@ -10,9 +10,9 @@ from tests.unit.explain.explaining import asked, view_of
 
 from pointsman.explain.target import BadQuestion, Question, Target, target_from_text
 from pointsman.explain.text import explanation_text
-from pointsman.model.problem import Problem
-from pointsman.model.remarks import Remarks
+from pointsman.model.findings import Code, Finding, ObjectReference, Severity
 from pointsman.model.service import Protocol
+from pointsman.model.service_findings import ServiceFindings
 
 
 @pytest.mark.parametrize(
@@ -184,22 +184,26 @@ def test_long_endpoint_lists_are_cut_and_say_so() -> None:
     assert "and 10 more; -o json lists all" in explanation_text(asked(view, "web"))
 
 
-def test_remarks_follow_the_objects() -> None:
-    remarks = Remarks()
-    remarks.upsert_service(factory.service(clusterIP="None"))
-    assert remarks.of("default/web") == (Problem("Headless", "headless (clusterIP None)"),)
-    remarks.upsert_service(factory.service())
-    assert remarks.all() == {}
+def test_findings_follow_the_objects() -> None:
+    found = ServiceFindings()
+    web = ObjectReference("Service", "default/web")
+    found.upsert_service(factory.service(clusterIP="None"))
+    assert found.of("default/web") == (Finding(Code.HEADLESS, Severity.ERROR, web),)
+    found.upsert_service(factory.service())
+    assert found.all() == {}
     bad_slice = factory.endpoint_slice("127.0.0.1")
-    problem = Problem("ForbiddenEndpointAddress", "endpoint address '127.0.0.1' is loopback")
+    on_slice = ObjectReference("EndpointSlice", bad_slice.metadata.key)
+    parameters = {"value": "127.0.0.1", "reason": "loopback"}
+    loopback = Finding(Code.FORBIDDEN_ENDPOINT_ADDRESS, object=on_slice, parameters=parameters)
+    bad_address = Finding(Code.BAD_ADDRESS, object=web, parameters={"field": "externalIPs", "value": "x"})
     for _ in range(2):
-        remarks.problem("EndpointSlice", bad_slice.metadata, problem)
-    remarks.problem("Service", factory.service().metadata, Problem("BadAddress", "x"))
-    assert set(remarks.of("default/web")) == {problem, Problem("BadAddress", "x")}
-    remarks.slice_changed(bad_slice.metadata.key)
-    assert remarks.of("default/web") == (Problem("BadAddress", "x"),)
-    remarks.delete_service("default/web")
-    assert remarks.all() == {}
+        found.add(bad_slice.metadata, loopback)
+    found.add(factory.service().metadata, bad_address)
+    assert set(found.of("default/web")) == {loopback, bad_address}
+    found.slice_changed(bad_slice.metadata.key)
+    assert found.of("default/web") == (bad_address,)
+    found.delete_service("default/web")
+    assert found.all() == {}
 
 
 def test_names_and_reasons_from_objects_cannot_forge_lines_of_the_answer() -> None:

@@ -143,8 +143,8 @@ async def test_an_object_that_does_not_fit_its_type_is_left_out_by_name(watch_li
             texts = [text(event) for event in await follower.until_synced()]
             assert texts == ["+default/a@101", "+default/c@103", "synced Service"]
             (bad,) = follower.bad
-            assert (bad.kind, bad.key, bad.reason) == ("Service", "shop/bad", "Undecodable")
-            assert "port has the wrong type" in bad.message
+            assert (bad.object.kind, bad.object.key, bad.code.value) == ("Service", "shop/bad", "Undecodable")
+            assert "port has the wrong type" in str(bad.parameters["detail"])
 
 
 async def test_an_error_in_protobuf_is_told_in_words() -> None:

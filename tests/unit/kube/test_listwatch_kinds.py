@@ -26,8 +26,8 @@ async def test_undecodable_object_is_left_out_by_name_and_the_rest_kept(watch_li
             texts = [text(event) for event in await follower.until_synced()]
             assert texts == ["+default/a@101", "+default/c@103", "synced Service"]
             (bad,) = follower.bad
-            assert (bad.kind, bad.key, bad.reason) == ("Service", "shop/bad", "Undecodable")
-            assert "ports[0].port" in bad.message
+            assert (bad.object.kind, bad.object.key, bad.code.value) == ("Service", "shop/bad", "Undecodable")
+            assert "ports[0].port" in str(bad.parameters["detail"])
             assert follower.status.bad_objects == 1
             reading = asyncio.ensure_future(follower.next_text())
             await eventually(lambda: server.watch_count() == 1)
@@ -48,7 +48,7 @@ async def test_object_that_becomes_undecodable_keeps_its_last_good_version_until
             server.end_watches()
             await eventually(lambda: follower.status.lists == 2)
             assert not reading.done()
-            assert [bad.key for bad in follower.bad] == ["default/a"]
+            assert [bad.object.key for bad in follower.bad] == ["default/a"]
             await eventually(lambda: server.watch_count() == 1)
             server.delete("Service", "default/a")
             assert await reading == "-default/a"

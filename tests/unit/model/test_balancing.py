@@ -19,18 +19,19 @@ from pointsman.model.balancing import (
     compute_slow_start_seconds,
 )
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.problem import Problem
+from pointsman.model.findings import Finding, Severity
 from pointsman.model.service import Protocol, ServicePort, parse_service_ports
 from pointsman.model.slices import parse_slice_endpoints
 from pointsman.model.slots import assign_slots
 from pointsman.model.topology import endpoint_reason
+from pointsman.wording.findings import render_message
 
 
-def asked(annotations: dict[str, str], **spec: Any) -> tuple[ServicePort, list[Problem]]:
+def asked(annotations: dict[str, str], **spec: Any) -> tuple[ServicePort, list[Finding]]:
     named = {f"pointsman.dev/{name}": value for name, value in annotations.items()}
-    ports, problems = parse_service_ports(service(metadata={"annotations": named}, **spec), Family.IPV4)
+    ports, findings = parse_service_ports(service(metadata={"annotations": named}, **spec), Family.IPV4)
     (port,) = ports.values()
-    return port, problems
+    return port, findings
 
 
 def shares(*endpoints: Endpoint, port: ServicePort, **balancing: Any) -> BalancingPlan | None:
@@ -42,8 +43,8 @@ B = endpoint("10.244.1.2", zone="b", node="n2", pod="web-1")
 
 
 def test_a_service_without_annotations_asks_for_nothing_and_is_balanced_evenly() -> None:
-    port, problems = asked({})
-    assert (port.balancing, problems) == (NO_REQUEST, [])
+    port, findings = asked({})
+    assert (port.balancing, findings) == (NO_REQUEST, [])
     assert plan(port, A, B).balancing is None
 
 
@@ -64,40 +65,44 @@ def test_a_service_without_annotations_asks_for_nothing_and_is_balanced_evenly()
     ],
 )
 def test_our_words_and_those_of_ipvs_are_understood(word: str, scheduler: Scheduler) -> None:
-    port, problems = asked({"scheduler": word})
-    assert (port.balancing.scheduler, port.balancing.word, problems) == (scheduler, word, [])
+    port, findings = asked({"scheduler": word})
+    assert (port.balancing.scheduler, port.balancing.word, findings) == (scheduler, word, [])
 
 
 @pytest.mark.parametrize(
     ("annotation", "value", "words"),
     [
-        ("scheduler", "fastest", "pointsman.dev/scheduler: 'fastest' is ignored; known are random, weighted"),
-        ("slow-start", "soon", "pointsman.dev/slow-start: 'soon' is ignored; it must be a time up to 1 h"),
-        ("slow-start", "61m", "a time up to 1 h"),
+        (
+            "scheduler",
+            "fastest",
+            "pointsman.dev/scheduler: 'fastest' is ignored; expected one of random, weighted",
+        ),
+        ("slow-start", "soon", "pointsman.dev/slow-start: 'soon' is ignored; expected a time of at most 1 h"),
+        ("slow-start", "61m", "a time of at most 1 h"),
         (
             "weights",
             "zone/a=3,rack/7=1",
-            "pointsman.dev/weights: 'rack/7=1' is ignored; entries are zone/NAME",
+            "pointsman.dev/weights: 'rack/7=1' is ignored; expected entries zone/NAME",
         ),
         ("weights", "zone/a=1001", "N from 0 to 1000"),
         (
             "reset-gone",
             "yes",
-            'pointsman.dev/reset-gone: \'yes\' is ignored; it must be "true" or "false"',
+            'pointsman.dev/reset-gone: \'yes\' is ignored; expected "true" or "false"',
         ),
         (
             "hash-slots",
             "63",
-            "pointsman.dev/hash-slots: '63' is ignored; it must be a number from 64 to 65536",
+            "pointsman.dev/hash-slots: '63' is ignored; expected a number from 64 to 65536",
         ),
     ],
 )
 def test_a_bad_value_is_reported_with_what_would_be_good_and_counts_as_not_given(
     annotation: str, value: str, words: str
 ) -> None:
-    port, problems = asked({annotation: value})
-    assert [problem.reason for problem in problems] == ["BadAnnotation"]
-    assert words in problems[0].message
+    port, findings = asked({annotation: value})
+    assert [finding.code.value for finding in findings] == ["BadAnnotation"]
+    assert words in render_message(findings[0])
     assert port.balancing in (NO_REQUEST, BalancingRequest(weights={("zone", "a"): 3}))
 
 
@@ -126,16 +131,16 @@ def test_only_tcp_can_be_reset() -> None:
 
 def test_more_weights_than_a_slice_has_endpoints_are_told_once_and_left_out() -> None:
     entries = [f"pod/web-{number}=2" for number in range(20 * MAX_WEIGHTS)]
-    port, (problem,) = asked({"weights": ",".join(entries)})
+    port, (finding,) = asked({"weights": ",".join(entries)})
     assert len(port.balancing.weights) == MAX_WEIGHTS
-    assert "'pod/web-1000=2,pod/web-1001=2," in problem.message
-    assert "only the first 1000 entries count" in problem.message
-    assert len(problem.message) < 500
+    assert "'pod/web-1000=2,pod/web-1001=2," in render_message(finding)
+    assert "at most 1000 entries" in render_message(finding)
+    assert len(render_message(finding)) < 500
 
 
 def test_weights_by_pod_beat_those_by_node_and_those_beat_zones() -> None:
-    port, problems = asked({"weights": "zone/a=3, zone/b=5, node/n2=7, pod/web-0=2"})
-    assert problems == []
+    port, findings = asked({"weights": "zone/a=3, zone/b=5, node/n2=7, pod/web-0=2"})
+    assert findings == []
     balance = shares(A, B, port=port)
     assert balance is not None
     assert (balance.scheduler, balance.weight(A), balance.weight(B)) == (Scheduler.WEIGHTED, 2, 7)
@@ -158,9 +163,9 @@ def test_a_slice_may_weigh_its_endpoints_itself_and_wins_over_the_service() -> N
         {"addresses": ["10.244.1.2"], "zone": "b"},
         metadata={"annotations": {"pointsman.dev/weights": "pod/web-0=9,4"}},
     )
-    found, problems = parse_slice_endpoints(made, Family.IPV4, "n1")
+    found, findings = parse_slice_endpoints(made, Family.IPV4, "n1")
     (endpoints,) = found.values()
-    assert problems == []
+    assert findings == []
     assert [(e.pod, e.weight) for e in endpoints] == [("web-0", 9), ("", 4)]
     port, _ = asked({"weights": "zone/a=1,zone/b=100"})
     balance = shares(*endpoints, port=port)
@@ -170,8 +175,8 @@ def test_a_slice_may_weigh_its_endpoints_itself_and_wins_over_the_service() -> N
 
 def test_a_bad_weight_of_a_slice_is_reported() -> None:
     made = endpoint_slice("10.244.1.1", metadata={"annotations": {"pointsman.dev/weights": "many"}})
-    found, problems = parse_slice_endpoints(made, Family.IPV4, "n1")
-    assert [problem.reason for problem in problems] == ["BadAnnotation"]
+    found, findings = parse_slice_endpoints(made, Family.IPV4, "n1")
+    assert [finding.code.value for finding in findings] == ["BadAnnotation"]
     assert [e.weight for endpoints in found.values() for e in endpoints] == [-1]
 
 
@@ -199,28 +204,32 @@ def test_a_mode_that_lacks_a_scheduler_says_so_and_uses_weights_where_it_can() -
         B,
         node_context=context(balancing=BalancingDefaults(capabilities=Capabilities(schedulers=can))),
     )
-    assert [problem.reason for problem in made.problems] == ["SchedulerNotPossible"]
-    assert "source-hash is not available in this proxy mode; weighted is used" in made.problems[0].message
+    assert [finding.code.value for finding in made.findings] == ["SchedulerNotPossible"]
+    assert "source-hash is not available in this proxy mode; weighted is used" in render_message(
+        made.findings[0]
+    )
     assert made.balancing is not None
     assert made.scheduler == "weighted"
 
 
 def test_a_scheduler_that_only_ipvs_has_is_refused_elsewhere() -> None:
     port, _ = asked({"scheduler": "sed"})
-    assert "sed is not available in this proxy mode; random is used" in plan(port, A).problems[0].message
+    assert "sed is not available in this proxy mode; random is used" in render_message(
+        plan(port, A).findings[0]
+    )
 
 
 def test_a_mode_that_cannot_start_endpoints_slowly_says_so() -> None:
     port, _ = asked({"slow-start": "30s"})
     made = plan(port, A, B, node_context=context(balancing=BalancingDefaults(capabilities=Capabilities())))
-    assert [problem.reason for problem in made.problems] == ["SlowStartNotPossible"]
-    assert plan(port, A, B).problems == ()
+    assert [finding.code.value for finding in made.findings] == ["SlowStartNotPossible"]
+    assert plan(port, A, B).findings == ()
 
 
 def test_session_affinity_leaves_the_port_out_of_the_hash() -> None:
     port, _ = asked({"scheduler": "source-port-hash"}, sessionAffinity="ClientIP")
     made = plan(port, A, B)
-    assert (made.scheduler, [problem.reason for problem in made.problems]) == (
+    assert (made.scheduler, [finding.code.value for finding in made.findings]) == (
         "source-hash",
         ["PortNotHashed"],
     )
@@ -238,9 +247,9 @@ def test_slow_start_comes_from_the_service_then_the_configuration_and_never_with
     assert compute_slow_start_seconds(port.balancing, BalancingDefaults(slow_start=30)) == 120
     assert compute_slow_start_seconds(NO_REQUEST, BalancingDefaults(slow_start=30)) == 30
     assert compute_slow_start_seconds(port.balancing, BalancingDefaults(capabilities=Capabilities())) == 0
-    hashed, problems = asked({"slow-start": "30s", "scheduler": "source-hash"})
+    hashed, findings = asked({"slow-start": "30s", "scheduler": "source-hash"})
     assert compute_slow_start_seconds(hashed.balancing, BalancingDefaults()) == 0
-    assert [problem.reason for problem in problems] == ["SlowStartIgnored"]
+    assert [finding.code.value for finding in findings] == ["SlowStartIgnored"]
 
 
 def many(count: int) -> tuple[Endpoint, ...]:
@@ -254,11 +263,11 @@ def test_a_service_with_too_many_endpoints_is_not_hashed_and_says_what_to_do() -
     port, _ = asked({"scheduler": "source-hash"})
     made = plan(port, *many(3000))
     assert made.balancing is None
-    (problem,) = made.problems
-    assert (problem.reason, problem.served) == ("TooManyToHash", True)
-    assert "at most 2048 endpoints" in problem.message
-    assert "random is used" in problem.message
-    assert plan(port, *many(3001)).problems == made.problems, "told once, not with every endpoint that comes"
+    (finding,) = made.findings
+    assert (finding.code.value, finding.severity) == ("TooManyToHash", Severity.NOTICE)
+    assert "at most 2048 endpoints" in render_message(finding)
+    assert "random is used" in render_message(finding)
+    assert plan(port, *many(3001)).findings == made.findings, "told once, not with every endpoint that comes"
     assert plan(port, *many(2048)).scheduler == "source-hash"
 
 
@@ -271,7 +280,7 @@ def test_too_many_endpoints_keep_their_weights() -> None:
 def test_a_configured_hash_has_the_same_limit() -> None:
     node = context(balancing=BalancingDefaults(Scheduler.SOURCE_PORT_HASH))
     made = plan(service_port(), *many(3000), node_context=node)
-    assert [problem.reason for problem in made.problems] == ["TooManyToHash"]
+    assert [finding.code.value for finding in made.findings] == ["TooManyToHash"]
 
 
 def test_a_mode_whose_kernel_fills_the_table_has_no_limit() -> None:
@@ -283,7 +292,7 @@ def test_a_mode_whose_kernel_fills_the_table_has_no_limit() -> None:
             balancing=BalancingDefaults(capabilities=Capabilities(schedulers=frozenset(Scheduler)))
         ),
     )
-    assert (made.scheduler, made.problems) == ("source-hash", ())
+    assert (made.scheduler, made.findings) == ("source-hash", ())
 
 
 def test_the_ports_of_a_service_share_what_hashing_may_cost() -> None:

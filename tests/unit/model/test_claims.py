@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 from tests.factory import context, endpoint, packed, service_port
 
 from pointsman.model.claims import ClaimIndex, Winner
+from pointsman.model.findings import Code, Finding
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
-from pointsman.model.problem import Problem
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
 
 OLD = service_port(
@@ -143,16 +143,16 @@ def test_a_loser_keeps_its_other_frontends_and_is_told() -> None:
     made = plan_service_port(NEW, (endpoint(),), context(), {CONTESTED: Winner(OLD.name)})
     assert isinstance(made, ServicePlan)
     assert made.port.external_ips == ()
-    assert [problem.reason for problem in made.problems] == ["ContestedAddress"]
-    assert "default/old:http" in made.problems[0].message
+    assert [finding.code.value for finding in made.findings] == ["ContestedAddress"]
+    assert made.findings[0].parameters["holder"] == "default/old:http"
 
 
-def test_a_lost_cluster_ip_leaves_a_problem_in_place_of_a_plan() -> None:
+def test_a_lost_cluster_ip_leaves_a_finding_in_place_of_a_plan() -> None:
     lost = {(NEW.cluster_ip, Protocol.TCP, 80): Winner(OLD.name)}
     made = plan_service_port(NEW, (), context(), lost)
-    assert isinstance(made, Problem)
-    assert made.reason == "ContestedClusterIP"
-    assert "default/old:http" in made.message
+    assert isinstance(made, Finding)
+    assert made.code is Code.CONTESTED_CLUSTER_IP
+    assert made.parameters["holder"] == "default/old:http"
 
 
 _ports = st.builds(

@@ -4,6 +4,7 @@ import pytest
 from tests.factory import cidr, context, endpoint, packed, plan, service_port
 
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.findings import Severity
 from pointsman.model.plan import FrontendKind, Outcome
 from pointsman.model.planning import plan_service_port
 
@@ -50,9 +51,11 @@ def test_external_addresses_inside_the_service_range_are_served_with_a_warning()
     port = service_port(external_ips=("10.96.0.77", "198.51.100.1"), load_balancer_ips=("10.96.0.78",))
     made = plan(port, node_context=context(service_cidrs=(cidr("10.96.0.0/12"),)))
     assert made.port == port
-    assert [(problem.reason, problem.address, problem.served) for problem in made.problems] == [
-        ("AddressInServiceRange", packed("10.96.0.77"), True),
-        ("AddressInServiceRange", packed("10.96.0.78"), True),
+    assert [
+        (finding.code.value, finding.parameters["address"], finding.severity) for finding in made.findings
+    ] == [
+        ("AddressInServiceRange", "10.96.0.77", Severity.NOTICE),
+        ("AddressInServiceRange", "10.96.0.78", Severity.NOTICE),
     ]
 
 
@@ -71,8 +74,8 @@ def test_a_family_that_source_ranges_forget_is_served_with_a_warning(
     """As kube-proxy serves it: to everybody."""
     made = plan(service_port(ranges_of_other_family=True, **fields))
     assert all(frontend.source_ranges == () for frontend in made.frontends)
-    told = [(problem.reason, problem.served) for problem in made.problems]
-    assert told == ([("SourceRangesOfOtherFamily", True)] if warned else [])
+    told = [(finding.code.value, finding.severity) for finding in made.findings]
+    assert told == ([("SourceRangesOfOtherFamily", Severity.NOTICE)] if warned else [])
 
 
 def test_an_allow_list_keeps_the_service_range_to_cluster_ips() -> None:
@@ -80,7 +83,7 @@ def test_an_allow_list_keeps_the_service_range_to_cluster_ips() -> None:
     strict = context(service_cidrs=(cidr("10.96.0.0/12"),), external_allow=(cidr("198.51.100.0/24"),))
     made = plan(port, node_context=strict)
     assert made.port.external_ips == (packed("198.51.100.1"),)
-    assert [problem.reason for problem in made.problems] == ["AddressNotAllowed"]
+    assert [finding.code.value for finding in made.findings] == ["AddressNotAllowed"]
 
 
 def test_the_allow_list_limits_external_and_balancer_addresses() -> None:
@@ -88,7 +91,7 @@ def test_the_allow_list_limits_external_and_balancer_addresses() -> None:
     made = plan(port, node_context=context(external_allow=(cidr("203.0.113.0/24"),)))
     assert made.port.external_ips == ()
     assert made.port.load_balancer_ips == (packed("203.0.113.1"),)
-    assert [problem.reason for problem in made.problems] == ["AddressNotAllowed"]
+    assert [finding.code.value for finding in made.findings] == ["AddressNotAllowed"]
 
 
 def test_planning_is_deterministic() -> None:

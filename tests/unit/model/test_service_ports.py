@@ -7,26 +7,26 @@ from hypothesis import strategies as st
 from tests.factory import packed, service
 
 from pointsman.model.addresses import Family
+from pointsman.model.findings import Code
 from pointsman.model.objects import Service
 from pointsman.model.service import (
     Protocol,
     ServicePort,
     ServicePortName,
-    SkipReason,
     find_skip_reason,
     parse_service_ports,
 )
 
 
 def only_port(made: Service, family: Family = Family.IPV4, **options: Any) -> ServicePort:
-    ports, problems = parse_service_ports(made, family, **options)
-    assert problems == []
+    ports, findings = parse_service_ports(made, family, **options)
+    assert findings == []
     (port,) = ports.values()
     return port
 
 
 def reasons(made: Service, family: Family = Family.IPV4) -> list[str]:
-    return [problem.reason for problem in parse_service_ports(made, family)[1]]
+    return [finding.code.value for finding in parse_service_ports(made, family)[1]]
 
 
 def test_a_plain_cluster_ip_service() -> None:
@@ -48,16 +48,16 @@ def test_an_unnamed_port_prints_without_colon() -> None:
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (service(clusterIP="None"), SkipReason.HEADLESS),
-        (service(clusterIP=""), SkipReason.NO_CLUSTER_IP),
-        (service(type="ExternalName"), SkipReason.EXTERNAL_NAME),
+        (service(clusterIP="None"), Code.HEADLESS),
+        (service(clusterIP=""), Code.NO_CLUSTER_IP),
+        (service(type="ExternalName"), Code.EXTERNAL_NAME),
         (
             service(metadata={"labels": {"service.kubernetes.io/service-proxy-name": "x"}}),
-            SkipReason.OTHER_PROXY,
+            Code.OTHER_PROXY,
         ),
     ],
 )
-def test_services_that_are_not_ours_are_skipped(made: Service, reason: SkipReason) -> None:
+def test_services_that_are_not_ours_are_skipped(made: Service, reason: Code) -> None:
     assert find_skip_reason(made) is reason
     assert parse_service_ports(made, Family.IPV4) == ({}, [])
 
@@ -125,9 +125,9 @@ def test_source_ranges_may_be_asked_for_everywhere_and_a_typing_error_asks_for_i
     value: str, everywhere: bool, reasons: list[str]
 ) -> None:
     asking = service(metadata={"annotations": {"pointsman.dev/source-ranges": value}})
-    ports, problems = parse_service_ports(asking, Family.IPV4)
+    ports, findings = parse_service_ports(asking, Family.IPV4)
     assert [port.ranges_everywhere for port in ports.values()] == [everywhere]
-    assert [problem.reason for problem in problems] == reasons
+    assert [finding.code.value for finding in findings] == reasons
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_source_ranges_that_cannot_be_read_let_nobody_in(bad: str) -> None:
         ([bad, "fd00::/8"], "0.0.0.0/32"),
         ([bad, "192.0.2.0/24"], "192.0.2.0/24"),
     ):
-        ports, problems = parse_service_ports(service(loadBalancerSourceRanges=ranges), Family.IPV4)
+        ports, findings = parse_service_ports(service(loadBalancerSourceRanges=ranges), Family.IPV4)
         assert [str(cidr) for port in ports.values() for cidr in port.source_ranges] == [admitted]
-        assert [problem.reason for problem in problems] == ["BadSourceRange"]
+        assert [finding.code.value for finding in findings] == ["BadSourceRange"]
 
 
 def test_affinity_timeout_default_and_given() -> None:
@@ -192,11 +192,11 @@ def test_bad_content_is_left_out_and_named(made: Service, reason: str) -> None:
 
 
 def test_a_bad_port_does_not_harm_the_other() -> None:
-    ports, problems = parse_service_ports(
+    ports, findings = parse_service_ports(
         service(ports=[{"name": "a", "port": 0}, {"name": "b", "port": 81}]), Family.IPV4
     )
     assert [name.port for name in ports] == ["b"]
-    assert len(problems) == 1
+    assert len(findings) == 1
 
 
 def test_policies_decide_which_endpoints_are_needed() -> None:

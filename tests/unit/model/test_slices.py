@@ -15,8 +15,8 @@ HTTP = ("http", Protocol.TCP)
 
 
 def endpoints(made: EndpointSlice, family: Family = Family.IPV4) -> tuple[Endpoint, ...]:
-    found, problems = parse_slice_endpoints(made, family, "n1")
-    assert problems == []
+    found, findings = parse_slice_endpoints(made, family, "n1")
+    assert findings == []
     return found.get(HTTP, ())
 
 
@@ -85,23 +85,23 @@ def test_hints_are_kept() -> None:
     ],
 )
 def test_unusable_addresses_are_left_out_and_named(address: str, reason: str) -> None:
-    found, problems = parse_slice_endpoints(endpoint_slice(address, "10.244.1.1"), Family.IPV4, "n1")
+    found, findings = parse_slice_endpoints(endpoint_slice(address, "10.244.1.1"), Family.IPV4, "n1")
     assert [str(e) for e in found[HTTP]] == ["10.244.1.1:8080"]
-    assert [problem.reason for problem in problems] == [reason]
+    assert [finding.code.value for finding in findings] == [reason]
 
 
 @pytest.mark.parametrize(
     "port", [{"name": "http"}, {"name": "http", "port": 0}, {"name": "http", "port": 1, "protocol": "X"}]
 )
 def test_unusable_ports_are_left_out(port: dict[str, Any]) -> None:
-    found, problems = parse_slice_endpoints(endpoint_slice("10.244.1.1", ports=[port]), Family.IPV4, "n1")
+    found, findings = parse_slice_endpoints(endpoint_slice("10.244.1.1", ports=[port]), Family.IPV4, "n1")
     assert found == {}
-    assert [problem.reason for problem in problems] == ["BadEndpointPort"]
+    assert [finding.code.value for finding in findings] == ["BadEndpointPort"]
 
 
 def test_an_endpoint_without_addresses_is_reported() -> None:
-    _, problems = parse_slice_endpoints(endpoint_slice({"addresses": []}), Family.IPV4, "n1")
-    assert [problem.reason for problem in problems] == ["EndpointWithoutAddress"]
+    _, findings = parse_slice_endpoints(endpoint_slice({"addresses": []}), Family.IPV4, "n1")
+    assert [finding.code.value for finding in findings] == ["EndpointWithoutAddress"]
 
 
 def test_the_better_state_of_a_duplicate_wins_in_any_order() -> None:
@@ -149,7 +149,7 @@ def test_merging_does_not_depend_on_order(first: list[Endpoint], second: list[En
 def test_a_slice_holds_no_more_endpoints_times_ports_than_a_node_can() -> None:
     addresses = [f"10.244.{number // 250}.{number % 250 + 1}" for number in range(1000)]
     ports = [{"name": f"p{number}", "port": number + 1} for number in range(20_000)]
-    found, (problem,) = parse_slice_endpoints(endpoint_slice(*addresses, ports=ports), Family.IPV4, "n1")
+    found, (finding,) = parse_slice_endpoints(endpoint_slice(*addresses, ports=ports), Family.IPV4, "n1")
     assert sum(map(len, found.values())) == MAX_ENDPOINT_PORTS
-    assert problem.reason == "TooManyEndpointPorts"
-    assert problem.message.startswith("port 'p100' and those after it are left out")
+    assert finding.code.value == "TooManyEndpointPorts"
+    assert finding.parameters == {"port": "p100", "endpoints": 1000, "limit": 100_000}

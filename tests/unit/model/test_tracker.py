@@ -9,8 +9,8 @@ from tests.factory import endpoint_slice, service
 from pointsman.model.addresses import Family
 from pointsman.model.balancing import WEIGHTS_ANNOTATION
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.findings import Code, Finding
 from pointsman.model.objects import TRIGGER_TIME_ANNOTATION
-from pointsman.model.problem import Problem
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.model.slices import merge_endpoints
 from pointsman.model.tracker import PortState, Tracker
@@ -54,15 +54,15 @@ def test_an_update_without_effect_costs_nothing(tracker: Tracker) -> None:
 
 def test_of_many_problems_of_one_object_some_are_told_and_the_rest_is_counted() -> None:
     """Whoever may annotate a Service, or write a slice, must not be able to keep every node busy with telling."""
-    told: list[Problem] = []
-    tracker = Tracker(Family.IPV4, "n1", on_problem=lambda _kind, _meta, problem: told.append(problem))
+    told: list[Finding] = []
+    tracker = Tracker(Family.IPV4, "n1", on_finding=lambda _meta, finding: told.append(finding))
     bad = ",".join(f"a{number}" for number in range(8000))
     tracker.upsert_service(service(metadata={"annotations": {WEIGHTS_ANNOTATION: bad}}))
     assert len(told) == 21
-    assert told[-1] == Problem("MoreProblems", "and 981 more problems, not told one by one")
+    assert (told[-1].code, told[-1].parameters) == (Code.MORE_PROBLEMS, {"count": 981})
     told.clear()
     tracker.upsert_slice(endpoint_slice(*(f"bad-{number}" for number in range(1000))))
-    assert told[-1] == Problem("MoreProblems", "and 980 more problems, not told one by one")
+    assert (told[-1].code, told[-1].parameters) == (Code.MORE_PROBLEMS, {"count": 980})
 
 
 def test_add_then_delete_before_a_sync_is_nothing(tracker: Tracker) -> None:
@@ -171,10 +171,10 @@ def test_changes_of_services_that_are_not_served_leave_no_trigger_time() -> None
 def test_problems_name_the_object() -> None:
     seen: list[tuple[str, str, str]] = []
 
-    def note(kind: str, meta: Any, problem: Problem) -> None:
-        seen.append((kind, meta.key, problem.reason))
+    def note(_meta: Any, finding: Finding) -> None:
+        seen.append((finding.object.kind, finding.object.key, finding.code.value))
 
-    tracker = Tracker(Family.IPV4, "n1", on_problem=note)
+    tracker = Tracker(Family.IPV4, "n1", on_finding=note)
     tracker.upsert_service(service(externalIPs=["x"]))
     tracker.upsert_slice(endpoint_slice("127.0.0.1"))
     assert seen == [

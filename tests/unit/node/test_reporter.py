@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import pytest
 from tests import factory
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import PRESENT, Difference, OtherProxy, SyncReport
 from pointsman.model.addresses import Family
+from pointsman.model.findings import Code, Finding, ObjectReference, Severity, bad_annotation
 from pointsman.model.node_context import Situation
-from pointsman.model.problem import Problem
 from pointsman.node.degraded import DegradedChecks
 from pointsman.node.reporter import Reporter
 from pointsman.obs.registry import Metrics
 from pointsman.serve.health import ProxyHealth
-from pointsman.sync.reconcile import PlanChange, PortProblem, SyncFailed, SyncOutcome, Totals
+from pointsman.sync.reconcile import PlanChange, SyncFailed, SyncOutcome, Totals
+from pointsman.wording.findings import render_message
 
 WEB = factory.service_port()
 
@@ -51,6 +53,14 @@ class Desk:
     def metric(self, name: str) -> float | None:
         lines = self.metrics.exposition().decode().splitlines()
         return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), None)
+
+
+CONTESTED = Finding(
+    Code.CONTESTED_ADDRESS,
+    Severity.WARNING,
+    ObjectReference("Service", WEB.name.key, WEB.name.port),
+    {"address": "198.51.100.1", "frontend": "198.51.100.1:80", "holder": "default/old"},
+)
 
 
 def outcome(**fields: object) -> SyncOutcome:
@@ -116,12 +126,11 @@ def test_failed_restores_are_counted_and_partial_ones_apart(full: bool, counted:
 @pytest.mark.parametrize("failing", [False, True])
 def test_a_refusal_becomes_a_metric_and_an_event_on_its_service(failing: bool) -> None:
     desk = Desk()
-    contested = Problem("ContestedAddress", "198.51.100.1:80 is served by default/old")
-    problems = (PortProblem(WEB.name, contested),)
+    findings = (CONTESTED,)
     if failing:
-        desk.reporter.on_sync_failed(Family.IPV4, SyncFailed("no", full=True, problems=problems), 1.0)
+        desk.reporter.on_sync_failed(Family.IPV4, SyncFailed("no", full=True, findings=findings), 1.0)
     else:
-        desk.reporter.on_synced(outcome(problems=problems))
+        desk.reporter.on_synced(outcome(findings=findings))
     skipped = 'pointsman_objects_skipped_total{kind="Service",reason="ContestedAddress"}'
     assert desk.metric(skipped) == 1
     assert desk.events.told == [
@@ -134,15 +143,16 @@ def test_a_flood_of_problems_writes_few_lines_and_hides_no_other_reason(
     served: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk = Desk()
-    flood = Problem("BadAnnotation", "annotation x: 'a' is ignored", served=served)
-    contested = Problem("ContestedAddress", "198.51.100.1:80 is served by default/old", served=served)
-    told = [*[flood] * 5000, contested]
-    desk.reporter.on_synced(outcome(problems=tuple(PortProblem(WEB.name, problem) for problem in told)))
+    severity = Severity.NOTICE if served else Severity.WARNING
+    bad = bad_annotation("x", "a", "a number")
+    flood = msgspec.structs.replace(bad, object=CONTESTED.object, severity=severity)
+    contested = msgspec.structs.replace(CONTESTED, severity=severity)
+    desk.reporter.on_synced(outcome(findings=(*[flood] * 5000, contested)))
     lines = [record.__dict__["fields"] for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(lines) == 21
-    assert lines[-1]["reason"] == contested.message
+    assert lines[-1]["reason"] == "198.51.100.1:80 is served by default/old"
     desk.now = 10.0
-    desk.reporter.on_synced(outcome(problems=(PortProblem(WEB.name, flood),)))
+    desk.reporter.on_synced(outcome(findings=(flood,)))
     told_again = [record for record in caplog.records if record.levelno >= logging.WARNING][-1]
     assert told_again.__dict__["fields"]["unmentioned"] == 4980
     name = "object_warnings" if served else "objects_skipped"
@@ -153,12 +163,13 @@ def test_a_warning_about_what_is_served_becomes_a_metric_and_an_event_and_is_not
     None
 ):
     desk = Desk()
-    doubtful = Problem("AddressInServiceRange", "10.96.0.77 lies in the service range", served=True)
-    desk.reporter.on_synced(outcome(problems=(PortProblem(WEB.name, doubtful),)))
+    parameters = {"address": "10.96.0.77"}
+    doubtful = Finding(Code.ADDRESS_IN_SERVICE_RANGE, Severity.NOTICE, CONTESTED.object, parameters)
+    desk.reporter.on_synced(outcome(findings=(doubtful,)))
     labels = '{kind="Service",reason="AddressInServiceRange"}'
     assert desk.metric(f"pointsman_object_warnings_total{labels}") == 1
     assert desk.metric(f"pointsman_objects_skipped_total{labels}") is None
-    assert desk.events.told == [("default/web", doubtful.reason, doubtful.message)]
+    assert desk.events.told == [("default/web", "AddressInServiceRange", render_message(doubtful))]
 
 
 def test_repaired_drift_is_counted_and_told_on_the_node() -> None:

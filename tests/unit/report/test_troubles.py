@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.model.findings import Rejection
+from pointsman.model.findings import Code, Finding, ObjectReference, Severity
 from pointsman.report.status import FamilyStatus, ReloadReport, StatusReport, WatchReport, status_text
 from pointsman.report.troubles import ProxyVerdict
 
@@ -32,7 +32,12 @@ MANIFESTS = {
     "failures": 0,
     "last_error": "",
 }
-BROKEN = Rejection("file", "web.yaml", "Unreadable", "line 1: expected a value", "web.yaml")
+BROKEN = Finding(
+    Code.UNREADABLE,
+    Severity.ERROR,
+    ObjectReference("File", "web.yaml", place="web.yaml"),
+    {"detail": "line 1: expected a value"},
+)
 
 
 def report(

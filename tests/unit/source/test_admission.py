@@ -10,11 +10,12 @@ from tests.fake.kube_objects import endpoint_slice, service, service_cidr
 
 from pointsman.model.objects import EndpointSlice, KubeObject, Service
 from pointsman.source.documents import parse
+from pointsman.wording.findings import render_finding
 
 
 def load(document: dict[str, Any]) -> tuple[list[KubeObject], list[str]]:
     parsed = parse(json.dumps(document).encode(), "f.json")
-    return parsed.objects, [str(finding) for finding in parsed.findings]
+    return parsed.objects, [render_finding(finding) for finding in parsed.findings]
 
 
 def loaded_service(document: dict[str, Any]) -> Service:

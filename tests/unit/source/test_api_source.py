@@ -81,7 +81,7 @@ async def test_bad_objects_are_reported_with_their_kind() -> None:
         async with aclosing(source.events()) as stream:
             await until_all_synced(stream)
         await transport.close()
-    assert [(entry.kind, entry.key) for entry in bad] == [("Service", "default/broken")]
+    assert [(entry.object.kind, entry.object.key) for entry in bad] == [("Service", "default/broken")]
 
 
 async def test_close_ends_the_iteration_and_every_watch() -> None:

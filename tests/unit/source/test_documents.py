@@ -12,11 +12,12 @@ from tests.fake.kube_objects import endpoint_slice, node, service, service_cidr
 from pointsman.model.objects import KubeObject, Service
 from pointsman.source.admission import Admitted, Refused, admit
 from pointsman.source.documents import parse
+from pointsman.wording.findings import render_finding
 
 
 def objects_and_problems(data: bytes, name: str) -> tuple[list[KubeObject], list[str]]:
     parsed = parse(data, name)
-    return parsed.objects, [str(finding) for finding in parsed.findings]
+    return parsed.objects, [render_finding(finding) for finding in parsed.findings]
 
 
 YAML = b"""\
@@ -212,7 +213,7 @@ def test_a_bug_of_ours_that_one_object_meets_spares_the_others() -> None:
 
     parsed = parse(YAML, "app.yaml", admission)
     assert [item.metadata.key for item in parsed.objects] == ["shop/web-1"]
-    assert [str(found) for found in parsed.findings] == [
+    assert [render_finding(found) for found in parsed.findings] == [
         "app.yaml: document 1: cannot be read: ZeroDivisionError"
     ]
 
@@ -226,5 +227,5 @@ def test_a_bug_of_ours_that_one_object_meets_spares_the_others() -> None:
     ids=["YAML", "JSON"],
 )
 def test_more_values_than_memory_should_hold_are_not_built(text: bytes, reason: str) -> None:
-    (rejection,) = parse(text, "app.yaml").rejections
-    assert reason in str(rejection)
+    (rejection,) = parse(text, "app.yaml").rejected
+    assert reason in render_finding(rejection)

@@ -20,6 +20,7 @@ from pointsman.model.objects import Node, Service
 from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.source.manifest_files import ManifestFiles, load_objects
 from pointsman.source.manifests import ManifestSource
+from pointsman.wording.findings import render_finding
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 
@@ -55,7 +56,7 @@ class Reader:
 
     async def reported(self, text: str) -> None:
         async with asyncio.timeout(20):
-            while not any(text in str(finding) for finding in self.bad):  # noqa: ASYNC110  a callback sets it
+            while not any(text in render_finding(finding) for finding in self.bad):  # noqa: ASYNC110  a callback sets it
                 await asyncio.sleep(0.01)
 
 
@@ -155,7 +156,7 @@ async def test_object_that_became_invalid_keeps_its_last_good_version_and_the_re
         await reader.until_synced()
         write(path, service("a", ports=[]), service("b", type="LoadBalancer"))
         assert await reader.next() == "+default/b"
-        assert (reader.bad[0].kind, reader.bad[0].key) == ("Service", "default/a")
+        assert (reader.bad[0].object.kind, reader.bad[0].object.key) == ("Service", "default/a")
         write(path, service("b", type="LoadBalancer"))
         assert await reader.next() == "-default/a"
 
@@ -165,7 +166,9 @@ async def test_same_object_in_two_files_counts_from_the_first_by_name(tmp_path: 
     write(tmp_path / "20.yaml", service("web", "10.96.0.2"))
     async with reading(tmp_path) as reader:
         assert await reader.until_synced() == ["+default/web"]
-        assert str(reader.bad[0]) == "20.yaml: Service default/web: already in 10.yaml, which counts"
+        assert (
+            render_finding(reader.bad[0]) == "20.yaml: Service default/web: already in 10.yaml, which counts"
+        )
         (tmp_path / "10.yaml").unlink()
         event = await anext(reader.stream)
         assert isinstance(event, Upsert)
@@ -177,7 +180,7 @@ def test_same_object_twice_in_one_file_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", service("web", "10.96.0.1"), service("web", "10.96.0.2"))
     objects, problems = load_objects(tmp_path)
     assert len(objects) == 1
-    assert "twice in one file" in str(problems[0])
+    assert "twice in one file" in render_finding(problems[0])
 
 
 async def test_only_the_own_node_is_delivered_when_it_is_named(tmp_path: Path) -> None:
@@ -228,7 +231,7 @@ def test_dangling_link_is_reported_and_the_rest_used(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").symlink_to("nowhere.yaml")
     objects, problems = load_objects(tmp_path)
     assert len(objects) == 1
-    assert "b.yaml: cannot be read: No such file" in str(problems[0])
+    assert "b.yaml: cannot be read: No such file" in render_finding(problems[0])
 
 
 async def test_close_ends_the_iteration(tmp_path: Path) -> None:
@@ -328,7 +331,7 @@ async def test_a_file_that_cannot_be_used_is_named_with_its_reason_until_it_is_m
         assert await reader.until_synced() == ["+default/good"]
         status = reader.source.statuses["manifests"]
         (rejection,) = status.rejected.values()
-        assert reason in str(rejection)
+        assert reason in render_finding(rejection)
         assert status.bad_objects == 1
         assert len(reader.bad) == 1
         path.unlink()
@@ -343,10 +346,10 @@ def test_a_file_whose_name_is_no_text_is_named_in_text(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", service("a"))
     write(tmp_path / os.fsdecode(b"\xfe.yaml"), service("a"))
     reading = ManifestFiles(tmp_path).read()
-    told = [str(rejection) for rejection in reading.rejections]
+    told = [render_finding(rejection) for rejection in reading.rejected]
     assert told[0] == r"\udcfe.yaml: Service default/a: already in a.yaml, which counts"
     assert told[1].startswith(r"\udcff\x1b[2J.yaml: line 1: ")
-    assert msgspec.json.encode(reading.rejections)
+    assert msgspec.json.encode(reading.rejected)
     for path in (odd, Path(os.fsdecode(b"\xff"))):
         _, findings = load_objects(path)
         assert msgspec.json.encode(findings)
@@ -363,5 +366,5 @@ def test_kinds_of_no_use_to_a_proxy_are_only_counted(tmp_path: Path) -> None:
     for name, kind in (("a", "Deployment"), ("b", "Deployment"), ("c", "ServiceAccount"), ("d", "NodePool")):
         write(tmp_path / f"{name}.yaml", {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}})
     seen = ManifestFiles(tmp_path).read()
-    assert seen.rejections == ()
+    assert seen.rejected == ()
     assert seen.passed_over == {"Deployment": 2, "ServiceAccount": 1, "NodePool": 1}

@@ -11,12 +11,12 @@ from tests.fake.recording import RecordingBackend
 
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
+from pointsman.model.findings import Finding
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
-from pointsman.model.problem import Problem
-from pointsman.model.service import ServicePort, ServicePortName
+from pointsman.model.service import ServicePort
 from pointsman.model.tracker import Changes, PortState, Tracker
-from pointsman.sync.reconcile import MAX_TRIGGER_TIMES, PortProblem, Reconciler, SyncFailed, Totals
+from pointsman.sync.reconcile import MAX_TRIGGER_TIMES, Reconciler, SyncFailed, Totals
 
 WEB = service_port()
 API = service_port("api", cluster_ip="10.96.0.11")
@@ -89,17 +89,17 @@ def test_a_new_context_replans_everything(reconciler: Reconciler, backend: Recor
     assert outcome.changes == {}
 
 
-def reasons(problems: Iterable[PortProblem]) -> list[tuple[ServicePortName, str]]:
-    return [(found.name, found.problem.reason) for found in problems]
+def reasons(findings: Iterable[Finding]) -> list[tuple[str, str]]:
+    return [(finding.object.name, finding.code.value) for finding in findings]
 
 
 def test_a_contested_address_is_handed_over(reconciler: Reconciler, backend: RecordingBackend) -> None:
     old = service_port("old", cluster_ip="10.96.0.1", external_ips=("198.51.100.1",), created="2020")
     new = service_port("new", cluster_ip="10.96.0.2", external_ips=("198.51.100.1",), created="2021")
-    assert reconciler.sync(changes(new), context()).problems == ()
+    assert reconciler.sync(changes(new), context()).findings == ()
     outcome = reconciler.sync(changes(old), context())
     assert backend.programmed[new.name].port.external_ips == ()
-    assert reasons(outcome.problems) == [(new.name, "ContestedAddress")]
+    assert reasons(outcome.findings) == [(str(new.name), "ContestedAddress")]
     reconciler.sync(Changes({old.name: None}), context())
     assert backend.programmed[new.name].port.external_ips == new.external_ips
 
@@ -112,14 +112,14 @@ def test_an_address_of_the_service_range_is_lent_until_a_service_has_it_as_its_c
     owner = service_port("owner", port=443, cluster_ip="10.96.0.77", created="2021")
     outcome = reconciler.sync(changes(borrower), there)
     assert backend.programmed[borrower.name].port.external_ips == borrower.external_ips
-    assert reasons(outcome.problems) == [(borrower.name, "AddressInServiceRange")]
-    assert reconciler.sync(changes(WEB), there).problems == ()
+    assert reasons(outcome.findings) == [(str(borrower.name), "AddressInServiceRange")]
+    assert reconciler.sync(changes(WEB), there).findings == ()
     outcome = reconciler.sync(changes(owner), there)
     assert backend.programmed[borrower.name].port.external_ips == ()
-    assert reasons(outcome.problems) == [(borrower.name, "AddressIsClusterIP")]
+    assert reasons(outcome.findings) == [(str(borrower.name), "AddressIsClusterIP")]
     outcome = reconciler.sync(Changes({owner.name: None}), there)
     assert backend.programmed[borrower.name].port.external_ips == borrower.external_ips
-    assert reasons(outcome.problems) == [(borrower.name, "AddressInServiceRange")]
+    assert reasons(outcome.findings) == [(str(borrower.name), "AddressInServiceRange")]
 
 
 def test_a_clash_of_cluster_ips_serves_the_older_one_and_is_told_once(
@@ -128,22 +128,24 @@ def test_a_clash_of_cluster_ips_serves_the_older_one_and_is_told_once(
     twin = service_port("twin", created="2030")
     outcome = reconciler.sync(changes(WEB, twin), context())
     assert set(backend.programmed) == {WEB.name}
-    assert reasons(outcome.problems) == [(twin.name, "ContestedClusterIP")]
-    assert reconciler.sync(Changes({}), context(masquerade_all=True)).problems == ()
+    assert reasons(outcome.findings) == [(str(twin.name), "ContestedClusterIP")]
+    assert reconciler.sync(Changes({}), context(masquerade_all=True)).findings == ()
     reconciler.sync(Changes({WEB.name: None}), context())
     assert set(backend.programmed) == {twin.name}
-    assert reasons(reconciler.sync(changes(WEB), context()).problems) == [(twin.name, "ContestedClusterIP")]
+    assert reasons(reconciler.sync(changes(WEB), context()).findings) == [
+        (str(twin.name), "ContestedClusterIP")
+    ]
 
 
 def test_an_object_that_cannot_be_planned_harms_only_itself(backend: RecordingBackend) -> None:
-    def breaks_on_api(port: ServicePort, *rest: Any) -> ServicePlan | Problem:
+    def breaks_on_api(port: ServicePort, *rest: Any) -> ServicePlan | Finding:
         if port.name == API.name:
             raise ZeroDivisionError
         return plan_service_port(port, *rest)
 
     outcome = Reconciler(backend, plan=breaks_on_api).sync(changes(WEB, API), context())
     assert set(backend.programmed) == {WEB.name}
-    assert reasons(outcome.problems) == [(API.name, "InternalError")]
+    assert reasons(outcome.findings) == [(str(API.name), "InternalError")]
 
 
 def test_what_the_kernel_refused_is_told_once_for_each_reason(
@@ -153,7 +155,7 @@ def test_what_the_kernel_refused_is_told_once_for_each_reason(
     for why, changed in (("EINVAL", WEB), ("EINVAL", API), ("ENOENT", API)):
         backend.refuse = {WEB.name: why}
         outcome = reconciler.sync(changes(changed), context())
-        refused += [found.problem.message for found in outcome.problems]
+        refused += [str(finding.parameters["reason"]) for finding in outcome.findings]
     assert refused == ["EINVAL", "ENOENT"]
 
 
@@ -164,8 +166,8 @@ def test_what_a_failed_sync_refused_is_told_with_the_failure_and_not_again(
     backend.failures = [KernelError("no")]
     with pytest.raises(SyncFailed) as failed:
         reconciler.sync(changes(WEB, twin), context())
-    assert reasons(failed.value.problems) == [(twin.name, "ContestedClusterIP")]
-    assert reconciler.sync(Changes({}), context()).problems == ()
+    assert reasons(failed.value.findings) == [(str(twin.name), "ContestedClusterIP")]
+    assert reconciler.sync(Changes({}), context()).findings == ()
 
 
 def test_the_outcome_counts_what_is_planned(reconciler: Reconciler) -> None:
@@ -234,13 +236,13 @@ def test_a_service_port_whose_planning_failed_is_planned_again_by_the_next_sync(
 ) -> None:
     failures = [RuntimeError("once")]
 
-    def plan(*arguments: Any) -> ServicePlan | Problem:
+    def plan(*arguments: Any) -> ServicePlan | Finding:
         if failures:
             raise failures.pop()
         return plan_service_port(*arguments)
 
     reconciler = Reconciler(backend, plan=plan)
-    assert reconciler.sync(changes(WEB), context()).problems
+    assert reconciler.sync(changes(WEB), context()).findings
     assert backend.programmed == {}
     reconciler.sync(Changes({}), context())
     assert set(backend.programmed) == {WEB.name}

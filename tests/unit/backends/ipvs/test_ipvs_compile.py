@@ -15,9 +15,9 @@ from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, Virt
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.balancing import BalancingRequest, Scheduler, parse_balancing_request
 from pointsman.model.endpoint import Endpoint
+from pointsman.model.findings import Finding
 from pointsman.model.node_context import NodeContext, NodePortAddresses
 from pointsman.model.objects import Meta
-from pointsman.model.problem import Problem
 from pointsman.model.service import Protocol, ServicePort
 
 NODE = packed("172.30.0.10")
@@ -172,11 +172,11 @@ def test_a_scheduler_that_cannot_be_had_is_noted_and_the_default_serves() -> Non
     ],
 )
 def test_the_annotation_for_all_modes_is_understood(word: str, scheduler: str, flags: int) -> None:
-    problems: list[Problem] = []
+    findings: list[Finding] = []
     meta = Meta(annotations={"pointsman.dev/scheduler": word})
-    port = service_port(balancing=parse_balancing_request(meta, problems))
+    port = service_port(balancing=parse_balancing_request(meta, findings))
     (server, _), *_ = compiled(port, REMOTE).servers
-    assert (server.scheduler, server.flags, problems) == (scheduler, flags, [])
+    assert (server.scheduler, server.flags, findings) == (scheduler, flags, [])
 
 
 def test_the_annotation_for_this_mode_wins_over_the_one_for_all() -> None:
