@@ -43,7 +43,7 @@ def plan(family: Family, number: int, *pods: Endpoint, protocol: Protocol = Prot
     where = service_address(family, number)
     return ServicePlan(
         port=ServicePort(name, family, where, PORT),
-        frontends=(Frontend(FrontendKind.CLUSTER_IP, where, PORT, False, Outcome.BALANCE),),
+        frontends=(Frontend(FrontendKind.CLUSTER_IP, where, PORT, False, Outcome.DELIVERED),),
         cluster_endpoints=pods,
         local_endpoints=(),
         reachable_endpoints=pods,

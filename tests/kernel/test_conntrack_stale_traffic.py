@@ -99,9 +99,9 @@ def plan(*pods: str, service: str = SERVICE, name: str = "dns") -> ServicePlan:
     return ServicePlan(
         port=port,
         frontends=(
-            Frontend(FrontendKind.CLUSTER_IP, address, PORT, False, Outcome.BALANCE),
+            Frontend(FrontendKind.CLUSTER_IP, address, PORT, False, Outcome.DELIVERED),
             *(
-                (Frontend(FrontendKind.NODE_PORT, b"", NODE_PORT, False, Outcome.BALANCE),)
+                (Frontend(FrontendKind.NODE_PORT, b"", NODE_PORT, False, Outcome.DELIVERED),)
                 if service == SERVICE
                 else ()
             ),

@@ -21,7 +21,7 @@ MAX_PER_OBJECT = 20
 Value = str | int | tuple[str, ...]
 
 
-class Severity(enum.Enum):
+class Severity(enum.StrEnum):
     """How much a finding matters to what it is about."""
 
     ERROR = "error"
@@ -32,7 +32,7 @@ class Severity(enum.Enum):
     """It is used as it is."""
 
 
-class Code(enum.Enum):
+class Code(enum.StrEnum):
     """What was found; the value is a CamelCase word for programs, events and metrics."""
 
     UNKNOWN = "Unknown"

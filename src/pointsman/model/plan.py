@@ -26,14 +26,14 @@ class FrontendKind(enum.Enum):
     NODE_PORT = "NodePort"
 
 
-class Outcome(enum.Enum):
-    """What a packet to a frontend meets."""
+class Outcome(enum.StrEnum):
+    """What happens to a packet to a frontend."""
 
-    BALANCE = "balance"
-    REJECT = "reject"
-    """No usable endpoint anywhere: refused, so that clients fail fast."""
-    DROP = "drop"
-    """Policy Local and none here: silence, so that balancers look elsewhere."""
+    DELIVERED = "delivered"
+    REJECTED = "rejected"
+    """No usable endpoint anywhere: the client gets an error at once."""
+    DROPPED = "dropped"
+    """Policy Local and no endpoint on this node: load balancers try other nodes."""
 
 
 class TopologyMode(enum.Enum):
@@ -117,5 +117,5 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
 def decide_outcome(has_any: bool, endpoints: tuple[Endpoint, ...]) -> Outcome:
     """What packets meet at a frontend with these usable endpoints; `has_any` counts those of other nodes too."""
     if not has_any:
-        return Outcome.REJECT
-    return Outcome.BALANCE if endpoints else Outcome.DROP
+        return Outcome.REJECTED
+    return Outcome.DELIVERED if endpoints else Outcome.DROPPED

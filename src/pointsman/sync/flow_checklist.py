@@ -207,7 +207,7 @@ def _in_service(plan: ServicePlan | None) -> frozenset[_InService]:
     found: set[_InService] = set()
     for entry in plan.frontends:
         key = (plan.port.protocol.value, entry.address, entry.port)
-        if entry.outcome is Outcome.BALANCE:
+        if entry.outcome is Outcome.DELIVERED:
             found.add((key, True, entry.source_ranges))
         if plan.reachable_endpoints and entry.kind is not FrontendKind.CLUSTER_IP:
             found.add((key, False, entry.source_ranges))

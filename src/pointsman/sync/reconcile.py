@@ -265,9 +265,13 @@ class _Tally:
             port = plan.port
             counted = plan.name.key if self.count_services else plan.name
             self._endpoints += by * len(plan.all_endpoints)
-            if port.internal_local and plan.internal_outcome is Outcome.DROP:
+            if port.internal_local and plan.internal_outcome is Outcome.DROPPED:
                 _count(self._without_local_internal, counted, by)
-            if port.external_local and port.externally_accessible and plan.external_outcome is Outcome.DROP:
+            if (
+                port.external_local
+                and port.externally_accessible
+                and plan.external_outcome is Outcome.DROPPED
+            ):
                 _count(self._without_local_external, counted, by)
 
     def totals(self, service_ports: int) -> Totals:

@@ -29,14 +29,14 @@ def test_every_address_of_a_service_is_a_frontend() -> None:
 @pytest.mark.parametrize(
     ("fields", "endpoints", "internal", "external"),
     [
-        ({}, [], Outcome.REJECT, Outcome.REJECT),
-        ({}, [endpoint(ready=False)], Outcome.REJECT, Outcome.REJECT),
-        ({}, [endpoint()], Outcome.BALANCE, Outcome.BALANCE),
-        ({"external_local": True}, [endpoint()], Outcome.BALANCE, Outcome.DROP),
-        ({"external_local": True}, [endpoint(local=True)], Outcome.BALANCE, Outcome.BALANCE),
-        ({"internal_local": True}, [endpoint()], Outcome.DROP, Outcome.BALANCE),
-        ({"internal_local": True, "external_local": True}, [endpoint()], Outcome.DROP, Outcome.DROP),
-        ({"internal_local": True, "external_local": True}, [], Outcome.REJECT, Outcome.REJECT),
+        ({}, [], Outcome.REJECTED, Outcome.REJECTED),
+        ({}, [endpoint(ready=False)], Outcome.REJECTED, Outcome.REJECTED),
+        ({}, [endpoint()], Outcome.DELIVERED, Outcome.DELIVERED),
+        ({"external_local": True}, [endpoint()], Outcome.DELIVERED, Outcome.DROPPED),
+        ({"external_local": True}, [endpoint(local=True)], Outcome.DELIVERED, Outcome.DELIVERED),
+        ({"internal_local": True}, [endpoint()], Outcome.DROPPED, Outcome.DELIVERED),
+        ({"internal_local": True, "external_local": True}, [endpoint()], Outcome.DROPPED, Outcome.DROPPED),
+        ({"internal_local": True, "external_local": True}, [], Outcome.REJECTED, Outcome.REJECTED),
     ],
 )
 def test_outcomes(

@@ -78,8 +78,8 @@ def test_a_row_counts_endpoints_and_tells_the_state() -> None:
     row = service_row(PLANS[2], EVERYTHING.families[0], EVERYTHING.mode)
     assert (row.usable, row.total, row.local, row.state) == (1, 1, 0, "partly")
     assert [(entry.kind, entry.policy, entry.outcome) for entry in row.frontends] == [
-        ("ClusterIP", "Cluster", "balance"),
-        ("LoadBalancerIP", "Local", "drop"),
+        ("ClusterIP", "Cluster", "delivered"),
+        ("LoadBalancerIP", "Local", "dropped"),
     ]
 
 

@@ -88,7 +88,7 @@ class _Compiler:
     def _nat_services(self) -> Iterator[str]:
         for frontend in self.plan.frontends:
             match frontend.kind:
-                case FrontendKind.CLUSTER_IP if frontend.outcome is Outcome.BALANCE:
+                case FrontendKind.CLUSTER_IP if frontend.outcome is Outcome.DELIVERED:
                     what, target = "cluster IP", self._internal_chain
                 case FrontendKind.EXTERNAL_IP if self.external_chain:
                     what, target = "external IP", self._entry(frontend)
@@ -118,7 +118,7 @@ class _Compiler:
 
     def _filter_services(self) -> Iterator[str]:
         for frontend in self.plan.frontends:
-            refuses = frontend.kind is FrontendKind.CLUSTER_IP and frontend.outcome is not Outcome.BALANCE
+            refuses = frontend.kind is FrontendKind.CLUSTER_IP and frontend.outcome is not Outcome.DELIVERED
             if not refuses and not self._resets_for_node(frontend):
                 continue
             for why, target in self._refusals(frontend.outcome):
@@ -127,11 +127,11 @@ class _Compiler:
     def _resets_for_node(self, frontend: Frontend) -> bool:
         """Whether the node's own packets need a rule of their own: they do not pass the one for external frontends."""
         address_of_others = frontend.kind in (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER_IP)
-        return self.plan.resets_gone and address_of_others and frontend.outcome is Outcome.REJECT
+        return self.plan.resets_gone and address_of_others and frontend.outcome is Outcome.REJECTED
 
     def _filter_external(self) -> Iterator[str]:
         for frontend in self.plan.frontends:
-            if frontend.kind is FrontendKind.CLUSTER_IP or frontend.outcome is Outcome.BALANCE:
+            if frontend.kind is FrontendKind.CLUSTER_IP or frontend.outcome is Outcome.DELIVERED:
                 continue
             for why, target in self._refusals(frontend.outcome):
                 if frontend.kind is FrontendKind.NODE_PORT:
@@ -184,7 +184,7 @@ class _Compiler:
         return rules + self._endpoint_rules()
 
     def _internal_masquerade(self) -> Iterator[str]:
-        if self.plan.internal_outcome is not Outcome.BALANCE:
+        if self.plan.internal_outcome is not Outcome.DELIVERED:
             return
         source, device = "", ""
         if not self.settings.context.masquerade_all:
@@ -296,7 +296,7 @@ class _Compiler:
     def _refusals(self, outcome: Outcome) -> Iterator[tuple[str, str]]:
         """Why, and the end of the rule: what further it matches and where it leads."""
         resets = self.plan.resets_gone
-        if outcome is Outcome.REJECT:
+        if outcome is Outcome.REJECTED:
             target = spelling.RESET if resets else spelling.reject(self.port.family)
             yield f"{self.label} has no endpoints", f"-j {target}"
             return

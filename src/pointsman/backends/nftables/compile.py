@@ -82,7 +82,7 @@ class _Compilation:
         verdicts = schema.SERVICE_NODEPORTS if on_node else schema.SERVICE_IPS
         if (verdicts, key) in self._elements:
             return
-        if frontend.outcome is not Outcome.BALANCE:
+        if frontend.outcome is not Outcome.DELIVERED:
             refusals = schema.NO_ENDPOINT_NODEPORTS if on_node else schema.NO_ENDPOINT_SERVICES
             self._put(Element(refusals, key, self._refusal(frontend.outcome)))
         target = self._target(frontend, key, on_node)
@@ -95,8 +95,8 @@ class _Compilation:
 
     def _refusal(self, outcome: Outcome) -> str:
         if self._plan.resets_gone:
-            return self._use(RESET if outcome is Outcome.REJECT else RESET_KNOWN)
-        return schema.REJECT_CHAIN if outcome is Outcome.REJECT else ""
+            return self._use(RESET if outcome is Outcome.REJECTED else RESET_KNOWN)
+        return schema.REJECT_CHAIN if outcome is Outcome.REJECTED else ""
 
     def _put(self, element: Element) -> None:
         self._elements[(element.where, element.key)] = element
@@ -105,7 +105,7 @@ class _Compilation:
         """The chain a frontend leads to; empty when no client can get anywhere through it."""
         external = frontend.kind is not FrontendKind.CLUSTER_IP
         everywhere = external and frontend.local_policy and bool(self._cluster)
-        if frontend.outcome is not Outcome.BALANCE and not everywhere:
+        if frontend.outcome is not Outcome.DELIVERED and not everywhere:
             return ""
         if self._affinity is not None:
             return self._affinity.external if external else self._affinity.internal
