@@ -18,8 +18,9 @@ from pointsman.app.modes import Choice
 from pointsman.app.reload_record import ReloadRecord
 from pointsman.app.supervisor import Assembled, Supervisor
 from pointsman.backends.contract import Mode
-from pointsman.config.command_line import RunOptions, parse_run
+from pointsman.config.command_line import parse_run
 from pointsman.config.mode_table import MODES
+from pointsman.config.options import RunOptions
 from pointsman.config.reload import Live
 from pointsman.errors import ConfigError, KernelError, NotSupported
 from pointsman.node.aftercare import Tidied
@@ -89,7 +90,7 @@ class Assembler:
 
     @contextlib.asynccontextmanager
     async def __call__(self, options: RunOptions, reloads: ReloadRecord) -> AsyncIterator[Assembled]:
-        async with assembled(options, reloads, UntouchedHost(options.state_dir)) as running:
+        async with assembled(options, reloads, UntouchedHost(options.paths.state_dir)) as running:
             self.made.append(running)
             self.standing += 1
             try:
@@ -382,5 +383,5 @@ async def test_the_files_that_a_kubeconfig_names_are_read_before_the_host_is_tou
     from_api = [flag for flag in arguments if not flag.startswith("--manifests=")]
     options = _read([*from_api, f"--kubeconfig={kubeconfig}"])
     with pytest.raises(ConfigError, match=r"certificate-authority /nope/ca\.crt: No such file") as caught:
-        await assembled(options, ReloadRecord(), NoHost(options.state_dir)).__aenter__()
+        await assembled(options, ReloadRecord(), NoHost(options.paths.state_dir)).__aenter__()
     assert str(kubeconfig) in str(caught.value)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from pointsman.backends.contract import Mode
-from pointsman.config.command_line import KUBE_PROXY, RunOptions
+from pointsman.config.options import KUBE_PROXY, RunOptions
 from pointsman.model.balancing import BalancingDefaults, Scheduler
 from pointsman.model.findings import Finding
 from pointsman.node.surroundings import Recorder

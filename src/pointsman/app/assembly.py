@@ -17,10 +17,9 @@ from pointsman.app.host_preparation import Attempt, Host
 from pointsman.app.reload_record import ReloadRecord
 from pointsman.app.servers import Servers
 from pointsman.backends.contract import Mode
-from pointsman.config.command_line import RunOptions
 from pointsman.config.flags import flagz
 from pointsman.config.gates import effective_gates
-from pointsman.config.log_settings import log_settings
+from pointsman.config.options import RunOptions
 from pointsman.config.reload import Live
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError
@@ -102,7 +101,7 @@ class Running(msgspec.Struct):
             await self.servers.rebind(previous)
             raise
         self.choice = self.choice._replace(setup=setup)
-        configure(log_settings(setup.config.logging))
+        configure(setup.config.logging.to_settings())
         if live.touches("conntrack", "oomScoreAdj"):
             self.host.prepare(self.choice, self.proxy.degraded)
 
@@ -130,10 +129,10 @@ async def assembled(
     options: RunOptions, reloads: ReloadRecord, host: Host | None = None
 ) -> AsyncIterator[Running]:
     """Everything these options ask for, standing; in the end only the kernel's rules stay."""
-    configure(log_settings(options.config.logging))
+    configure(options.config.logging.to_settings())
     for warning in options.warnings:
         _log.warning(warning)
-    host = host or Host(options.state_dir, options.host_root)
+    host = host or Host(options.paths.state_dir, options.paths.host_root)
     choice = modes.choose(options)
     mode, config = choice.mode, choice.setup.config
     node_name = config.hostname_override or socket.gethostname().strip().lower()
@@ -192,7 +191,7 @@ async def assembled(
             recorder,
             dict(flagz(options.flags_set)),
             inspector,
-            options.control_socket,
+            options.paths.control_socket,
             on_ports_freed=tidy_up.again,
         )
         closing.push_async_callback(servers.stop)

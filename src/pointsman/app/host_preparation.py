@@ -8,8 +8,7 @@ from typing import Self
 
 from pointsman.app import modes
 from pointsman.backends.contract import CleanupStatus, Mode
-from pointsman.config.command_line import RunOptions
-from pointsman.config.log_settings import log_settings
+from pointsman.config.options import RunOptions
 from pointsman.errors import KernelError
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.machine.settings import apply_conntrack, apply_oom_score, core_count
@@ -77,14 +76,14 @@ def initialise(options: RunOptions) -> int:
     What cannot be set is no more fatal here than in the proxy that follows, which reports it for as long as it lasts: in a
     nested node (kind, k3d) nobody may change the size of the connection table, and Services work without.
     """
-    configure(log_settings(options.config.logging))
+    configure(options.config.logging.to_settings())
     try:
         choice = modes.choose(options)
     except KernelError as error:
         _log.error("Cannot run", err=error)
         flush()
         return 1
-    sysctls = Host(options.state_dir, options.host_root).sysctls
+    sysctls = Host(options.paths.state_dir, options.paths.host_root).sysctls
     report = apply_conntrack(options.config.conntrack, sysctls, core_count())
     for setting in report.applied:
         _log.info("Set", setting=setting)

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Backend, CleanupContext, CleanupItem, CleanupStatus, Mode, Setup
-from pointsman.config.command_line import RunOptions
 from pointsman.config.defaults import with_mode
 from pointsman.config.mode_table import BY_PREFERENCE, MODES
+from pointsman.config.options import RunOptions
 from pointsman.errors import Busy, KernelError, NotSupported
 from pointsman.kernel.sysctl import Sysctls, Undone
 from pointsman.machine.own_addresses import kernel_families

@@ -14,8 +14,8 @@ import msgspec
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Difference, NoComparison, SyncReport, SyncRequest, Traffic
-from pointsman.config.command_line import RunOptions
 from pointsman.config.gates import effective_gates
+from pointsman.config.options import RunOptions
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError
 from pointsman.explain.view import FamilyView, View

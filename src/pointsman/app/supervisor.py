@@ -18,8 +18,8 @@ from typing import Protocol
 
 from pointsman.app.assembly import assembled, first_ended
 from pointsman.app.reload_record import ReloadRecord
-from pointsman.config.command_line import RunOptions, parse_run
-from pointsman.config.log_settings import log_settings
+from pointsman.config.command_line import parse_run
+from pointsman.config.options import RunOptions
 from pointsman.config.reload import Live, Nothing, Rejected, Restart, decide
 from pointsman.daemon_thread import in_daemon_thread
 from pointsman.errors import ConfigError, PointsmanError
@@ -218,7 +218,7 @@ def serve(argv: Sequence[str], options: RunOptions) -> int:
     async def run() -> int:
         return await Supervisor(options, lambda: parse_run(argv, program=options.program)).run()
 
-    configure(log_settings(options.config.logging))
+    configure(options.config.logging.to_settings())
     try:
         _check_manifests(options.manifests)
         with sole_instance(wait=options.wait_for_instance) as alone:

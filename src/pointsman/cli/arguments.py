@@ -22,7 +22,7 @@ from pointsman.model.addresses import Family
 from pointsman.printable import printable, printable_json
 
 if TYPE_CHECKING:
-    from pointsman.config.command_line import RunOptions
+    from pointsman.config.options import RunOptions
 
 ERROR = 2
 """Exit status when the question could not be answered at all."""
@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
 
         known = [flag for flag in self._option_string_actions if flag.startswith("--")]
         if self.takes_run_flags:
-            from pointsman.config.flag_table import BY_NAME
+            from pointsman.config.flags import BY_NAME
 
             known += [f"--{flag}" for flag in BY_NAME]
         return argument + did_you_mean(name, known)
@@ -184,7 +184,7 @@ def split_run_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The command's own arguments, and those flags among them that `pointsman run` has, each with its value."""
     if not any(argument.startswith("--") for argument in argv):
         return list(argv), []
-    from pointsman.config.flag_table import BY_NAME
+    from pointsman.config.flags import BY_NAME
     from pointsman.config.goflags import Kind
 
     own: list[str] = []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pointsman.cli.arguments import parser
 from pointsman.cli.output import screen
 from pointsman.cli.preamble import options_to_run
-from pointsman.config.flags import USUAL_WIDTH, flags_lines
+from pointsman.config.flags import MAX_HELP_WIDTH, render_flags
 
 _ABOUT = """Read the configuration file and the flags as `pointsman run` would, print the configuration that results, and list
 everything that is wrong or odd. Nothing is run or changed; no cluster, root or kernel is needed.
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     """`pointsman check [flags]` is `pointsman run --check [flags]`."""
     if "-h" in argv or "--help" in argv:
         sys.stdout.write(command().format_help())
-        sys.stdout.write("\n".join([*flags_lines(screen().width or USUAL_WIDTH), ""]))
+        sys.stdout.write("\n".join([*render_flags(screen().width or MAX_HELP_WIDTH), ""]))
         return 0
     answer = options_to_run(["--check", *argv], program="pointsman")
     assert isinstance(answer, int)

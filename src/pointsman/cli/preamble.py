@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from pointsman.cli.output import screen
 from pointsman.cli.version import version_text
-from pointsman.config.command_line import KUBE_PROXY, RunOptions, parse_run
-from pointsman.config.flags import flags_help
+from pointsman.config.command_line import parse_run
+from pointsman.config.flags import render_help
 from pointsman.config.load import config_to_yaml
 from pointsman.config.mode_table import BY_PREFERENCE
+from pointsman.config.options import KUBE_PROXY, RunOptions
 from pointsman.errors import ConfigError
 
 
@@ -27,16 +28,16 @@ def options_to_run(argv: Sequence[str], *, program: str) -> RunOptions | int:
             sys.stderr.write(f"{program}: {problem}\n")
         sys.stderr.write(f"{program}: {_counted(len(invalid.problems))} found; nothing was changed\n")
         return 1
-    if options.show_help:
+    if options.once.help:
         shown = program if program == KUBE_PROXY else f"{program} run"
-        sys.stdout.write(flags_help(shown, screen().width))
+        sys.stdout.write(render_help(shown, screen().width))
         return 0
-    if options.show_version:
-        sys.stdout.write(version_text(options.show_version))
+    if options.once.version:
+        sys.stdout.write(version_text(options.once.version))
         return 0
-    if options.write_config_to is not None:
+    if options.once.write_config_to is not None:
         return _write(options)
-    if options.check:
+    if options.once.check:
         _warn(options)
         sys.stdout.write(effective_text(options))
         return 0
@@ -52,13 +53,13 @@ def effective_text(options: RunOptions) -> str:
 
 
 def _write(options: RunOptions) -> int:
-    assert options.write_config_to is not None
+    assert options.once.write_config_to is not None
     _warn(options)
     try:
-        options.write_config_to.write_text(config_to_yaml(options.config), encoding="utf-8")
+        options.once.write_config_to.write_text(config_to_yaml(options.config), encoding="utf-8")
     except OSError as failed:
         sys.stderr.write(
-            f"{options.program}: --write-config-to: cannot write {options.write_config_to}: {failed.strerror}\n"
+            f"{options.program}: --write-config-to: cannot write {options.once.write_config_to}: {failed.strerror}\n"
         )
         return 1
     return 0

@@ -74,7 +74,7 @@ def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
     )
     warn("render", planned.problems)
     mode, setup = mode_named(options.config.mode), modes.setup_of(options, options.config.mode)
-    sysctls = modes.sysctl_journal(options.state_dir)
+    sysctls = modes.sysctl_journal(options.paths.state_dir)
     found: list[FamilyVerification] = []
     for family in families:
         backend = mode.backend(setup, family, sysctls)

@@ -14,8 +14,8 @@ def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
     options = delivered(program, lambda: options_to_run(argv, program=program))
     if isinstance(options, int):
         return options
-    state_dir = options.state_dir
-    if options.cleanup:
+    state_dir = options.paths.state_dir
+    if options.once.cleanup:
         from pointsman.cli.cleanup import clean_up
 
         return delivered(program, lambda: clean_up(state_dir))
@@ -24,7 +24,7 @@ def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
     from pointsman.app.host_preparation import initialise
     from pointsman.app.supervisor import serve
 
-    if options.init_only:
+    if options.once.init_only:
         return initialise(options)
     expect_a_long_list()
     return serve(argv, options)

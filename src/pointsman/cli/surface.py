@@ -12,8 +12,7 @@ import msgspec
 
 from pointsman.cli.arguments import Parser
 from pointsman.cli.main import SUBCOMMANDS
-from pointsman.config.flag_table import FLAGS
-from pointsman.config.flags import flag_meaning
+from pointsman.config.flags import FLAGS, describe_flag
 from pointsman.config.goflags import Flag, Kind
 from pointsman.config.mode_table import MODES
 
@@ -141,7 +140,7 @@ def _from_flag(flag: Flag) -> Option:
     alias = (f"--{flag.alias}",) if flag.alias else ()
     return Option(
         names=(*short, f"--{flag.name}", *alias),
-        help=flag_meaning(flag),
+        help=describe_flag(flag),
         takes=takes,
         value="" if takes is Takes.NOTHING else flag.kind.value,
         choices=choices,

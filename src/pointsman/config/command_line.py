@@ -7,10 +7,10 @@ configuration, as in kube-proxy. Each given flag that the file makes ineffective
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,71 +23,23 @@ from pointsman.config.defaults import (
     with_port,
 )
 from pointsman.config.document import invalid
-from pointsman.config.flag_table import BY_NAME, FLAGS
+from pointsman.config.flags import BY_NAME, FLAGS
 from pointsman.config.gates import find_gate_warnings
-from pointsman.config.goflags import parse_flags
+from pointsman.config.goflags import Given, parse_flags
 from pointsman.config.load import load
 from pointsman.config.mode_table import IPTABLES
+from pointsman.config.options import KUBE_PROXY, RunOptions
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.config.validate import ROOT, validation_problems
 from pointsman.errors import ConfigError
-from pointsman.files import CONTROL_SOCKET, RUN_DIRECTORY, read_file
-from pointsman.model.addresses import (
-    Family,
-    address_from_text,
-    cidr_from_text,
-    family_of,
-    find_unusable_reason,
-    split_host_port,
-)
-from pointsman.model.balancing import (
-    DEFAULT_HASH_SLOTS,
-    HASH_SLOTS_RANGE,
-    MAX_SLOW_START_SECONDS,
-    OWN_SCHEDULERS,
-    BalancingDefaults,
-    Scheduler,
-)
+from pointsman.files import read_file
+from pointsman.model.addresses import split_host_port
 
-KUBE_PROXY = "kube-proxy"
 MAX_FILE_BYTES = 4 << 20
 """Of a configuration file; a ConfigMap holds 1 MiB at most."""
 _MIN_SYNC_PERIOD_OF_FLAGS = timedelta(seconds=1)
 
-
-class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A parsed command line of `run`: the effective configuration and what only flags can say."""
-
-    program: str
-    config: KubeProxyConfiguration
-    """Defaulted and validated; `mode` is empty only where the mode is still to be picked (see `with_mode`)."""
-    mode_explicit: bool = False
-    """A flag or the file names the mode."""
-    config_file: Path | None = None
-    master: str = ""
-    cleanup: bool = False
-    init_only: bool = False
-    write_config_to: Path | None = None
-    show_help: bool = False
-    show_version: str = ""
-    """Empty, `true` or `raw`."""
-    check: bool = False
-    manifests: Path | None = None
-    service_metrics: bool = False
-    service_metrics_limit: int = 1000
-    control_socket: Path | None = None
-    state_dir: Path = RUN_DIRECTORY
-    host_root: Path = Path("/")
-    wait_for_instance: bool = False
-    drain_period: timedelta = timedelta()
-    """How long load balancers get to stop choosing this node between SIGTERM and the end."""
-    probe_addresses: tuple[str, ...] = ()
-    """Service addresses of our own for the datapath probe."""
-    external_ip_allow_cidrs: tuple[str, ...] = ()
-    balancing: BalancingDefaults = BalancingDefaults()
-    warnings: tuple[str, ...] = ()
-    flags_set: Mapping[str, str] = {}
-    """The given flags as text, for /flagz."""
+_Block = TypeVar("_Block", bound=msgspec.Struct)
 
 
 def parse_run(argv: Sequence[str], *, program: str) -> RunOptions:
@@ -96,7 +48,7 @@ def parse_run(argv: Sequence[str], *, program: str) -> RunOptions:
     flags = given.values
     if flags.get("help") or flags.get("version") in ("true", "raw"):
         config = with_file_defaults(KubeProxyConfiguration())
-        return _options(program, config, flags, given.texts, mode_explicit=False, warnings=[])
+        return _options(program, config, given)
     problems: list[str] = []
     warnings = [
         f"flag --{name} is deprecated: {BY_NAME[name].deprecated}"
@@ -110,81 +62,32 @@ def parse_run(argv: Sequence[str], *, program: str) -> RunOptions:
     config = _with_node_name(config, flags, problems)
     mode_explicit = bool(config.mode)
     config = with_mode(config, config.mode or (IPTABLES if program == KUBE_PROXY else ""))
-    problems += validation_problems(config) + _option_problems(flags)
+    problems += validation_problems(config) + _find_option_problems(flags)
     if problems:
         raise ConfigError(problems)
-    return _options(program, config, flags, given.texts, mode_explicit=mode_explicit, warnings=warnings)
+    return _options(program, config, given, mode_explicit=mode_explicit, warnings=warnings)
 
 
 def _options(
     program: str,
     config: KubeProxyConfiguration,
-    flags: Mapping[str, Any],
-    texts: Mapping[str, str],
+    given: Given,
     *,
-    mode_explicit: bool,
-    warnings: Sequence[str],
+    mode_explicit: bool = False,
+    warnings: Sequence[str] = (),
 ) -> RunOptions:
-    def path(name: str) -> Path | None:
-        text = flags.get(name, BY_NAME[name].default)
-        return Path(text) if text else None
-
-    version = flags.get("version", "")
-    state_dir = path("state-dir") or RUN_DIRECTORY
-    control_socket = path("control-socket")
-    if "control-socket" not in flags:
-        control_socket = state_dir / CONTROL_SOCKET.name
-    return RunOptions(
+    options = RunOptions(
         program=program,
         config=config,
         mode_explicit=mode_explicit,
-        config_file=path("config"),
-        master=flags.get("master", ""),
-        cleanup=flags.get("cleanup", False),
-        init_only=flags.get("init-only", False),
-        write_config_to=path("write-config-to"),
-        show_help=flags.get("help", False),
-        show_version=version if version in ("true", "raw") else "",
-        check=flags.get("check", False),
-        manifests=path("manifests"),
-        service_metrics=flags.get("service-metrics", False),
-        service_metrics_limit=flags.get("service-metrics-limit", 1000),
-        control_socket=control_socket,
-        state_dir=state_dir,
-        host_root=path("host-root") or Path("/"),
-        wait_for_instance=flags.get("wait-for-instance", False),
-        drain_period=flags.get("drain-period", timedelta()),
-        probe_addresses=flags.get("probe-addresses", ()),
-        external_ip_allow_cidrs=flags.get("external-ip-allow-cidrs", ()),
-        balancing=_balancing(flags),
         warnings=tuple(warnings),
-        flags_set=dict(texts),
+        flags_set=dict(given.texts),
     )
-
-
-def _balancing(flags: Mapping[str, Any]) -> BalancingDefaults:
-    return BalancingDefaults(
-        scheduler=OWN_SCHEDULERS.get(flags.get("default-scheduler", ""), Scheduler.RANDOM),
-        slow_start=round(flags.get("default-slow-start", timedelta(0)).total_seconds()),
-        seed=flags.get("source-hash-seed", 1),
-        hash_slots=flags.get("source-hash-slots", DEFAULT_HASH_SLOTS),
-        reset_gone=flags.get("reset-gone", False),
-    )
-
-
-def _balancing_problems(flags: Mapping[str, Any]) -> Iterator[str]:
-    word = flags.get("default-scheduler", Scheduler.RANDOM.value)
-    if word not in OWN_SCHEDULERS:
-        yield invalid("--default-scheduler", word, f"must be one of {', '.join(OWN_SCHEDULERS)}")
-    slow_start = flags.get("default-slow-start", timedelta(0))
-    if not timedelta(0) <= slow_start <= timedelta(seconds=MAX_SLOW_START_SECONDS):
-        yield invalid("--default-slow-start", slow_start, f"must be from 0 to {MAX_SLOW_START_SECONDS}s")
-    if flags.get("source-hash-seed", 1) < 1:
-        yield invalid("--source-hash-seed", flags["source-hash-seed"], "must be greater than 0")
-    least, most = HASH_SLOTS_RANGE
-    if not least <= flags.get("source-hash-slots", DEFAULT_HASH_SLOTS) <= most:
-        problem = f"must be from {least} to {most}"
-        yield invalid("--source-hash-slots", flags["source-hash-slots"], problem)
+    for name, value in given.values.items():
+        flag = BY_NAME[name]
+        if flag.option:
+            options = _replace(options, flag.option, flag.convert(value))
+    return options
 
 
 def _from_file(flags: Mapping[str, Any], problems: list[str], warnings: list[str]) -> KubeProxyConfiguration:
@@ -214,21 +117,21 @@ def _from_file(flags: Mapping[str, Any], problems: list[str], warnings: list[str
     for flag, value in flags.items():
         for field in BY_NAME[flag].fields:
             if field == "logging.vmodule":
-                config = _with_field(config, field, value + config.logging.vmodule)
+                config = _replace(config, field, value + config.logging.vmodule)
             elif field.startswith("logging."):
-                config = _with_field(config, field, value)
+                config = _replace(config, field, value)
     return config
 
 
 def _from_flags(flags: Mapping[str, Any], warnings: list[str]) -> KubeProxyConfiguration:
     """Defaults with the flags on top; a flag may say zero, where a file's zero means the default."""
     config = with_file_defaults(KubeProxyConfiguration())
-    config = _with_field(config, "ipvs.min_sync_period", _MIN_SYNC_PERIOD_OF_FLAGS)
+    config = _replace(config, "ipvs.min_sync_period", _MIN_SYNC_PERIOD_OF_FLAGS)
     for flag, value in flags.items():
         if BY_NAME[flag].name == "bind-address" and not value:
             continue
         for field in BY_NAME[flag].fields:
-            config = _with_field(config, field, value)
+            config = _replace(config, field, value)
     warnings += find_gate_warnings(config.feature_gates)
     healthz, metrics = default_bind_addresses(config.bind_address)
     return msgspec.structs.replace(
@@ -263,46 +166,17 @@ def _with_node_name(
     return msgspec.structs.replace(config, hostname_override=name)
 
 
-def _option_problems(flags: Mapping[str, Any]) -> list[str]:
-    problems = [
-        invalid("--external-ip-allow-cidrs", text, "must be a valid CIDR")
-        for text in flags.get("external-ip-allow-cidrs", ())
-        if cidr_from_text(text) is None
+def _find_option_problems(flags: Mapping[str, Any]) -> list[str]:
+    return [
+        invalid(f"--{name}", part, rule)
+        for name, value in flags.items()
+        for part, rule in BY_NAME[name].check(value)
     ]
-    limit = flags.get("service-metrics-limit", 1)
-    if limit < 1:
-        problems.append(invalid("--service-metrics-limit", limit, "must be greater than 0"))
-    problems += _probe_address_problems(flags.get("probe-addresses", ()))
-    if flags.get("drain-period", timedelta()) < timedelta():
-        problems.append(invalid("--drain-period", flags["drain-period"], "must be 0 or more"))
-    problems += _balancing_problems(flags)
-    return problems
 
 
-def _probe_address_problems(texts: Sequence[str]) -> Iterator[str]:
-    seen: set[Family] = set()
-    for text in texts:
-        address = address_from_text(text)
-        if address is None:
-            yield invalid("--probe-addresses", text, "must be an IP address")
-            continue
-        reason = find_unusable_reason(address)
-        if reason is not None:
-            yield invalid(
-                "--probe-addresses", text, f"must be an address that a Service may have; it is {reason}"
-            )
-        if family_of(address) in seen:
-            yield invalid(
-                "--probe-addresses", text, f"only one {family_of(address).value} address is possible"
-            )
-        seen.add(family_of(address))
-
-
-def _with_field(config: KubeProxyConfiguration, field: str, value: object) -> KubeProxyConfiguration:
-    def replaced(block: Any, names: list[str]) -> Any:
-        name, *deeper = names
-        new = replaced(getattr(block, name), deeper) if deeper else value
-        return msgspec.structs.replace(block, **{name: new})
-
-    changed: KubeProxyConfiguration = replaced(config, field.split("."))
-    return changed
+def _replace(block: _Block, path: str, value: object) -> _Block:
+    """Return the struct with another value at a dotted path of attributes."""
+    name, _, rest = path.partition(".")
+    return msgspec.structs.replace(
+        block, **{name: _replace(getattr(block, name), rest, value) if rest else value}
+    )

@@ -1,4 +1,4 @@
-"""What is made from the flag table: the help text, the /flagz page and docs/flags.md."""
+"""The table of every flag, in the order of the help text, and what is made from it: help, the /flagz page, docs/flags.md."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ import textwrap
 from collections.abc import Mapping
 from itertools import groupby
 
-from pointsman.config.flag_table import FLAGS
-from pointsman.config.gates import gates_help
+from pointsman.config.gates import render_gates
 from pointsman.config.goflags import Flag
+from pointsman.config.kube_proxy_flags import KUBE_PROXY_FLAGS
+from pointsman.config.own_flags import OWN_FLAGS
 
-USUAL_WIDTH = 98
+FLAGS: tuple[Flag, ...] = (*KUBE_PROXY_FLAGS, *OWN_FLAGS)
+BY_NAME: Mapping[str, Flag] = {flag.name: flag for flag in FLAGS}
+
+MAX_HELP_WIDTH = 98
 
 
-def flags_help(program: str, width: int = 0) -> str:
-    """The text of --help, for a terminal of that width if one is given."""
+def render_help(program: str, width: int = 0) -> str:
+    """Return the text of --help, for a terminal of that width if one is given."""
     lines = ["Usage:", f"  {program} [flags]"]
-    lines += flags_lines(min(width or USUAL_WIDTH, USUAL_WIDTH))
+    lines += render_flags(min(width or MAX_HELP_WIDTH, MAX_HELP_WIDTH))
     return "\n".join(lines) + "\n"
 
 
-def flags_lines(width: int) -> list[str]:
-    """All flags by group, with their meaning."""
+def render_flags(width: int) -> list[str]:
+    """Return all flags by group, with their meaning."""
     lines: list[str] = []
     for group, members in groupby(FLAGS, key=lambda flag: flag.group):
         lines += ["", f"{group} flags:", ""]
         for flag in members:
-            lines += _flag_help(flag, width)
+            lines += _render_flag(flag, width)
     return lines
 
 
-def flag_meaning(flag: Flag) -> str:
-    """What the flag does, its default and what limits it."""
+def describe_flag(flag: Flag) -> str:
+    """Return what the flag does, its default and what limits it."""
     text = flag.help
     if flag.default not in ("", "false", "0", "0s"):
         text += f" (default {flag.default})"
@@ -42,30 +46,30 @@ def flag_meaning(flag: Flag) -> str:
     return text
 
 
-def _flag_help(flag: Flag, width: int) -> list[str]:
+def _render_flag(flag: Flag, width: int) -> list[str]:
     short = f"-{flag.shorthand}, " if flag.shorthand else "    "
     alias = f", --{flag.alias}" if flag.alias else ""
     heading = f"  {short}--{flag.name}{alias} {flag.kind.value}".rstrip()
     indent = " " * 10
     body = [
         part
-        for line in flag_meaning(flag).splitlines()
+        for line in describe_flag(flag).splitlines()
         for part in textwrap.wrap(line, max(width - len(indent), 20)) or [""]
     ]
     return [heading, *(f"{indent}{line}" for line in body)]
 
 
 def flagz(texts: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Every flag with its current text, sorted by name, for the /flagz page."""
+    """Return every flag with its current text, sorted by name."""
     return sorted((flag.name, texts.get(flag.name, flag.default)) for flag in FLAGS)
 
 
-def flags_document() -> str:
-    """docs/flags.md."""
+def render_document() -> str:
+    """Return the text of docs/flags.md."""
     lines = [
         "# Flags",
         "",
-        "Generated from the flag table in `src/pointsman/config/flag_table.py` by `python -m pointsman.config.flags`.",
+        "Generated from the flag table in `src/pointsman/config/flags.py` by `python -m pointsman.config.flags`.",
         "",
         "`kube-proxy` and `pointsman run` take the same flags, in Go's syntax: `--name=value`, `--name value`, bare",
         "`--switch`, `--switch=false`, `-v=2`. Durations are written `1h30m`; lists and maps are separated by commas",
@@ -95,9 +99,9 @@ def flags_document() -> str:
             default = f"`{flag.default}`" if flag.default else ""
             counts = "yes" if flag.works_with_file else "no"
             lines.append(f"| {name} | {flag.kind.value or 'bool'} | {default} | {meaning} | {counts} |")
-    lines += ["", "## Feature gates", "", "```", *gates_help().splitlines(), "```", ""]
+    lines += ["", "## Feature gates", "", "```", *render_gates().splitlines(), "```", ""]
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    print(flags_document(), end="")
+    print(render_document(), end="")

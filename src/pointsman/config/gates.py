@@ -147,7 +147,7 @@ def find_gate_warnings(settings: Mapping[str, bool]) -> list[str]:
     return warnings
 
 
-def gates_help() -> str:
+def render_gates() -> str:
     """Return one line per gate, as in kube-proxy's help."""
     lines = [f"{group}=true|false ({stage.value} - default=false)" for stage, group in _GROUPS.items()]
     for gate in GATES.values():

@@ -50,6 +50,10 @@ class Kind(enum.Enum):
     VERSION = "version"
 
 
+Check = Callable[[Any], Iterable[tuple[object, str]]]
+"""Yields each bad part of a flag's value with the rule that it breaks."""
+
+
 class Flag(msgspec.Struct, frozen=True):
     """One flag of a command."""
 
@@ -66,6 +70,11 @@ class Flag(msgspec.Struct, frozen=True):
     deprecated: str = ""
     works_with_file: bool = False
     """Still counts when --config is given."""
+    option: str = ""
+    """Dotted attribute of RunOptions that it sets."""
+    convert: Callable[[Any], Any] = lambda value: value
+    """Turns the value of the flag into that of the option."""
+    check: Check = lambda _value: ()
 
 
 def grouped(title: str, *flags: Flag, works_with_file: bool = False) -> tuple[Flag, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from pointsman import KUBERNETES_MINOR
-from pointsman.config.gates import gates_help
+from pointsman.config.gates import render_gates
 from pointsman.config.goflags import Flag, Kind, grouped
 
 _EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  shown, never bound to
@@ -34,22 +35,38 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
         Flag(
             "config",
             Kind.STRING,
+            option="config_file",
+            convert=lambda text: Path(text) if text else None,
             help="Configuration file. It is watched: a valid change is applied, an invalid one reported.",
         ),
-        Flag("write-config-to", Kind.STRING, help="Write the effective configuration to this file and exit."),
-        Flag("cleanup", Kind.BOOL, help="Remove everything the proxy put into the kernel, then exit."),
+        Flag(
+            "write-config-to",
+            Kind.STRING,
+            option="once.write_config_to",
+            convert=lambda text: Path(text) if text else None,
+            help="Write the effective configuration to this file and exit.",
+        ),
+        Flag(
+            "cleanup",
+            Kind.BOOL,
+            option="once.cleanup",
+            help="Remove everything the proxy put into the kernel, then exit.",
+        ),
         Flag(
             "init-only",
             Kind.BOOL,
+            option="once.init_only",
             help="Do the steps that need full root privileges, then exit; afterwards CAP_NET_ADMIN is enough.",
         ),
         Flag(
             "version",
             Kind.VERSION,
             default="false",
+            option="once.version",
+            convert=lambda text: text if text in ("true", "raw") else "",
             help="--version and --version=raw print the version and exit; --version=vX.Y.Z is accepted and ignored.",
         ),
-        Flag("help", Kind.BOOL, shorthand="h", help="Print this help and exit."),
+        Flag("help", Kind.BOOL, shorthand="h", option="once.help", help="Print this help and exit."),
         works_with_file=True,
     ),
     *grouped(
@@ -64,6 +81,7 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
             "master",
             Kind.STRING,
             works_with_file=True,
+            option="master",
             help="Address of the API server; wins over the one in the kubeconfig. In a pod without one, the pod's token and CA are used there.",
         ),
         Flag(
@@ -344,7 +362,7 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
             "feature-gates",
             Kind.SWITCHES,
             fields=("feature_gates",),
-            help="Feature gates as Name=true|false pairs. Options are:\n" + gates_help(),
+            help="Feature gates as Name=true|false pairs. Options are:\n" + render_gates(),
         ),
     ),
     *grouped(

@@ -1,96 +1,189 @@
-"""The flags that kube-proxy does not have."""
+"""The flags that kube-proxy does not have. A row is all that a flag needs: its text, the option it sets, its rule."""
 
 from __future__ import annotations
 
-from pointsman.config.goflags import Flag, Kind, grouped
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pointsman.config.goflags import Check, Flag, Kind, grouped
 from pointsman.files import CONTROL_SOCKET, RUN_DIRECTORY
+from pointsman.model.addresses import (
+    Family,
+    address_from_text,
+    cidr_from_text,
+    family_of,
+    find_unusable_reason,
+)
+from pointsman.model.balancing import (
+    DEFAULT_HASH_SLOTS,
+    HASH_SLOTS_RANGE,
+    MAX_SLOW_START_SECONDS,
+    OWN_SCHEDULERS,
+    Scheduler,
+)
+
+
+def _check_range(minimum: Any, maximum: Any, rule: str) -> Check:
+    """Check that minimum <= value <= maximum; None means no maximum."""
+
+    def check(value: Any) -> Iterable[tuple[object, str]]:
+        if value < minimum or (maximum is not None and value > maximum):
+            yield value, rule
+
+    return check
+
+
+def _check_scheduler(name: str) -> Iterator[tuple[object, str]]:
+    if name not in OWN_SCHEDULERS:
+        yield name, f"must be one of {', '.join(OWN_SCHEDULERS)}"
+
+
+def _check_cidrs(texts: Iterable[str]) -> Iterator[tuple[object, str]]:
+    for text in texts:
+        if cidr_from_text(text) is None:
+            yield text, "must be a valid CIDR"
+
+
+def _check_probe_addresses(texts: Iterable[str]) -> Iterator[tuple[object, str]]:
+    seen: set[Family] = set()
+    for text in texts:
+        address = address_from_text(text)
+        if address is None:
+            yield text, "must be an IP address"
+            continue
+        reason = find_unusable_reason(address)
+        if reason is not None:
+            yield text, f"must be an address that a Service may have; it is {reason}"
+        if family_of(address) in seen:
+            yield text, f"only one {family_of(address).value} address is possible"
+        seen.add(family_of(address))
+
+
+def _path_or_none(text: str) -> Path | None:
+    return Path(text) if text else None
+
 
 OWN_FLAGS: tuple[Flag, ...] = grouped(
     "Pointsman",
     Flag(
         "manifests",
         Kind.STRING,
+        option="manifests",
+        convert=_path_or_none,
         help="Take Services and EndpointSlices from this file or directory, watched, instead of an API server.",
     ),
-    Flag("check", Kind.BOOL, help="Validate, print the effective configuration and exit."),
+    Flag(
+        "check", Kind.BOOL, option="once.check", help="Validate, print the effective configuration and exit."
+    ),
     Flag(
         "strict",
         Kind.BOOL,
         help="Unknown or repeated fields of the configuration file, and flags that it makes ineffective, are errors.",
     ),
-    Flag("service-metrics", Kind.BOOL, help="Serve traffic counters per Service."),
+    Flag("service-metrics", Kind.BOOL, option="service_metrics", help="Serve traffic counters per Service."),
     Flag(
         "service-metrics-limit",
         Kind.INT32,
         default="1000",
+        option="service_metrics_limit",
+        check=_check_range(1, None, "must be greater than 0"),
         help="Services counted at most with --service-metrics.",
     ),
     Flag(
         "control-socket",
         Kind.STRING,
         default=str(CONTROL_SOCKET),
+        option="paths.control_socket_flag",
         help="Socket on which status, explain and verify ask the running proxy; follows --state-dir. Empty: none.",
     ),
     Flag(
         "state-dir",
         Kind.STRING,
         default=str(RUN_DIRECTORY),
+        option="paths.state_dir",
+        convert=lambda text: Path(text) if text else RUN_DIRECTORY,
         help="Directory for what must survive a restart, such as sysctls to restore.",
     ),
     Flag(
         "host-root",
         Kind.STRING,
         default="/",
+        option="paths.host_root",
+        convert=lambda text: Path(text or "/"),
         help="Directory below which the host's /proc/sys and /sys can be written, for an init container that is not privileged.",
     ),
     Flag(
         "wait-for-instance",
         Kind.BOOL,
+        option="wait_for_instance",
         help="When another instance serves this node, take over when it ends instead of exiting.",
     ),
     Flag(
         "drain-period",
         Kind.DURATION,
         default="0s",
+        option="drain_period",
+        check=_check_range(timedelta(0), None, "must be 0 or more"),
         help="After SIGTERM, fail /healthz and the health check node ports for this long while it keeps syncing, then end; a second signal ends at once.",
     ),
     Flag(
         "probe-addresses",
         Kind.LIST,
+        option="probe_addresses",
+        check=_check_probe_addresses,
         help="Addresses that no Service has, at most one per IP family: every few seconds a connection through each of them proves that this node's packets are translated (/readyz, status, a metric). Empty: no probe.",
     ),
     Flag(
         "external-ip-allow-cidrs",
         Kind.LIST,
+        option="external_ip_allow_cidrs",
+        check=_check_cidrs,
         help="If set, external and load-balancer IPs outside these ranges are not programmed.",
     ),
     Flag(
         "default-scheduler",
         Kind.STRING,
         default="random",
+        option="balancing.scheduler",
+        convert=lambda name: OWN_SCHEDULERS.get(name, Scheduler.RANDOM),
+        check=_check_scheduler,
         help="How Services without the annotation pointsman.dev/scheduler are balanced: random, weighted, source-hash, source-port-hash or least-connections. In ipvs mode --ipvs-scheduler decides.",
     ),
     Flag(
         "default-slow-start",
         Kind.DURATION,
         default="0s",
+        option="balancing.slow_start",
+        convert=lambda period: round(period.total_seconds()),
+        check=_check_range(
+            timedelta(0),
+            timedelta(seconds=MAX_SLOW_START_SECONDS),
+            f"must be from 0 to {MAX_SLOW_START_SECONDS}s",
+        ),
         help="How long a new endpoint takes to its full share where the annotation pointsman.dev/slow-start does not say.",
     ),
     Flag(
         "source-hash-seed",
         Kind.INT32,
         default="1",
+        option="balancing.seed",
+        check=_check_range(1, None, "must be greater than 0"),
         help="Goes into every source hash; must be the same on all nodes for them to choose the same endpoint for a client.",
     ),
     Flag(
         "source-hash-slots",
         Kind.INT32,
-        default="512",
+        default=str(DEFAULT_HASH_SLOTS),
+        option="balancing.hash_slots",
+        check=_check_range(*HASH_SLOTS_RANGE, "must be from {} to {}".format(*HASH_SLOTS_RANGE)),
         help="Slots of a Service with a source hash, unless the annotation pointsman.dev/hash-slots says; more are finer and cost memory.",
     ),
     Flag(
         "reset-gone",
         Kind.BOOL,
+        option="balancing.reset_gone",
         help="Reset TCP connections to endpoints that have left their Service, unless its annotation pointsman.dev/reset-gone says otherwise.",
     ),
     works_with_file=True,

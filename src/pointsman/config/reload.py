@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from pointsman.config.command_line import RunOptions
 from pointsman.config.document import plain_from_block, shown
+from pointsman.config.options import RunOptions
 from pointsman.errors import ConfigError
 
 _LIVE = (

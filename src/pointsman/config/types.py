@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 
 from pointsman.config.mode_table import IPTABLES, MODES, ModeRow
+from pointsman.obs.log import LogSettings
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
@@ -80,6 +81,18 @@ class Logging(ConfigBlock, frozen=True, kw_only=True):
     verbosity: UInt32 = 0
     vmodule: tuple[VModuleItem, ...] = ()
     options: FormatOptions = FormatOptions()
+
+    def to_settings(self) -> LogSettings:
+        """Return the settings for `pointsman.obs.log.configure`."""
+        routing = self.options.json if self.format == "json" else self.options.text
+        return LogSettings(
+            format=self.format,
+            verbosity=self.verbosity,
+            vmodule=tuple((item.file_pattern, item.verbosity) for item in self.vmodule),
+            split_stream=routing.split_stream,
+            info_buffer_size=routing.info_buffer_size,
+            flush_seconds=self.flush_frequency.total_seconds(),
+        )
 
 
 class IPTables(ConfigBlock, frozen=True, kw_only=True):

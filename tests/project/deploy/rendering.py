@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pointsman.config.command_line import RunOptions, parse_run
+from pointsman.config.command_line import parse_run
+from pointsman.config.options import RunOptions
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 CHART = DEPLOY / "helm/pointsman"

@@ -35,7 +35,7 @@ def test_every_argument_is_accepted(rendered: Rendered, tmp_path: Path) -> None:
         options = made.options(container, tmp_path)
         assert options.warnings == ()
         assert options.config.mode == "nftables"
-    assert made.options(made.init, tmp_path).init_only
+    assert made.options(made.init, tmp_path).once.init_only
 
 
 @every_way
@@ -211,6 +211,6 @@ def test_the_unit_starts_an_existing_command() -> None:
     unit = (DEPLOY / "systemd/pointsman.service").read_text()
     (command,) = re.findall(r"^ExecStart=\S+/pointsman run (.*)$", unit, flags=re.MULTILINE)
     flags = re.findall(r"--([a-z-]+)", command)
-    from pointsman.config.flag_table import BY_NAME
+    from pointsman.config.flags import BY_NAME
 
     assert set(flags) <= set(BY_NAME)

@@ -11,8 +11,8 @@ import pytest
 from pointsman.app import modes
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Mode, Setup
-from pointsman.config.command_line import RunOptions
 from pointsman.config.defaults import with_file_defaults
+from pointsman.config.options import RunOptions
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import Busy, KernelError, NotSupported
 from pointsman.model.addresses import Family

@@ -11,8 +11,8 @@ import pytest
 
 from pointsman import __version__
 from pointsman.cli import check, main, preamble
-from pointsman.config.command_line import RunOptions
 from pointsman.config.load import config_from_bytes
+from pointsman.config.options import RunOptions
 
 HEADER = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 Captured = pytest.CaptureFixture[str]

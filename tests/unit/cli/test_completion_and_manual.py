@@ -15,7 +15,7 @@ from pointsman.cli import manual
 from pointsman.cli.completion import SHELLS
 from pointsman.cli.main import SUBCOMMANDS, main
 from pointsman.cli.surface import commands, kube_proxy
-from pointsman.config.flag_table import BY_NAME, FLAGS
+from pointsman.config.flags import BY_NAME, FLAGS
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.config.command_line import MAX_FILE_BYTES, RunOptions, parse_run
-from pointsman.config.flag_table import FLAGS
-from pointsman.config.flags import flags_document, flags_help, flagz
+from pointsman.config.command_line import MAX_FILE_BYTES, parse_run
+from pointsman.config.flags import FLAGS, flagz, render_document, render_help
 from pointsman.config.goflags import Kind
 from pointsman.config.load import config_to_yaml
-from pointsman.config.log_settings import log_settings
+from pointsman.config.options import RunOptions
 from pointsman.config.types import KubeProxyConfiguration, VModuleItem
 from pointsman.errors import ConfigError
 from pointsman.model.balancing import BalancingDefaults, Scheduler
@@ -241,22 +240,22 @@ def test_own_flags_work_under_both_names() -> None:
     for program in ("kube-proxy", "pointsman"):
         options = parse_run(argv, program=program)
         assert options.manifests == Path("/m")
-        assert options.check
+        assert options.once.check
         assert options.service_metrics
         assert options.service_metrics_limit == 5
-        assert options.control_socket is None
-        assert options.state_dir == Path("/s")
+        assert options.paths.control_socket is None
+        assert options.paths.state_dir == Path("/s")
         assert options.external_ip_allow_cidrs == ("10.0.0.0/8", "fd00::/8")
-        assert options.cleanup
-        assert options.init_only
-        assert options.write_config_to == Path("/w")
-        assert options.show_version == ""
+        assert options.once.cleanup
+        assert options.once.init_only
+        assert options.once.write_config_to == Path("/w")
+        assert options.once.version == ""
 
 
 def test_own_defaults() -> None:
     options = as_kube_proxy()
-    assert options.control_socket == Path("/run/pointsman/control.sock")
-    assert options.state_dir == Path("/run/pointsman")
+    assert options.paths.control_socket == Path("/run/pointsman/control.sock")
+    assert options.paths.state_dir == Path("/run/pointsman")
     assert options.external_ip_allow_cidrs == ()
 
 
@@ -290,7 +289,7 @@ def test_bad_allow_list_is_refused() -> None:
 @pytest.mark.parametrize("argv", [["--help", "--oom-score-adj=5000"], ["--version", "--config=/nonexistent"]])
 def test_help_and_version_need_no_valid_configuration(argv: list[str]) -> None:
     options = as_kube_proxy(*argv)
-    assert options.show_help or options.show_version == "true"
+    assert options.once.help or options.once.version == "true"
 
 
 def test_flagz_shows_given_text_and_defaults() -> None:
@@ -302,7 +301,7 @@ def test_flagz_shows_given_text_and_defaults() -> None:
 
 
 def test_help_names_every_flag_in_its_group() -> None:
-    text = flags_help("kube-proxy")
+    text = render_help("kube-proxy")
     assert all(f"--{flag.name}" in text for flag in FLAGS)
     assert text.index("Pointsman flags:") > text.index("Logging flags:")
 
@@ -316,7 +315,7 @@ def test_written_configuration_reads_back_to_the_same(tmp_path: Path) -> None:
 
 def test_flags_document_is_up_to_date() -> None:
     document = Path(__file__).parents[3] / "docs" / "flags.md"
-    assert document.read_text() == flags_document(), "run: python -m pointsman.config.flags > docs/flags.md"
+    assert document.read_text() == render_document(), "run: python -m pointsman.config.flags > docs/flags.md"
 
 
 def test_logging_block_becomes_log_settings() -> None:
@@ -325,7 +324,7 @@ def test_logging_block_becomes_log_settings() -> None:
         "--log-text-split-stream",
         "--log-text-info-buffer-size=1Ki",
     ]
-    settings = log_settings(as_kube_proxy(*argv, "-v=2", "--vmodule=sync*=6").config.logging)
+    settings = as_kube_proxy(*argv, "-v=2", "--vmodule=sync*=6").config.logging.to_settings()
     assert settings.split_stream
     assert settings.info_buffer_size == 1024
     assert settings.verbosity == 2

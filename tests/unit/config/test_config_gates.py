@@ -8,7 +8,7 @@ from pointsman.config.gates import (
     find_gate_problems,
     find_gate_warnings,
     gate_states,
-    gates_help,
+    render_gates,
 )
 
 
@@ -68,7 +68,7 @@ def test_asking_for_a_gate_outside_the_table_is_a_programming_error() -> None:
 
 
 def test_help_lists_what_can_be_set() -> None:
-    text = gates_help()
+    text = render_gates()
     assert "KubeProxyIPVS=true|false (DEPRECATED - default=true)" in text
     assert "NFTablesProxyMode" not in text
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.config.command_line import parse_run
-from pointsman.config.flag_table import FLAGS
+from pointsman.config.flags import FLAGS
 from pointsman.config.goflags import parse_flags
 from pointsman.config.types import VModuleItem
 from pointsman.errors import ConfigError

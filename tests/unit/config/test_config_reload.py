@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from pointsman.config import reload
-from pointsman.config.command_line import RunOptions
 from pointsman.config.document import plain_from_block
 from pointsman.config.load import config_from_bytes
+from pointsman.config.options import RunOptions
 from pointsman.config.reload import Decision, Live, Nothing, Rejected, Restart, decide
 from pointsman.errors import ConfigError
 
