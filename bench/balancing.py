@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.nftables import print_table
 from tests.factory import endpoint, service_port
-from tests.kernel.test_nft_schedulers import VIP, World, clients, server, servers, udp
+from tests.kernel.test_nft_schedulers import VIP, SchedulerNode, clients, server, servers, udp
 
 from pointsman.model.addresses import Family
 from pointsman.model.balancing import BalancingPlan, BalancingRequest, Scheduler
@@ -36,7 +36,7 @@ SLOW_START = 30
 ROUNDS, CONNECTIONS_PER_ROUND = 30, 20
 
 
-def shares(world: World) -> list[dict[str, Any]]:
+def shares(world: SchedulerNode) -> list[dict[str, Any]]:
     """Packets by weight."""
     weights = {1: 6, 2: 3, 3: 2, 4: 1}
     world.load(udp(FAMILY), *servers(FAMILY, weights))
@@ -52,7 +52,7 @@ def shares(world: World) -> list[dict[str, Any]]:
     ]
 
 
-def moved_clients(world: World) -> list[dict[str, Any]]:
+def moved_clients(world: SchedulerNode) -> list[dict[str, Any]]:
     """One endpoint of several goes: packets before and after, and how many clients meet another server."""
     rows = []
     for count in (2, 3, 5, 10):
@@ -124,7 +124,7 @@ def hash_tables() -> list[dict[str, Any]]:
     return rows
 
 
-def slow_start(world: World) -> list[dict[str, Any]]:
+def slow_start(world: SchedulerNode) -> list[dict[str, Any]]:
     """The share of a newcomer beside one that is warm, second by second of its slow start."""
     rows = []
     for second in range(0, SLOW_START + 4, 2):
@@ -141,7 +141,7 @@ def slow_start(world: World) -> list[dict[str, Any]]:
     return rows
 
 
-def catching_up(world: World, *, adjusting: bool) -> list[int]:
+def catching_up(world: SchedulerNode, *, adjusting: bool) -> list[int]:
     """Two endpoints hold 100 connections each when a third appears; its connections after every reading."""
     port = service_port(
         cluster_ip=VIP[FAMILY], balancing=BalancingRequest(Scheduler.LEAST_CONNECTIONS), port_name="tcp"
@@ -178,7 +178,7 @@ def catching_up(world: World, *, adjusting: bool) -> list[int]:
 def fresh_replica() -> list[dict[str, Any]]:
     found = {}
     for adjusting in (False, True):
-        with contextlib.closing(World(FAMILY)) as world:
+        with contextlib.closing(SchedulerNode(FAMILY)) as world:
             found[adjusting] = catching_up(world, adjusting=adjusting)
     return [
         {
@@ -197,7 +197,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    with contextlib.closing(World(FAMILY)) as world:
+    with contextlib.closing(SchedulerNode(FAMILY)) as world:
         results = {
             "shares_by_weight": shares(world),
             "clients_moved_by_the_loss_of_one_endpoint": moved_clients(world),

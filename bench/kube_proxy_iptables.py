@@ -20,7 +20,7 @@ from bench.objects import service_json, slice_json
 
 _API_PORT = 8099
 METRICS = "http://127.0.0.1:10249/metrics"
-_MANIFEST_API = Path(__file__).resolve().parents[1] / "tests" / "e2e" / "manifest_api.py"
+_MANIFEST_API = Path(__file__).resolve().parents[1] / "tests" / "harness" / "manifest_api.py"
 _PATIENCE_SECONDS = 900
 CONFIG: dict[str, object] = {
     "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",

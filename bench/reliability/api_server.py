@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from bench.reliability.world import Done, Row, Work, World
 from tests.fake.apiserver import FakeApiServer
-from tests.fake.kube_objects import endpoint_slice, node, service
 from tests.faults.churn import flood
-from tests.process.node_space import eventually
+from tests.harness.kube_objects import endpoint_slice, node, service
+from tests.harness.waiting import wait_until
 from tests.unit.kube.consumer import all_watched, consuming, until
 from tests.unit.kube.lies import LIES, Lie
 
@@ -80,7 +80,7 @@ def churn(seconds: float, per_second: int) -> Work:
 
 def _caught_up(made: World, events: int) -> int:
     name = "kubeproxy_sync_proxy_rules_endpoint_changes_total"
-    return int(eventually(lambda: made.node.metric(name), lambda seen: seen >= events, seconds=120))
+    return int(wait_until(lambda: made.node.metric(name), lambda seen: seen >= events, seconds=120))
 
 
 def forms() -> list[Lie]:

@@ -11,7 +11,9 @@ from functools import partial
 
 from bench.reliability.world import Done, Work, World
 from tests.fake.apiserver import FakeApiServer
-from tests.process.node_space import NodeProcess, eventually, web_service, web_slices
+from tests.harness.kube_objects import web_service, web_slices
+from tests.harness.node import NodeProcess
+from tests.harness.waiting import wait_until
 
 BULK = 300
 """Services that change while the process is killed."""
@@ -62,7 +64,7 @@ def mode_switches(count: int) -> Work:
         for turn in range(1, count + 1):
             mode = MODES[turn % 2] if made.mode == MODES[0] else MODES[1 - turn % 2]
             made.configure(mode)
-            eventually(partial(_in_mode, made, mode))
+            wait_until(partial(_in_mode, made, mode))
             made.process.wait_synced()
             time.sleep(0.5)
             if turn == 2:
@@ -110,7 +112,7 @@ def instances(count: int) -> Work:
             assert second.wait_exit() == 1
             assert f"pid {first.pid}" in second.log_text, second.log_text
             second.start("--wait-for-instance", from_api=True)
-            eventually(partial(_waits, second))
+            wait_until(partial(_waits, second))
             first.stop()
             made.process = second
             second.wait_synced()

@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from bench.reliability.world import FRONTENDS, Done, Row, World, under_traffic, world
+from tests.harness.node import NODE_IP
+from tests.harness.waiting import wait_until
 from tests.kernel.nft_kernel import table
-from tests.process.node_space import NODE_IP, eventually
 
 DAMAGES: Mapping[str, Sequence[str]] = {
     "table deleted": ("delete table ip kube-proxy",),
@@ -56,7 +57,7 @@ def _repaired(made: World, commands: Sequence[str], whole: str) -> float:
     repairs = _repairs(made)
     made.node.run("nft", "-f", "-", text="\n".join(commands) + "\n")
     damaged = time.monotonic()
-    eventually(lambda: _repairs(made) > repairs and _listed(made) == whole, seconds=60)
+    wait_until(lambda: _repairs(made) > repairs and _listed(made) == whole, seconds=60)
     made.serves("10.96.0.10")
     return time.monotonic() - damaged
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from bench.reliability.world import Done, Row, World, under_traffic, world
-from tests.process.node_space import HEALTH_PORT, eventually
-from tests.process.strangers import (
+from tests.harness.node import HEALTH_PORT
+from tests.harness.remote_clients import (
     BALANCER,
     HEALTH_CHECK_PORT,
     OPEN_TO_ALL,
@@ -18,6 +18,7 @@ from tests.process.strangers import (
     pestering,
     statuses,
 )
+from tests.harness.waiting import wait_until
 
 IDLE = 1000
 """Connections that are held to each port."""
@@ -53,7 +54,7 @@ def _probed(
         )
 
     with world("nftables", BALANCER, **OPEN_TO_ALL) as made:
-        eventually(lambda: made.node.get("/", HEALTH_CHECK_PORT).status == 200)
+        wait_until(lambda: made.node.get("/", HEALTH_CHECK_PORT).status == 200)
         return under_traffic(f"{fault}, {seconds:.0f} s", made, work)
 
 
@@ -72,5 +73,5 @@ def descriptors_exhausted(count: int) -> Row:
 
     limit = ("prlimit", f"--nofile={FEW}:{FEW}")
     with world("nftables", BALANCER, limit, **OPEN_TO_ALL) as made:
-        eventually(lambda: made.node.get("/", HEALTH_CHECK_PORT).status == 200)
+        wait_until(lambda: made.node.get("/", HEALTH_CHECK_PORT).status == 200)
         return under_traffic(f"strangers hold more than its {FEW} descriptors", made, work)

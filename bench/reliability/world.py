@@ -12,17 +12,9 @@ from typing import Any
 
 import msgspec
 from tests.fake.apiserver import FakeApiServer
-from tests.process.api_thread import ApiThread
-from tests.process.node_space import (
-    NODE_IP,
-    NodeProcess,
-    NodeSpace,
-    Traffic,
-    eventually,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.api_thread import ApiThread
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import NODE_IP, LabNode, NodeProcess
 
 NODE_PORT = {"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080, "nodePort": 30080}
 WEB = web_service(type="NodePort", externalTrafficPolicy="Cluster", ports=[NODE_PORT])
@@ -56,7 +48,7 @@ class World(msgspec.Struct):
     """A node with a proxy in one mode, fed by an API server."""
 
     mode: str
-    node: NodeSpace
+    node: LabNode
     process: NodeProcess
     api: ApiThread
     settings: dict[str, Any]
@@ -67,7 +59,7 @@ class World(msgspec.Struct):
         self.process.configure(mode=mode or self.mode, clientConnection=plain, **self.settings)
 
     def serves(self, address: str) -> None:
-        eventually(lambda: self.node.connects(address), seconds=60)
+        self.node.wait_served(address, seconds=60)
 
     def add(self, name: str, number: int) -> None:
         self.api.load(web_service(name, number), *web_slices(name))
@@ -89,7 +81,7 @@ def world(
     mode: str, web: dict[str, Any] = WEB, wrap: Sequence[str] = (), **settings: object
 ) -> Iterator[World]:
     """The Service `web` is served; `wrap` goes in front of the proxy's command, `settings` into its configuration."""
-    node = NodeSpace()
+    node = LabNode()
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         process = NodeProcess(node, directory)
@@ -117,7 +109,7 @@ def under_traffic(
     fault: str, made: World, work: Work, frontends: Sequence[tuple[str, int]] = FRONTENDS
 ) -> Row:
     began = time.monotonic()
-    with Traffic(made.node, *frontends) as traffic:
+    with made.node.traffic(*frontends) as traffic:
         done = work(made)
         traffic.more(30)
     if traffic.failures:

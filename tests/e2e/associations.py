@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 import msgspec
-from tests.patience import PATIENCE
+from tests.harness.waiting import TIME_FACTOR
 
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import HOSTS
 from pointsman.lab.objects import TARGET_PORT
 from pointsman.lab.probe import Probe
 
-_SECONDS = 20.0 * PATIENCE
+_SECONDS = 20.0 * TIME_FACTOR
 
 
 def missing_sctp() -> str:

@@ -42,8 +42,8 @@ def masqueraded(*by: str) -> Expect:
 
 
 REFUSED = Expect(Kind.REFUSED)
-SILENT = Expect(Kind.SILENT)
-FORBIDDEN = Expect(Kind.FORBIDDEN)
+TIMED_OUT = Expect(Kind.TIMED_OUT)
+NOT_PERMITTED = Expect(Kind.NOT_PERMITTED)
 
 Expectation = Expect | Mapping[str, Expect]
 
@@ -68,7 +68,7 @@ class Case(msgspec.Struct, frozen=True):
 
     def expects_silence(self, mode: str) -> bool:
         expect = self.expectation(mode)
-        return expect is not None and expect.kind in (Kind.SILENT, Kind.FORBIDDEN)
+        return expect is not None and expect.kind in (Kind.TIMED_OUT, Kind.NOT_PERMITTED)
 
     def probes(self, services: Mapping[str, LabService], family: int, mode: str) -> list[Probe]:
         expect = self.expectation(mode)

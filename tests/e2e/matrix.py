@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from tests.e2e.behaviour import FORBIDDEN, REFUSED, SILENT, Case, Expectation, kept, masqueraded
+from tests.e2e.behaviour import NOT_PERMITTED, REFUSED, TIMED_OUT, Case, Expectation, kept, masqueraded
 
 from pointsman.lab.objects import Backend, LabService, backends
 
@@ -108,7 +108,7 @@ def _case(line: str, service: str, host: str, to: str, expect: Expectation, **mo
 
 def _dropped_but_by_ipvs(*remote: str) -> Expectation:
     """Policy Local without a local endpoint: ipvs mode uses the remote ones, and does not masquerade."""
-    return {"nftables": SILENT, "iptables": SILENT, "ipvs": kept(*remote)}
+    return {"nftables": TIMED_OUT, "iptables": TIMED_OUT, "ipvs": kept(*remote)}
 
 
 def _source_addresses() -> list[Case]:
@@ -161,7 +161,7 @@ def _nothing_there() -> list[Case]:
                 _case(f"no-endpoints-{protocol.lower()}", "none", "n1", to, REFUSED, protocol=protocol)
             )
     for to in ("lb", "external"):
-        expect = {"nftables": REFUSED, "iptables": SILENT, "ipvs": REFUSED}
+        expect = {"nftables": REFUSED, "iptables": TIMED_OUT, "ipvs": REFUSED}
         cases.append(_case("no-endpoints-tcp", "none", "n1", to, expect))
     for to in OUTER:
         cases += [
@@ -176,7 +176,7 @@ def _nothing_there() -> list[Case]:
             _case("local-nowhere", "local-nowhere", "pod3", to, REFUSED),
         ]
     cases.append(_case("local-elsewhere", "local-elsewhere", "client", "cluster", masqueraded("pod4")))
-    dropped = {"nftables": SILENT, "iptables": SILENT, "ipvs": REFUSED}
+    dropped = {"nftables": TIMED_OUT, "iptables": TIMED_OUT, "ipvs": REFUSED}
     for host in ("pod3", "n1", "client"):
         keep = kept if host == "pod3" else masqueraded
         cases += [
@@ -188,10 +188,10 @@ def _nothing_there() -> list[Case]:
                 {mode: keep(*LOCAL) for mode in ("nftables", "iptables")},
             ),
         ]
-    two_modes = {"nftables": SILENT, "iptables": SILENT}
+    two_modes = {"nftables": TIMED_OUT, "iptables": TIMED_OUT}
     cases += [_case("both-elsewhere", "both-elsewhere", h, "cluster", two_modes) for h in ("pod3", "n1")]
-    wrong = {"nftables": REFUSED, "iptables": SILENT, "ipvs": REFUSED}
-    beyond = {"nftables": SILENT, "iptables": SILENT, "ipvs": REFUSED}
+    wrong = {"nftables": REFUSED, "iptables": TIMED_OUT, "ipvs": REFUSED}
+    beyond = {"nftables": TIMED_OUT, "iptables": TIMED_OUT, "ipvs": REFUSED}
     for host in ("pod3", "n1", "client"):
         cases += [
             _case("wrong-port-tcp", "web", host, "cluster", wrong, port=81),
@@ -200,15 +200,15 @@ def _nothing_there() -> list[Case]:
             _case("ping", "web", host, "cluster", wrong, protocol="ICMP"),
             _case("wrong-port", "web", host, "lb", beyond, port=81),
             _case("wrong-port", "web", host, "external", beyond, port=81),
-            _case("unallocated-tcp", "", host, "unallocated", SILENT),
+            _case("unallocated-tcp", "", host, "unallocated", TIMED_OUT),
         ]
     cases += [
-        _case("unallocated-udp", "", host, "unallocated", SILENT, protocol="UDP")
+        _case("unallocated-udp", "", host, "unallocated", TIMED_OUT, protocol="UDP")
         for host in ("pod3", "client")
     ]
     cases.append(
         _case(
-            *("unallocated-udp", "", "n1", "unallocated", {"nftables": FORBIDDEN, "iptables": SILENT}),
+            *("unallocated-udp", "", "n1", "unallocated", {"nftables": NOT_PERMITTED, "iptables": TIMED_OUT}),
             protocol="UDP",
         )
     )
@@ -220,19 +220,21 @@ def _source_ranges() -> list[Case]:
     cases = [
         _case("ranges-allowed", "ranges", "client", "lb", masqueraded(*both)),
         _case("ranges-node-allowed", "ranges", "n1", "lb", masqueraded(*both)),
-        _case("ranges-denied", "ranges", "stranger", "lb", SILENT),
-        _case("ranges-denied", "ranges", "pod3", "lb", SILENT),
+        _case("ranges-denied", "ranges", "client2", "lb", TIMED_OUT),
+        _case("ranges-denied", "ranges", "pod3", "lb", TIMED_OUT),
         _case("ranges-none-allowed", "ranges-none", "client", "lb", REFUSED),
         _case(
-            "ranges-none-denied", "ranges-none", "stranger", "lb", {"nftables": SILENT, "iptables": REFUSED}
+            "ranges-none-denied", "ranges-none", "client2", "lb", {"nftables": TIMED_OUT, "iptables": REFUSED}
         ),
         _case("ranges-guard-lb-only", "ranges", "pod3", "cluster", kept(*both)),
     ]
     cases += [
-        _case("ranges-guard-lb-only", "ranges", "stranger", to, masqueraded(*both))
+        _case("ranges-guard-lb-only", "ranges", "client2", to, masqueraded(*both))
         for to in ("cluster", "nodeport", "external")
     ]
-    cases += [_case("ip-mode-proxy", "proxy-mode", host, "lb", SILENT) for host in ("client", "pod3", "n1")]
+    cases += [
+        _case("ip-mode-proxy", "proxy-mode", host, "lb", TIMED_OUT) for host in ("client", "pod3", "n1")
+    ]
     return cases
 
 

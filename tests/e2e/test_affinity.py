@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from tests.e2e import harness
-from tests.e2e.world import FAMILIES, World, running
+from tests.harness import lab as harness
+from tests.harness.world import FAMILIES, World, running
 
 from pointsman.lab.objects import LabService, backends
-from pointsman.lab.probe import PATIENT_DEADLINE, Kind, Outcome, run_probes
+from pointsman.lab.probe import LONG_TIMEOUT_SECONDS, Kind, Outcome, run_probes
 
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.skipif(bool(harness.missing_privilege()), reason=harness.missing_privilege()),
 ]
 
-CLIENTS = ("pod1", "pod2", "pod3", "pod6", "client", "stranger", "n1", "n2")
+CLIENTS = ("pod1", "pod2", "pod3", "pod6", "client", "client2", "n1", "n2")
 PLACES = ("cluster", "lb", "external", "nodeport")
 STICKY = LabService(
     *("sticky", 1, backends("pod1", "pod2", "pod4")),
@@ -55,7 +55,9 @@ def _choices(
         probes = [world.probe(host, service, to, family, protocol) for host, family in clients]
         if port:
             probes = [msgspec.structs.replace(probe, port=port) for probe in probes]
-        for client, outcome in zip(clients, run_probes(world.cluster, probes, PATIENT_DEADLINE), strict=True):
+        for client, outcome in zip(
+            clients, run_probes(world.cluster, probes, LONG_TIMEOUT_SECONDS), strict=True
+        ):
             seen[client].add(_name(outcome))
     return {client: "+".join(sorted(names)) for client, names in seen.items()}
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.e2e import harness
 from tests.e2e.busy_clients import BusyClients
 from tests.e2e.random_service import RandomService, answering
-from tests.e2e.world import FAMILIES, World, running, settles
+from tests.harness import lab as harness
+from tests.harness.waiting import wait_until
+from tests.harness.world import FAMILIES, World, running
 
 from pointsman.lab.objects import LabService, backends
 from pointsman.lab.probe import Probe
@@ -123,7 +124,7 @@ def test_busy_udp_clients_are_answered_whenever_the_only_local_endpoint_returns(
                 time.sleep(0.2)
                 world.proxy.apply([msgspec.structs.replace(local, backends=backends("pod1", "pod4"))])
                 since = time.monotonic()
-                assert not settles(
+                assert not wait_until(
                     partial(clients.unanswered, list(places), since, frozenset({"pod1"})),
                     lambda dead: not dead,
                     PATIENCE,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.e2e import harness
-from tests.e2e.world import FAMILIES, World, all_answer, answers, running, settles
+from tests.harness import lab as harness
+from tests.harness.waiting import wait_until
+from tests.harness.world import FAMILIES, World, answers, running, wait_answers
 from tests.kernel.conntrack_flows import add_flows
-from tests.local_routes import await_local_route
 
 from pointsman.kernel.conntrack import ConntrackTable
 from pointsman.kernel.tracked_flows import Flow as TrackedFlow
@@ -87,7 +87,7 @@ def test_a_connection_begun_before_its_service_is_served_by_it(world: World) -> 
     ]
     connecting = Connecting(world, probes)
     astray = FlowQuery(6, None, 80, unreplied=True)
-    assert settles(lambda: len(tracked(world, astray)), lambda seen: seen == len(probes)) == len(probes)
+    assert wait_until(lambda: len(tracked(world, astray)), lambda seen: seen == len(probes)) == len(probes)
     world.proxy.apply([WEB], NODES)
     assert [str(outcome.by or outcome.kind) for outcome in connecting.ended()] == ["pod1"] * len(probes)
 
@@ -99,7 +99,7 @@ def test_a_connection_begun_before_there_was_a_local_endpoint_is_served_by_it(wo
     world.proxy.apply([], NODES)
     connecting = Connecting(world, probes)
     astray = FlowQuery(6, None, 80, unreplied=True)
-    settles(lambda: len(tracked(world, astray)), lambda seen: seen == len(probes))
+    wait_until(lambda: len(tracked(world, astray)), lambda seen: seen == len(probes))
     world.proxy.apply([local], NODES)
     world.proxy.apply([msgspec.structs.replace(local, backends=backends("pod4", "pod2"))], NODES)
     assert {str(outcome.by or outcome.kind) for outcome in connecting.ended()} == {"pod2"}
@@ -118,7 +118,7 @@ def test_a_connection_that_a_real_host_answers_goes_on_when_a_service_takes_the_
         world.cluster["n1"].run(("ip", "route", "add", f"{address}/{length}", "via", via))
     with owner.entered():
         for family in FAMILIES:
-            await_local_route(WEB.address("external", family))
+            owner.wait_for_address(WEB.address("external", family))
         world.cluster.servers.listen("owner", [WEB.address("external", f) for f in FAMILIES], 80)
     flows = [Flow(world.cluster, world.probe("client", WEB, "external", family)) for family in FAMILIES]
     assert {flow.ask().by for flow in flows} == {"owner"}
@@ -160,7 +160,7 @@ def test_an_untranslated_flow_put_into_the_kernel_by_hand_goes_with_the_next_cha
     world.proxy.apply([WEB])
     insert(world, by_hand(1001), by_hand(1002, "pod1"))
     world.proxy.apply([msgspec.structs.replace(WEB, backends=backends("pod1", "pod4"))])
-    assert settles(lambda: remaining(world), lambda seen: 1001 not in seen) == {1002}
+    assert wait_until(lambda: remaining(world), lambda seen: 1001 not in seen) == {1002}
 
 
 def test_flows_made_before_the_proxy_started_are_checked_when_it_starts(world: World) -> None:
@@ -170,7 +170,7 @@ def test_flows_made_before_the_proxy_started_are_checked_when_it_starts(world: W
     world.proxy.start()
     world.proxy.write([WEB])
     world.proxy.wait()
-    assert settles(lambda: remaining(world) - {1002}, lambda seen: seen == {1004}) == {1004}
+    assert wait_until(lambda: remaining(world) - {1002}, lambda seen: seen == {1004}) == {1004}
 
 
 @ours_only
@@ -193,7 +193,7 @@ def test_a_udp_client_of_a_node_port_is_answered_when_a_floating_address_comes_t
         assert "pod1" not in answers(flows).values()
         for address in floating.values():
             _hold(world, "n1", address)
-        assert all_answer(flows, "pod1")
+        wait_answers(flows, "pod1")
 
 
 def _hold(world: World, host: str, address: str) -> None:

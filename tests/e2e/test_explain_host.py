@@ -9,8 +9,8 @@ from typing import TypedDict
 
 import msgspec
 import pytest
-from tests.e2e import harness
-from tests.e2e.world import World, running
+from tests.harness import lab as harness
+from tests.harness.world import World, running
 
 from pointsman.cli.control_client import ask
 from pointsman.cli.main import main
@@ -219,7 +219,7 @@ def explained(world: World, client: str, family: int = 4) -> tuple[Explanation, 
 
 
 def reached(world: World, host: str, family: int) -> bool:
-    (outcome,) = run_probes(world.cluster, [world.probe(host, FAR, "cluster", family)], deadline=0.5)
+    (outcome,) = run_probes(world.cluster, [world.probe(host, FAR, "cluster", family)], timeout=0.5)
     return outcome.kind is Kind.ANSWERED
 
 

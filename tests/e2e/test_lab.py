@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.e2e import harness
+from tests.harness import lab as harness
 
 from pointsman.lab import HOSTS, Cluster, Probe, run_probes
 from pointsman.lab.hosts import BRIDGE, NODES
 from pointsman.lab.netns import Namespace
 from pointsman.lab.objects import TARGET_PORT
-from pointsman.lab.probe import PATIENT_DEADLINE, Flow, Kind, connect
+from pointsman.lab.probe import LONG_TIMEOUT_SECONDS, Flow, Kind, connect
 
 pytestmark = [
     pytest.mark.kernel,
@@ -23,7 +23,7 @@ pytestmark = [
 
 
 def test_every_host_reaches_every_other_with_its_own_address() -> None:
-    with harness.lab() as cluster:
+    with harness.build_lab() as cluster:
         probes = [
             Probe(host, HOSTS[server].address(family), TARGET_PORT, protocol)
             for host in HOSTS
@@ -47,9 +47,9 @@ def test_refusal_silence_and_local_prohibition_are_told_apart() -> None:
         assert connect(cluster, Probe("pod1", HOSTS["pod4"].ipv4, 81, "UDP")).kind is Kind.REFUSED
         for address in ("10.96.0.1", "fd00:10:96::1"):
             for protocol in ("TCP", "UDP", "SCTP", "ICMP"):
-                assert connect(cluster, Probe("pod1", address, 81, protocol), 0.2).kind is Kind.SILENT
+                assert connect(cluster, Probe("pod1", address, 81, protocol), 0.2).kind is Kind.TIMED_OUT
         cluster["pod1"].run(("ip", "route", "add", "prohibit", "10.96.0.2/32"))
-        assert connect(cluster, Probe("pod1", "10.96.0.2", 81)).kind in (Kind.UNREACHABLE, Kind.FORBIDDEN)
+        assert connect(cluster, Probe("pod1", "10.96.0.2", 81)).kind in (Kind.UNREACHABLE, Kind.NOT_PERMITTED)
         assert connect(cluster, Probe("pod1", HOSTS["pod4"].ipv4, 0, "ICMP")).kind is Kind.ANSWERED
 
 
@@ -102,9 +102,9 @@ def test_a_lost_packet_is_noticed_even_when_the_connection_succeeds() -> None:
     with Cluster() as cluster:
         cluster.serve("pod4", 8080)
         probe = Probe("pod1", HOSTS["pod4"].ipv4, 8080)
-        assert connect(cluster, probe).smooth
+        assert connect(cluster, probe).lossless
         drop_once = "type filter hook input priority 0; limit rate 1/day burst 1 packets drop;"
         cluster["pod4"].run(("nft", "-f", "-"), f"table ip t {{ chain c {{ {drop_once} }}; }}")
-        late = connect(cluster, probe, PATIENT_DEADLINE)
+        late = connect(cluster, probe, LONG_TIMEOUT_SECONDS)
         assert late.kind is Kind.ANSWERED
-        assert not late.smooth
+        assert not late.lossless

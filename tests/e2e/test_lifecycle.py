@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.e2e import harness
-from tests.e2e.world import FAMILIES, Stream, World, running, settles
+from tests.harness import lab as harness
+from tests.harness.waiting import wait_until
+from tests.harness.world import FAMILIES, World, running
 
 from pointsman.lab.objects import LabService, backends
-from pointsman.lab.probe import Probe
+from pointsman.lab.probe import Probe, TrafficGenerator
 from pointsman.lab.proxy import configuration, pointsman_command
 
 pytestmark = [
@@ -60,35 +61,35 @@ def _serving(world: World) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
 def test_a_restart_loses_no_connection_and_no_change(world: World, number: signal.Signals) -> None:
     world.proxy.apply([WEB])
-    with Stream(world.cluster, _traffic(world)) as stream:
+    with TrafficGenerator(world.cluster, _traffic(world)) as traffic:
         world.proxy.stop(number)
-        before = stream.made
+        before = traffic.made
         world.proxy.write([WEB, LATER])
-        settles(lambda: stream.made, lambda made: made > before + 200)
+        wait_until(lambda: traffic.made, lambda made: made > before + 200)
         world.proxy.start()
         world.proxy.wait()
-        before = stream.made
-        settles(lambda: stream.made, lambda made: made > before + 200)
-    assert stream.failures == []
+        before = traffic.made
+        wait_until(lambda: traffic.made, lambda made: made > before + 200)
+    assert traffic.failures == []
     assert world.answerers("pod3", LATER, count=5) == {"pod5"}
 
 
 def test_changes_of_other_services_disturb_no_connection(world: World) -> None:
     world.proxy.apply([WEB])
-    with Stream(world.cluster, _traffic(world)) as stream:
+    with TrafficGenerator(world.cluster, _traffic(world)) as traffic:
         for members in (("pod1",), ("pod1", "pod5"), ("pod4",), ()):
             world.proxy.apply([WEB, msgspec.structs.replace(LATER, backends=backends(*members))])
-    assert stream.failures == []
-    assert stream.made > 100
+    assert traffic.failures == []
+    assert traffic.made > 100
 
 
 def test_adding_and_removing_an_endpoint_disturbs_no_connection(world: World) -> None:
     world.proxy.apply([WEB])
-    with Stream(world.cluster, _traffic(world)) as stream:
+    with TrafficGenerator(world.cluster, _traffic(world)) as traffic:
         for members in (("pod1", "pod2"), ("pod1", "pod2", "pod4", "pod5"), ("pod5", "pod1")):
             world.proxy.apply([msgspec.structs.replace(WEB, backends=backends(*members))])
-    assert stream.failures == []
-    assert stream.made > 100
+    assert traffic.failures == []
+    assert traffic.made > 100
 
 
 @ours_only
@@ -96,7 +97,7 @@ def test_rules_removed_by_somebody_else_come_back(world: World) -> None:
     world.proxy.apply([WEB])
     assert _serving(world)
     world.destroy_rules()
-    assert settles(lambda: _serving(world), bool, seconds=15)
+    assert wait_until(lambda: _serving(world), bool, seconds=15)
 
 
 @ours_only
@@ -105,12 +106,12 @@ def test_a_damaged_table_is_repaired(tmp_path: Path) -> None:
         node = world.cluster["n1"]
         for family in ("ip", "ip6"):
             node.run(("nft", "flush", "table", family, "kube-proxy"))
-        assert settles(lambda: _serving(world), bool, seconds=15)
+        assert wait_until(lambda: _serving(world), bool, seconds=15)
 
 
 @ours_only
 def test_the_table_of_kube_proxy_is_taken_over_without_losing_a_connection(tmp_path: Path) -> None:
-    with harness.lab() as cluster, harness.proxy(cluster, tmp_path, "nftables") as proxy:
+    with harness.build_lab() as cluster, harness.prepare_proxy(cluster, tmp_path, "nftables") as proxy:
         world = World(cluster, proxy, "nftables")
         node = cluster["n1"]
         node.run(("nft", "-f", str(UPSTREAM_TABLE)))
@@ -118,10 +119,10 @@ def test_the_table_of_kube_proxy_is_taken_over_without_losing_a_connection(tmp_p
         # The recorded table answers for the first beacon; only the second shows that the new proxy is at work.
         proxy.write([WEB])
         proxy.write([WEB])
-        with Stream(cluster, _traffic(world)) as stream:
+        with TrafficGenerator(cluster, _traffic(world)) as traffic:
             proxy.start()
             proxy.wait()
-        assert stream.failures == []
+        assert traffic.failures == []
         assert _serving(world)
         for family in ("ip", "ip6"):
             assert "lab/web" not in _service_chains(node.run(("nft", "list", "table", family, "kube-proxy")))
@@ -135,15 +136,18 @@ def _service_chains(listing: str) -> str:
 @ours_only
 @pytest.mark.parametrize(("first", "second"), [MODES, MODES[::-1]], ids=["to-iptables", "to-nftables"])
 def test_a_switch_of_the_mode_loses_no_connection(tmp_path: Path, first: str, second: str) -> None:
-    with running(tmp_path, first, [WEB]) as world, Stream(world.cluster, _traffic(world)) as stream:
+    with (
+        running(tmp_path, first, [WEB]) as world,
+        TrafficGenerator(world.cluster, _traffic(world)) as traffic,
+    ):
         world.proxy.stop()
         world.proxy.write([WEB, LATER])
         world.proxy.configure(configuration(second))
         world.proxy.start()
         world.proxy.wait()
-        assert settles(lambda: _not_shared(_leftovers(world, first)), lambda found: not found) == []
+        assert wait_until(lambda: _not_shared(_leftovers(world, first)), lambda found: not found) == []
         assert _serving(world)
-    assert stream.failures == []
+    assert traffic.failures == []
 
 
 def _not_shared(leftovers: list[str]) -> list[str]:

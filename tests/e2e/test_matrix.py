@@ -6,15 +6,14 @@ import functools
 from pathlib import Path
 
 import pytest
-from tests.e2e import harness
 from tests.e2e.behaviour import Case, disagreement
 from tests.e2e.matrix import SERVICES, SETTINGS, Setting
-from tests.e2e.world import settles
-from tests.patience import PATIENCE
+from tests.harness import lab as harness
+from tests.harness.waiting import TIME_FACTOR, wait_until
 
 from pointsman.errors import PointsmanError
 from pointsman.lab import Cluster
-from pointsman.lab.probe import DEADLINE, PATIENT_DEADLINE, Kind, Outcome, run_probes
+from pointsman.lab.probe import LONG_TIMEOUT_SECONDS, TIMEOUT_SECONDS, Kind, Outcome, run_probes
 
 pytestmark = [
     pytest.mark.kernel,
@@ -54,15 +53,18 @@ def _measure(setting_name: str, mode: str, directory: Path) -> Results:
         for family in case.families
         if case.expectation(mode) is not None
     ]
-    with harness.lab() as cluster, harness.proxy(cluster, directory, mode, **setting.configuration) as proxy:
+    with (
+        harness.build_lab() as cluster,
+        harness.prepare_proxy(cluster, directory, mode, **setting.configuration) as proxy,
+    ):
         proxy.write(SERVICES.values())
         proxy.start()
-        proxy.wait(20 * PATIENCE)
+        proxy.wait(20 * TIME_FACTOR)
         _wait_for_listeners(cluster, asked, mode)
         results: Results = {}
-        for deadline, silent in ((PATIENT_DEADLINE, False), (DEADLINE, True)):
+        for timeout, silent in ((LONG_TIMEOUT_SECONDS, False), (TIMEOUT_SECONDS, True)):
             chosen = [(case, family) for case, family in asked if case.expects_silence(mode) is silent]
-            results |= _ask(cluster, chosen, mode, deadline * PATIENCE)
+            results |= _ask(cluster, chosen, mode, timeout * TIME_FACTOR)
         return results
 
 
@@ -73,7 +75,7 @@ def _wait_for_listeners(cluster: Cluster, asked: list[tuple[Case, int]], mode: s
         expected = case.expectation(mode)
         if case.to == "nodeport@loopback" and expected is not None and expected.kind is Kind.ANSWERED:
             probes += case.probes(SERVICES, family, mode)[:1]
-    settles(
+    wait_until(
         lambda: run_probes(cluster, probes), lambda found: all(one.kind is Kind.ANSWERED for one in found)
     )
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.e2e import harness
 from tests.e2e.associations import Association, associating, missing_sctp
 from tests.e2e.behaviour import Expect, kept, masqueraded, source_seen
-from tests.patience import PATIENCE
+from tests.harness import lab as harness
+from tests.harness.waiting import TIME_FACTOR
 
 from pointsman.lab import HOSTS, Cluster
 from pointsman.lab.objects import LabService, backends
@@ -42,10 +42,14 @@ def _probe(host: str, to: str, family: int) -> Probe:
 
 @pytest.mark.parametrize("mode", harness.MODES)
 def test_associations_are_balanced_and_outlive_their_endpoint(mode: str, tmp_path: Path) -> None:
-    with Cluster() as cluster, associating(cluster, *PODS), harness.proxy(cluster, tmp_path, mode) as proxy:
+    with (
+        Cluster() as cluster,
+        associating(cluster, *PODS),
+        harness.prepare_proxy(cluster, tmp_path, mode) as proxy,
+    ):
         proxy.write([SERVICE])
         proxy.start()
-        proxy.wait(20 * PATIENCE)
+        proxy.wait(20 * TIME_FACTOR)
         for family in (4, 6):
             for host, to, expect in PLACES:
                 _balanced(cluster, host, to, family, expect)
@@ -56,7 +60,7 @@ def test_associations_are_balanced_and_outlive_their_endpoint(mode: str, tmp_pat
             before = [association.ask("first").by for association in (four, six)]
             rest = sorted(set(PODS) - set(before))
             proxy.write([msgspec.structs.replace(SERVICE, backends=backends(*rest))])
-            proxy.wait(20 * PATIENCE)
+            proxy.wait(20 * TIME_FACTOR)
             assert [association.ask("second").by for association in (four, six)] == before
         for host, to, _ in PLACES:
             with Association(cluster, _probe(host, to, 4)) as later:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from tests.e2e import harness
-from tests.e2e.world import FAMILIES, World, running, settles
+from tests.harness import lab as harness
+from tests.harness.waiting import wait_until
+from tests.harness.world import FAMILIES, World, running
 
 from pointsman.lab.objects import LabService, backends
 from pointsman.lab.probe import Kind, run_probes
@@ -41,7 +42,7 @@ STICKY = msgspec.structs.replace(EVERYWHERE, name="sticky", number=6, affinity_s
 EMPTY = msgspec.structs.replace(EVERYWHERE, name="empty", number=7, backends=())
 SERVICES = [EVERYWHERE, PLAIN, INSIDERS, UNREADABLE, LOCAL, STICKY, EMPTY]
 PLACES = ("lb", "external", "nodeport")
-HOSTS = ("client", "stranger", "pod3", "n1")
+HOSTS = ("client", "client2", "pod3", "n1")
 
 
 @pytest.fixture(scope="module", params=harness.MODES)
@@ -82,12 +83,12 @@ def test_only_those_in_the_ranges_are_admitted_at_every_external_frontend(
     world: World, service: LabService, hosts: tuple[str, ...]
 ) -> None:
     wanted = {to: both(*hosts) for to in PLACES}
-    assert settles(lambda: admitted(world, service), lambda seen: seen == wanted) == wanted
+    assert wait_until(lambda: admitted(world, service), lambda seen: seen == wanted) == wanted
 
 
 def test_without_the_annotation_only_the_load_balancer_address_is_guarded(world: World) -> None:
     wanted = {"lb": both("client"), "external": both(*HOSTS), "nodeport": both(*HOSTS)}
-    assert settles(lambda: admitted(world, PLAIN), lambda seen: seen == wanted) == wanted
+    assert wait_until(lambda: admitted(world, PLAIN), lambda seen: seen == wanted) == wanted
 
 
 def test_the_cluster_address_is_open_and_an_empty_service_refuses_who_may_ask(world: World) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.e2e import harness
 from tests.e2e.http_get import get
-from tests.e2e.world import FAMILIES, World, running, settles
+from tests.harness import lab as harness
+from tests.harness.waiting import wait_until
+from tests.harness.world import FAMILIES, World, running
 
 from pointsman.lab import HOSTS
 from pointsman.lab.objects import LabService, backends, node_manifest, service_range_manifest
@@ -72,9 +73,9 @@ def test_a_node_about_to_be_removed_is_not_eligible_but_alive(world: World) -> N
             get(client, address, HEALTH_CHECK_PORT, "/").status,
         ]
 
-    assert settles(statuses, lambda seen: seen[0] == 503) == [503, 200, 200]
+    assert wait_until(statuses, lambda seen: seen[0] == 503) == [503, 200, 200]
     world.proxy.apply([WEB])
-    assert settles(statuses, lambda seen: seen[0] == 200) == [200, 200, 200]
+    assert wait_until(statuses, lambda seen: seen[0] == 200) == [200, 200, 200]
 
 
 def test_health_check_node_ports_listen_where_node_ports_answer(world: World) -> None:
@@ -85,7 +86,7 @@ def test_health_check_node_ports_listen_where_node_ports_answer(world: World) ->
     def status() -> int:
         return get(node, HOSTS["n1"].ipv4, HEALTH_CHECK_PORT, "/").status
 
-    assert settles(status, lambda seen: seen == 200) == 200
+    assert wait_until(status, lambda seen: seen == 200) == 200
     assert get(node, "127.0.0.1", HEALTH_CHECK_PORT, "/").status == on_loopback
 
 

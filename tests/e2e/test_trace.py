@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e import harness
-from tests.e2e.world import World, running, settles
+from tests.harness import lab as harness
+from tests.harness.waiting import wait_until
+from tests.harness.world import World, running
 
 from pointsman.backends.netfilter.names import TRACE_TABLE
 from pointsman.cli.control_client import ask
@@ -60,7 +61,7 @@ def waiting(world: World, *flags: str) -> Iterator[subprocess.Popen[str]]:
     with world.cluster["n1"].entered():
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert settles(lambda: is_tracing(world), bool), process.communicate()
+        assert wait_until(lambda: is_tracing(world), bool), process.communicate()
         yield process
     finally:
         process.kill()
@@ -144,7 +145,7 @@ def test_nothing_is_left_behind_however_it_ends(world: World, number: signal.Sig
     with waiting(world, "lab/far", "--wait") as process:
         process.send_signal(number)
         process.communicate(timeout=20)
-        assert settles(lambda: not is_tracing(world), bool)
+        assert wait_until(lambda: not is_tracing(world), bool)
 
 
 @pytest.mark.parametrize("world", ["nftables"], indirect=True)

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.fake.apiserver import FakeApiServer
-from tests.fake.kube_objects import endpoint_slice, node, service
+from tests.harness.kube_objects import endpoint_slice, node, service
 
 ROOT = Path(__file__).parents[2]
 SERVICES = "/api/v1/services"

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from operator import methodcaller
 
-from tests.process.api_thread import ApiThread
-from tests.process.node_space import web_slices
+from tests.harness.api_thread import ApiThread
+from tests.harness.kube_objects import web_slices
 
 BATCH_SECONDS = 0.05
 

@@ -8,17 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.fake.apiserver import FakeApiServer
-from tests.process.api_thread import ApiThread
-from tests.process.node_space import (
-    NodeProcess,
-    NodeSpace,
-    Traffic,
-    eventually,
-    needs_root,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.api_thread import ApiThread
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import LabNode, NodeProcess, needs_root
 
 pytestmark = needs_root
 
@@ -26,13 +18,13 @@ FRONTENDS = (("10.96.0.10", 80), ("fd00:10:96::10", 80))
 
 
 @pytest.fixture
-def serving(node: NodeSpace, process: NodeProcess, api: ApiThread) -> Iterator[NodeProcess]:
+def serving(node: LabNode, process: NodeProcess, api: ApiThread) -> Iterator[NodeProcess]:
     api.load(web_service(), *web_slices(), node_object())
     process.configure(clientConnection={"kubeconfig": str(api.kubeconfig), "qps": 500, "burst": 500})
     with node.backend():
         process.start(from_api=True)
         process.wait_synced()
-        eventually(lambda: node.connects("10.96.0.10"))
+        node.wait_served("10.96.0.10")
         yield process
         assert process.stop() == 0
 
@@ -107,29 +99,29 @@ FAULTS: tuple[Callable[[FakeApiServer], None], ...] = (
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.__name__[1:] for fault in FAULTS])
 def test_connections_go_on_and_the_next_change_arrives(
-    node: NodeSpace, serving: NodeProcess, api: ApiThread, fault: Callable[[FakeApiServer], None]
+    node: LabNode, serving: NodeProcess, api: ApiThread, fault: Callable[[FakeApiServer], None]
 ) -> None:
-    with Traffic(node, *FRONTENDS) as traffic:
+    with node.traffic(*FRONTENDS) as traffic:
         api.call(fault)
         traffic.more(30)
         api.load(web_service("after", 20), *web_slices("after"))
-        eventually(lambda: node.connects("10.96.0.20"), seconds=30)
-        eventually(lambda: node.connects("fd00:10:96::20"), seconds=30)
+        node.wait_served("10.96.0.20", seconds=30)
+        node.wait_served("fd00:10:96::20", seconds=30)
     assert traffic.failures == []
     assert serving.alive
 
 
 def test_what_was_deleted_while_the_server_was_away_goes_too(
-    node: NodeSpace, serving: NodeProcess, api: ApiThread
+    node: LabNode, serving: NodeProcess, api: ApiThread
 ) -> None:
     api.load(web_service("short", 90), *web_slices("short"))
-    eventually(lambda: node.connects("10.96.0.90"))
-    with Traffic(node, *FRONTENDS) as traffic:
+    node.wait_served("10.96.0.90")
+    with node.traffic(*FRONTENDS) as traffic:
         api.stop()
         api.call(lambda server: server.delete("Service", "default/short"))
         api.call(lambda server: server.compact())
         traffic.more(30)
-        assert not node.trouble("10.96.0.90")
+        node.assert_served("10.96.0.90")
         api.start()
-        eventually(lambda: not node.connects("10.96.0.90", seconds=0.1), seconds=30)
+        node.wait_unreachable("10.96.0.90", seconds=30)
     assert traffic.failures == []

@@ -8,20 +8,11 @@ from functools import partial
 import pytest
 from tests import factory
 from tests.faults.churn import flood, slice_line
-from tests.process.api_thread import ApiThread
-from tests.process.assembled import Assembly, assembled, until
-from tests.process.node_space import (
-    HEALTH_PORT,
-    NODE_IP,
-    NodeProcess,
-    NodeSpace,
-    Traffic,
-    eventually,
-    needs_root,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.api_thread import ApiThread
+from tests.harness.assembled import Assembly, assembled
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import HEALTH_PORT, NODE_IP, LabNode, NodeProcess, needs_root
+from tests.harness.waiting import async_wait_until, wait_until
 
 from pointsman.model.addresses import Family
 
@@ -34,7 +25,7 @@ RESTARTS = 8
 @pytest.mark.kernel
 @needs_root[1]
 def test_a_flood_of_changes_costs_no_connection_and_no_memory(
-    node: NodeSpace, process: NodeProcess, api: ApiThread
+    node: LabNode, process: NodeProcess, api: ApiThread
 ) -> None:
     busy = [f"busy-{number}" for number in range(40)]
     api.load(node_object(), web_service(), *web_slices())
@@ -45,33 +36,33 @@ def test_a_flood_of_changes_costs_no_connection_and_no_memory(
     with node.backend():
         process.start(from_api=True)
         process.wait_synced()
-        eventually(lambda: node.connects("10.96.0.10"))
+        node.wait_served("10.96.0.10")
         sent = 0
         for sent in flood(api, busy, 1.0, EVENTS_PER_SECOND, 100_000):  # noqa: B007
             pass
         _caught_up(node, sent)
         before = process.resident_kilobytes()
-        with Traffic(node, ("10.96.0.10", 80), ("fd00:10:96::10", 80)) as traffic:
+        with node.traffic(("10.96.0.10", 80), ("fd00:10:96::10", 80)) as traffic:
             warm = sent
             for sent in flood(api, busy, CHURN_SECONDS, EVENTS_PER_SECOND, 500_000):  # noqa: B007
                 pass
             _caught_up(node, warm + sent)
             last = slice_line("busy-0", 900_000, NODE_IP)
             api.call(lambda server: server.send_raw("EndpointSlice", last))
-            eventually(lambda: node.connects("10.96.0.100"))
+            node.wait_served("10.96.0.100")
         assert traffic.failures == []
         assert process.resident_kilobytes() - before < ALLOWED_GROWTH_KILOBYTES
         assert node.get("/healthz", HEALTH_PORT).status == 200
 
 
-def _caught_up(node: NodeSpace, events: int) -> None:
+def _caught_up(node: LabNode, events: int) -> None:
     name = "kubeproxy_sync_proxy_rules_endpoint_changes_total"
-    eventually(lambda: node.metric(name), lambda seen: seen >= events, seconds=120)
+    wait_until(lambda: node.metric(name), lambda seen: seen >= events, seconds=120)
 
 
 @pytest.mark.kernel
 @needs_root[1]
-def test_restarts_inside_the_process_leave_nothing_open(node: NodeSpace, process: NodeProcess) -> None:
+def test_restarts_inside_the_process_leave_nothing_open(node: LabNode, process: NodeProcess) -> None:
     process.objects(web_service(), *web_slices(), node_object())
 
     def restart(number: int) -> None:
@@ -79,7 +70,7 @@ def test_restarts_inside_the_process_leave_nothing_open(node: NodeSpace, process
             mode=("nftables", "iptables")[number % 2],
             enableProfiling=number % 4 < 2,
         )
-        eventually(lambda: _finished(process), lambda count: count == number, seconds=30)
+        wait_until(lambda: _finished(process), lambda count: count == number, seconds=30)
         assert node.metric("pointsman_config_reloads_total", result="restarted") == number
 
     with node.backend():
@@ -88,7 +79,7 @@ def test_restarts_inside_the_process_leave_nothing_open(node: NodeSpace, process
         for number in (1, 2):
             restart(number)
         before = _at_rest(process)
-        with Traffic(node, ("10.96.0.10", 80)) as traffic:
+        with node.traffic(("10.96.0.10", 80)) as traffic:
             for number in range(3, 3 + RESTARTS):
                 restart(number)
         assert traffic.failures == []
@@ -139,7 +130,7 @@ async def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.Monke
                 "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-01T00:00:00Z"}
             }
             world.source.put(factory.endpoint_slice(f"10.244.1.{number}", metadata=trigger))
-            await until(partial(_serves, world, number))
+            await async_wait_until(partial(_serves, world, number))
             assert world.proxy.health.livez().status == 200
             assert world.proxy.health.healthz().status == 200
         for line in world.metrics.exposition().decode().splitlines():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,17 +13,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import factory
-from tests.process.api_thread import ApiThread
-from tests.process.assembled import Assembly, assembled
-from tests.process.node_space import (
-    NodeProcess,
-    NodeSpace,
-    eventually,
-    needs_root,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.api_thread import ApiThread
+from tests.harness.assembled import Assembly, assembled
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import LabNode, NodeProcess, needs_root
 
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kube.decode import BadObject, JsonDecoder, Unreadable
@@ -298,7 +290,7 @@ def _impatient(world: Assembly) -> KubeProxyConfiguration:
 @needs_root[1]
 @pytest.mark.parametrize("mode", ["nftables", "iptables"])
 def test_a_kernel_gets_no_say_in_what_a_name_or_annotation_means(
-    node: NodeSpace, process: NodeProcess, api: ApiThread, mode: str
+    node: LabNode, process: NodeProcess, api: ApiThread, mode: str
 ) -> None:
     """The fake API server validates nothing: port names, addresses and annotations arrive as an attacker would like."""
     hostile = []
@@ -337,12 +329,12 @@ def test_a_kernel_gets_no_say_in_what_a_name_or_annotation_means(
     with node.backend():
         process.start(from_api=True)
         process.wait_synced()
-        eventually(lambda: node.connects("10.96.0.10"))
-        eventually(lambda: node.connects("fd00:10:96::10"))
+        node.wait_served("10.96.0.10")
+        node.wait_served("fd00:10:96::10")
         api.load(web_service("later", 20), *web_slices("later"))
-        eventually(lambda: node.connects("10.96.0.20"))
+        node.wait_served("10.96.0.20")
         for number in (0, 1, 3):
-            eventually(partial(node.connects, f"fd00:10:96::{100 + number}"))
+            node.wait_served(f"fd00:10:96::{100 + number}")
     assert process.alive
     assert node.get("/metrics").status == 200
     rules = node.run("iptables-save") if mode == "iptables" else node.run("nft", "list", "ruleset")

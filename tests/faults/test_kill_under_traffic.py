@@ -5,19 +5,11 @@ from __future__ import annotations
 import random
 import signal
 import time
-from functools import partial
 
 import pytest
-from tests.process.node_space import (
-    NodeProcess,
-    NodeSpace,
-    Traffic,
-    eventually,
-    needs_root,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import LabNode, NodeProcess, needs_root
+from tests.harness.waiting import wait_until
 
 pytestmark = needs_root
 
@@ -28,7 +20,7 @@ KILLS = 8
 
 @pytest.mark.parametrize("mode", ["nftables", "iptables"])
 def test_killed_at_random_moments_no_connection_is_lost_and_the_last_state_arrives(
-    node: NodeSpace, process: NodeProcess, mode: str
+    node: LabNode, process: NodeProcess, mode: str
 ) -> None:
     seed = random.randrange(2**32)
     chance = random.Random(seed)
@@ -37,8 +29,8 @@ def test_killed_at_random_moments_no_connection_is_lost_and_the_last_state_arriv
     with node.backend():
         process.start()
         for address, port in FRONTENDS:
-            eventually(partial(node.connects, address, port))
-        with Traffic(node, *FRONTENDS) as traffic:
+            node.wait_served(address, port)
+        with node.traffic(*FRONTENDS) as traffic:
             for number in range(KILLS):
                 others = chance.sample(range(100, 250), chance.randrange(1, 40))
                 extra = [item for n in others for item in (web_service(f"s{n}", n), *web_slices(f"s{n}"))]
@@ -49,14 +41,14 @@ def test_killed_at_random_moments_no_connection_is_lost_and_the_last_state_arriv
             last = web_service("last", 77)
             process.objects(*WEB, last, *web_slices("last"))
             process.wait_synced()
-            eventually(lambda: node.connects("10.96.0.77"))
+            node.wait_served("10.96.0.77")
             traffic.more(20)
         assert traffic.failures == [], f"seed {seed}"
         assert traffic.made > 50
-        eventually(lambda: _foreign(node, mode), lambda found: not found)
+        wait_until(lambda: _foreign(node, mode), lambda found: not found)
 
 
-def _foreign(node: NodeSpace, mode: str) -> list[str]:
+def _foreign(node: LabNode, mode: str) -> list[str]:
     """Services of the past that the kernel still knows."""
     if mode == "nftables":
         listing = node.run("nft", "list", "table", "ip", "kube-proxy")

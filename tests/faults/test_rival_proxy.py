@@ -6,18 +6,9 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from tests.process.node_space import (
-    BACKEND_PORT,
-    NODE_IP,
-    NodeProcess,
-    NodeSpace,
-    Traffic,
-    eventually,
-    needs_root,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.kube_objects import BACKEND_PORT, node_object, web_service, web_slices
+from tests.harness.node import NODE_IP, LabNode, NodeProcess, needs_root
+from tests.harness.waiting import wait_until
 
 pytestmark = needs_root
 
@@ -38,7 +29,7 @@ table ip kube-proxy {{
 class Rival:
     """Does what a second proxy would: whenever the table is not its own, it writes its own."""
 
-    def __init__(self, node: NodeSpace) -> None:
+    def __init__(self, node: LabNode) -> None:
         self.rewrites = 0
         self._node = node
         self._ended = threading.Event()
@@ -61,26 +52,26 @@ class Rival:
                 self.rewrites += 1
 
 
-def _table(node: NodeSpace) -> str:
+def _table(node: LabNode) -> str:
     return node.run("nft", "list", "tables", "ip") and node.run("nft", "list", "table", "ip", "kube-proxy")
 
 
-def _contested(node: NodeSpace) -> float:
+def _contested(node: LabNode) -> float:
     return node.metric("pointsman_degraded", check="IPv4 rules contested")
 
 
-def test_another_proxy_is_backed_off_from_named_and_outlived(node: NodeSpace, process: NodeProcess) -> None:
+def test_another_proxy_is_backed_off_from_named_and_outlived(node: LabNode, process: NodeProcess) -> None:
     process.configure(mode="nftables", nftables={"minSyncPeriod": "50ms", "syncPeriod": "3s"})
     process.objects(web_service(), *web_slices(), node_object())
     with node.backend():
         process.start()
-        eventually(lambda: node.connects("10.96.0.10"))
-        with Traffic(node, ("10.96.0.10", 80)) as traffic:
+        node.wait_served("10.96.0.10")
+        with node.traffic(("10.96.0.10", 80)) as traffic:
             with Rival(node) as rival:
-                eventually(lambda: _contested(node) == 1)
+                wait_until(lambda: _contested(node) == 1)
                 assert "kube-proxy rewrites our rules again and again" in process.log_text
                 before = rival.rewrites
-                eventually(lambda: rival.rewrites, lambda rewrites: rewrites > before)
-            eventually(lambda: "Pointsman" in _table(node))
-            eventually(lambda: _contested(node) == 0)
+                wait_until(lambda: rival.rewrites, lambda rewrites: rewrites > before)
+            wait_until(lambda: "Pointsman" in _table(node))
+            wait_until(lambda: _contested(node) == 0)
         assert traffic.failures == []

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from tests.fake.apiserver import FakeApiServer
-from tests.fake.kube_objects import endpoint_slice, node, service
+from tests.harness.kube_objects import endpoint_slice, node, service
 
 from pointsman.errors import KubeError
 from pointsman.kube.access import Access

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests import factory
-from tests.patience import PATIENCE
+from tests.harness.waiting import TIME_FACTOR
 from tests.unit.cli.live_proxy import live_proxy
 from tests.unit.cli.walkthrough import DOCS, Shell, compare, sessions, settled
 
@@ -56,7 +56,7 @@ class RunningNode:
         )
         with self.namespace.entered(), (self._directory / "log").open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        until = time.monotonic() + 30 * PATIENCE
+        until = time.monotonic() + 30 * TIME_FACTOR
         while main(["verify", "--control-socket", str(self.socket)]) != 0:
             log_text = (self._directory / "log").read_text()
             assert time.monotonic() < until, log_text
@@ -66,7 +66,7 @@ class RunningNode:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(20 * PATIENCE)
+            self._process.wait(20 * TIME_FACTOR)
             self._process = None
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -76,7 +76,7 @@ class RunningNode:
                 [sys.executable, "-m", "pointsman", *arguments],
                 capture_output=True,
                 text=True,
-                timeout=60 * PATIENCE,
+                timeout=60 * TIME_FACTOR,
             )
 
     def diff(self) -> subprocess.CompletedProcess[str]:
@@ -144,7 +144,7 @@ def test_without_privileges_the_diff_and_a_trace_say_so(node: RunningNode) -> No
                 [*UNPRIVILEGED, sys.executable, "-m", "pointsman", name, *arguments],
                 capture_output=True,
                 text=True,
-                timeout=60 * PATIENCE,
+                timeout=60 * TIME_FACTOR,
             )
         assert answer.returncode == 2, answer
         assert f"pointsman {name}:" in answer.stderr

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from tests.patience import PATIENCE
+from tests.harness.waiting import TIME_FACTOR
 
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
@@ -70,7 +70,7 @@ class Node:
     def answering(self, client: socket.socket) -> str:
         """The pod that the client's next packet reaches; empty when none."""
         client.send(b"hello")
-        ready, _, _ = select.select(self.pods.values(), [], [], 0.5 * PATIENCE)
+        ready, _, _ = select.select(self.pods.values(), [], [], 0.5 * TIME_FACTOR)
         if not ready:
             return ""
         ready[0].recv(100)

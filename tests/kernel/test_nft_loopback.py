@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.kernel.nft_kernel import everything, needs_nft, new_namespace, part
-from tests.local_routes import await_local_route
 
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.loopback import LoopbackNodePorts
@@ -39,7 +38,7 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     space.run(["ip", "address", "add", f"{SERVER[chosen]}/{bits}", "dev", "lo", *at_once])
     with space.entered():
         domain = socket.AF_INET if chosen is Family.IPV4 else socket.AF_INET6
-        await_local_route(SERVER[chosen])
+        space.wait_for_address(SERVER[chosen])
         server = socket.create_server((SERVER[chosen], 8080), family=domain)
         thread = threading.Thread(target=_echo, args=(server,))
         thread.start()

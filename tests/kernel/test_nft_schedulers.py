@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from tests.factory import context, endpoint, plan, service_port
+from tests.harness.waiting import TIME_FACTOR
 from tests.kernel.nft_kernel import KEYWORD, everything, needs_nft, new_namespace, part
-from tests.patience import PATIENCE
 
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.nftables.apply import NftablesBackend
@@ -60,7 +60,7 @@ def client(family: Family, number: int) -> str:
     return f"10.70.{number >> 8}.{number & 255}" if family is Family.IPV4 else f"fd70::{number:x}"
 
 
-class World:
+class SchedulerNode:
     """A namespace in which every address of two networks is local, ten servers and a backend."""
 
     def __init__(self, family: Family, *, service_metrics: bool = False) -> None:
@@ -119,7 +119,7 @@ class World:
         self, clients: Sequence[tuple[str, int]], found: dict[tuple[str, int], int], wanted: int
     ) -> None:
         """Until that many are found: the kernel may deliver some of the last ones a moment after they were sent."""
-        until = time.monotonic() + 10 * PATIENCE
+        until = time.monotonic() + 10 * TIME_FACTOR
         found.update(self._received(clients))
         while len(found) < wanted and time.monotonic() < until:
             time.sleep(0.01)
@@ -144,8 +144,8 @@ class World:
 
 
 @pytest.fixture(scope="module", params=list(Family), ids=lambda family: family.value)
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    made = World(request.param)
+def world(request: pytest.FixtureRequest) -> Iterator[SchedulerNode]:
+    made = SchedulerNode(request.param)
     yield made
     made.close()
 
@@ -175,7 +175,7 @@ def chi_squared(counts: Counter[int], weights: Mapping[int, int]) -> float:
     return sum((counts[name] - share) ** 2 / share for name, share in wanted.items())
 
 
-def test_weights_three_to_one(world: World) -> None:
+def test_weights_three_to_one(world: SchedulerNode) -> None:
     weights = {1: 3, 2: 1}
     world.load(udp(world.family), *servers(world.family, weights))
     counts = Counter(world.send(clients(world.family, 2000)).values())
@@ -183,7 +183,7 @@ def test_weights_three_to_one(world: World) -> None:
     assert chi_squared(counts, weights) < CHI_SQUARED[1]
 
 
-def test_many_odd_weights_in_a_bounded_table(world: World) -> None:
+def test_many_odd_weights_in_a_bounded_table(world: SchedulerNode) -> None:
     weights = {number: 37 * number + 100 for number in range(1, 11)}
     made = world.load(udp(world.family), *servers(world.family, weights))
     assert made.balancing is not None
@@ -191,7 +191,7 @@ def test_many_odd_weights_in_a_bounded_table(world: World) -> None:
     assert chi_squared(counts, weights) < CHI_SQUARED[9]
 
 
-def test_weight_0_keeps_its_connections_and_gets_no_new_ones(world: World) -> None:
+def test_weight_0_keeps_its_connections_and_gets_no_new_ones(world: SchedulerNode) -> None:
     port = udp(world.family, Scheduler.WEIGHTED)
     world.load(port, *servers(world.family, {1: 1, 2: 1}))
     known = clients(world.family, 200)
@@ -202,7 +202,7 @@ def test_weight_0_keeps_its_connections_and_gets_no_new_ones(world: World) -> No
     assert set(world.send(clients(world.family, 200)).values()) == {2}
 
 
-def test_affinity_draws_by_weight_and_then_stays(world: World) -> None:
+def test_affinity_draws_by_weight_and_then_stays(world: SchedulerNode) -> None:
     weights = {1: 3, 2: 1}
     port = udp(world.family, affinity_seconds=300)
     world.load(port, *servers(world.family, weights))
@@ -216,7 +216,7 @@ def test_affinity_draws_by_weight_and_then_stays(world: World) -> None:
 
 @pytest.mark.parametrize("affinity", [0, 300])
 def test_a_source_hash_gives_a_client_the_same_endpoint_and_a_fair_share_to_each(
-    world: World, affinity: int
+    world: SchedulerNode, affinity: int
 ) -> None:
     """With session affinity asked for as well, the hash alone decides."""
     port = udp(world.family, Scheduler.SOURCE_HASH, affinity_seconds=affinity)
@@ -227,7 +227,7 @@ def test_a_source_hash_gives_a_client_the_same_endpoint_and_a_fair_share_to_each
     assert min(Counter(first.values()).values()) > 1000 / 10 / 2
 
 
-def test_one_of_ten_endpoints_goes_and_comes_and_moves_few_clients(world: World) -> None:
+def test_one_of_ten_endpoints_goes_and_comes_and_moves_few_clients(world: SchedulerNode) -> None:
     port = udp(world.family, Scheduler.SOURCE_HASH)
     ten = servers(world.family, dict.fromkeys(range(1, 11), 1))
     world.load(port, *ten)
@@ -241,7 +241,7 @@ def test_one_of_ten_endpoints_goes_and_comes_and_moves_few_clients(world: World)
     assert 5 not in without
 
 
-def test_with_the_port_in_the_hash_one_client_reaches_every_endpoint(world: World) -> None:
+def test_with_the_port_in_the_hash_one_client_reaches_every_endpoint(world: SchedulerNode) -> None:
     port = udp(world.family, Scheduler.SOURCE_PORT_HASH)
     world.load(port, *servers(world.family, dict.fromkeys(range(1, 11), 1)))
     address = client(world.family, 1)
@@ -249,7 +249,7 @@ def test_with_the_port_in_the_hash_one_client_reaches_every_endpoint(world: Worl
     assert set(found.values()) == set(range(1, 11))
 
 
-def test_the_share_of_a_newcomer_follows_the_curve_of_its_slow_start(world: World) -> None:
+def test_the_share_of_a_newcomer_follows_the_curve_of_its_slow_start(world: SchedulerNode) -> None:
     port = udp(world.family)
     for second in (0, 15, 30):
         share = compute_warm_up_share(second, 30)
@@ -259,7 +259,7 @@ def test_the_share_of_a_newcomer_follows_the_curve_of_its_slow_start(world: Worl
         assert chi_squared(counts, {1: 100, 2: share}) < CHI_SQUARED[1]
 
 
-def test_a_fresh_replica_catches_up_with_those_that_have_long_lived_connections(world: World) -> None:
+def test_a_fresh_replica_catches_up_with_those_that_have_long_lived_connections(world: SchedulerNode) -> None:
     """Counted from the kernel's table, with connections that are held open; closed ones must not count."""
     family = world.family
     port = service_port(
@@ -298,7 +298,7 @@ def test_a_fresh_replica_catches_up_with_those_that_have_long_lived_connections(
 
 
 def test_weights_of_iptables_mode_are_probabilities(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: SchedulerNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables.lock"))
     weights = {1: 3, 2: 1}
@@ -309,7 +309,7 @@ def test_weights_of_iptables_mode_are_probabilities(
         ),
     )
     made = plan(udp(world.family), *servers(world.family, weights), node_context=node)
-    with contextlib.closing(World(world.family)) as apart:
+    with contextlib.closing(SchedulerNode(world.family)) as apart:
         with apart.namespace.entered():
             runner = Iptables(world.family, SystemCommands())
             backend = IptablesBackend(world.family, runner=runner, sysctls=Sysctls())
@@ -322,7 +322,7 @@ def test_weights_of_iptables_mode_are_probabilities(
 
 @pytest.mark.parametrize("scheduler", [Scheduler.RANDOM, Scheduler.SOURCE_HASH])
 def test_slots_that_somebody_exchanged_are_drift_and_for_a_hash_also_a_difference(
-    world: World, scheduler: Scheduler
+    world: SchedulerNode, scheduler: Scheduler
 ) -> None:
     """Drawn at random, slots may stand in any order; drawn by a hash, they may not."""
     family = world.family
@@ -348,12 +348,12 @@ def test_slots_that_somebody_exchanged_are_drift_and_for_a_hash_also_a_differenc
         assert next(filter(None, looks), None) is not None, "the patrol reads every slot"
 
 
-def test_connections_are_counted_per_endpoint_whatever_the_number_of_its_slots(world: World) -> None:
+def test_connections_are_counted_per_endpoint_whatever_the_number_of_its_slots(world: SchedulerNode) -> None:
     family = world.family
     node = context(family)
     two = servers(family, {1: 3, 2: 1})
     made = plan(udp(family), *two, node_context=node)
-    with contextlib.closing(World(family, service_metrics=True)) as apart:
+    with contextlib.closing(SchedulerNode(family, service_metrics=True)) as apart:
         with apart.namespace.entered():
             apart.backend.sync(everything(node, {made.name: made}))
         sent = Counter(apart.send(clients(family, 300)).values())
@@ -364,7 +364,7 @@ def test_connections_are_counted_per_endpoint_whatever_the_number_of_its_slots(w
     }
 
 
-def test_a_kernel_without_hashes_balances_at_random_and_says_so(world: World) -> None:
+def test_a_kernel_without_hashes_balances_at_random_and_says_so(world: SchedulerNode) -> None:
     node = context(world.family)
     made = plan(
         udp(world.family, Scheduler.SOURCE_HASH), *servers(world.family, {1: 1, 2: 1}), node_context=node
@@ -380,7 +380,7 @@ def test_a_kernel_without_hashes_balances_at_random_and_says_so(world: World) ->
 
 
 def test_hashes_that_were_missing_are_looked_for_again_by_a_full_sync_and_reported_while_asked_for(
-    world: World,
+    world: SchedulerNode,
 ) -> None:
     """A module that was not there yet, say: it must not take a restart of the proxy."""
     node = context(world.family)
@@ -408,7 +408,7 @@ def test_hashes_that_were_missing_are_looked_for_again_by_a_full_sync_and_report
 
 
 def test_a_kernel_that_cannot_say_whether_it_has_hashes_fails_the_sync_and_loses_nothing(
-    world: World,
+    world: SchedulerNode,
 ) -> None:
     def out_of_memory(_socket: NftablesSocket, _traits: FamilyTraits) -> bool:
         raise KernelError("no memory", errno.ENOMEM)
@@ -435,7 +435,7 @@ def test_two_nodes_choose_alike_for_every_client_and_another_seed_chooses_differ
 ) -> None:
     port = udp(family, Scheduler.SOURCE_HASH)
     ten = servers(family, dict.fromkeys(range(1, 11), 1))
-    one, other = World(family), World(family)
+    one, other = SchedulerNode(family), SchedulerNode(family)
     try:
         one.load(port, *ten)
         other.load(port, *reversed(ten))

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from tests.factory import context, endpoint, packed, plan, service_port
 from tests.kernel.nft_kernel import everything, needs_nft, new_namespace, part
-from tests.local_routes import await_local_route
 
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.lab.netns import Namespace
@@ -93,7 +92,7 @@ def namespace(family: Family) -> Iterator[Namespace]:
     space.run(["ip", "route", "add", RANGE[family], "dev", "out", "src", NODE_IP[family]])
     with space.entered():
         for address in (*SERVERS[family], NODE_IP[family]):
-            await_local_route(address)
+            space.wait_for_address(address)
         servers = Servers(SERVERS[family])
         yield space
         servers.close()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import aiohttp
 import pytest
-from tests.e2e import harness
+from tests.harness import lab as harness
 
 from pointsman.config.gates import effective_gates
 from pointsman.lab.netns import Namespace

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import PATIENCE
+from tests.harness.waiting import TIME_FACTOR
 from tests.process.terminal import POINTSMAN, ROOT, terminal
 
 from pointsman.cli.main import main
@@ -73,7 +73,7 @@ class Busy:
                 [*POINTSMAN, *arguments, "-o", "json", *self.live],
                 capture_output=True,
                 text=True,
-                timeout=60 * PATIENCE,
+                timeout=60 * TIME_FACTOR,
             )
         assert done.returncode == 0, done
         return json.loads(done.stdout)
@@ -90,14 +90,14 @@ def _proxy(namespace: Namespace, directory: Path, *flags: str) -> Iterator[Path]
     with namespace.entered(), (directory / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
     try:
-        until = time.monotonic() + 30 * PATIENCE
+        until = time.monotonic() + 30 * TIME_FACTOR
         while main(["verify", "--control-socket", str(control)]) != 0:
             assert time.monotonic() < until, (directory / "log").read_text()
             time.sleep(0.1)
         yield control
     finally:
         process.terminate()
-        process.wait(20 * PATIENCE)
+        process.wait(20 * TIME_FACTOR)
 
 
 @pytest.fixture(scope="module", params=list(MODES))

@@ -29,8 +29,8 @@ from pointsman.kernel.iptables_programs import LEGACY, OVERRIDE
 ROOT: Final = Path(__file__).resolve().parents[2]
 SUITES: Final = ("bookworm", "trixie")
 BOOT_SECONDS: Final = 4 * 3600
-_PATIENCE: Final = "POINTSMAN_TEST_PATIENCE=4"
-"""Deadlines of the tests are that many times as long: see `tests.patience`."""
+_TIME_FACTOR: Final = "POINTSMAN_TEST_TIME_FACTOR=4"
+"""Timeouts of the tests are multiplied by it: see `tests.harness.waiting`."""
 _INSIDE: Final = "POINTSMAN_UML_REPORT=/mnt/reports"
 """The ipvs tests are then run where they are, instead of booting User-mode Linux for themselves."""
 
@@ -130,7 +130,7 @@ def _script(group: str, more: Sequence[str]) -> str:
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--assert=plain", "--timeout=3000"),
         *("-o", "junit_family=xunit2", "--junit-xml=/mnt/junit.xml", *GROUPS[group], *more),
     ]
-    settings = [_PATIENCE]
+    settings = [_TIME_FACTOR]
     if any("uml" in word for word in GROUPS[group]):
         settings += [_INSIDE, f"{OVERRIDE}={LEGACY}"]
     exports = f"export {' '.join(settings)}"

@@ -9,16 +9,10 @@ from typing import NamedTuple
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from tests.process.api_thread import ApiThread
-from tests.process.node_space import (
-    HEALTH_PORT,
-    NodeProcess,
-    NodeSpace,
-    eventually,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.api_thread import ApiThread
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import HEALTH_PORT, LabNode, NodeProcess
+from tests.harness.waiting import wait_until
 
 
 class Exposition(NamedTuple):
@@ -46,7 +40,7 @@ class Exposition(NamedTuple):
         }
 
 
-def exposition(node: NodeSpace) -> Exposition:
+def exposition(node: LabNode) -> Exposition:
     body = node.get("/metrics").body + node.get("/metrics/slis").body
     return Exposition({family.name: family for family in text_string_to_metric_families(body)})
 
@@ -55,7 +49,7 @@ def exposition(node: NodeSpace) -> Exposition:
 def from_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exposition]:
     """nftables mode with an API server and traffic, after changes and questions about health."""
     directory = tmp_path_factory.mktemp("server")
-    node = NodeSpace()
+    node = LabNode()
     process = NodeProcess(node, directory)
     try:
         with ApiThread(node, directory) as api:
@@ -68,13 +62,13 @@ def from_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exposition
                 item["metadata"]["annotations"] = {"endpoints.kubernetes.io/last-change-trigger-time": now}
                 api.call(lambda server, item=item: server.update(item))  # type: ignore[misc]
             with node.backend():
-                eventually(lambda: node.connects("10.96.0.10"))
-                eventually(lambda: node.metric("pointsman_service_connections_total"))
+                node.wait_served("10.96.0.10")
+                wait_until(lambda: node.metric("pointsman_service_connections_total"))
             for path in ("/healthz", "/livez"):
                 node.get(path, HEALTH_PORT)
             node.get("/healthz")
             programmed = "kubeproxy_network_programming_duration_seconds_count"
-            eventually(lambda: len(exposition(node).values(programmed)), lambda families: families == 2)
+            wait_until(lambda: len(exposition(node).values(programmed)), lambda families: families == 2)
             yield exposition(node)
     finally:
         process.stop()
@@ -84,7 +78,7 @@ def from_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exposition
 @pytest.fixture(scope="module")
 def from_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exposition]:
     """iptables mode from manifests, one of which cannot be used, and with settings of the kernel that cannot be made."""
-    node = NodeSpace()
+    node = LabNode()
     process = NodeProcess(node, tmp_path_factory.mktemp("files"))
     try:
         process.configure(mode="iptables")
@@ -92,7 +86,7 @@ def from_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exposition]
         read_only = 'mount -o bind,ro /proc/sys /proc/sys && exec "$@"'
         process.start(wrap=("unshare", "--mount", "sh", "-c", read_only, "sh"))
         process.wait_synced()
-        eventually(lambda: node.metric("pointsman_objects_unusable"), lambda count: count == 1)
+        wait_until(lambda: node.metric("pointsman_objects_unusable"), lambda count: count == 1)
         yield exposition(node)
     finally:
         process.stop()

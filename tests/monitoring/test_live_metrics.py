@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from tests.harness.node import needs_root
 from tests.monitoring.conftest import Exposition
 from tests.monitoring.queries import (
     DOCUMENT,
@@ -14,7 +15,6 @@ from tests.monitoring.queries import (
     rules,
     variables,
 )
-from tests.process.node_space import needs_root
 
 pytestmark = needs_root
 

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.process.api_thread import ApiThread
-from tests.process.node_space import NodeProcess, NodeSpace
+from tests.harness.api_thread import ApiThread
+from tests.harness.node import LabNode, NodeProcess
 
 
 @pytest.fixture
-def node() -> Iterator[NodeSpace]:
-    made = NodeSpace()
+def node() -> Iterator[LabNode]:
+    made = LabNode()
     yield made
     made.close()
 
 
 @pytest.fixture
-def process(node: NodeSpace, tmp_path: Path) -> Iterator[NodeProcess]:
+def process(node: LabNode, tmp_path: Path) -> Iterator[NodeProcess]:
     made = NodeProcess(node, tmp_path)
     made.configure()
     yield made
@@ -26,6 +26,6 @@ def process(node: NodeSpace, tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 @pytest.fixture
-def api(node: NodeSpace, tmp_path: Path) -> Iterator[ApiThread]:
+def api(node: LabNode, tmp_path: Path) -> Iterator[ApiThread]:
     with ApiThread(node, tmp_path) as made:
         yield made

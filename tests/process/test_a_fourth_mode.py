@@ -10,15 +10,9 @@ from pathlib import Path
 
 import pytest
 from tests.fake import toy_mode
-from tests.process.node_space import (
-    NodeProcess,
-    NodeSpace,
-    eventually,
-    needs_root,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import LabNode, NodeProcess, needs_root
+from tests.harness.waiting import wait_until
 
 from pointsman.model.addresses import Family
 
@@ -53,12 +47,12 @@ def toy(kernel: Path, process: NodeProcess) -> Iterator[NodeProcess]:
     process.stop()
 
 
-def ask(node: NodeSpace, *arguments: str) -> subprocess.CompletedProcess[str]:
+def ask(node: LabNode, *arguments: str) -> subprocess.CompletedProcess[str]:
     with node.namespace.entered():
         return subprocess.run((*PROGRAM, *arguments), capture_output=True, text=True, timeout=60)
 
 
-def test_it_serves_repairs_reports_and_takes_over(toy: NodeProcess, node: NodeSpace) -> None:
+def test_it_serves_repairs_reports_and_takes_over(toy: NodeProcess, node: LabNode) -> None:
     assert LINE in toy_mode.held(Family.IPV4).read_text().splitlines()
     assert "fd00:10:96::10" in toy_mode.held(Family.IPV6).read_text()
     assert node.get("/proxyMode").body == "toy"
@@ -67,15 +61,15 @@ def test_it_serves_repairs_reports_and_takes_over(toy: NodeProcess, node: NodeSp
     assert node.metric("pointsman_degraded", check="toy") == 1
     assert node.metric("kubeproxy_sync_full_proxy_rules_duration_seconds_count", ip_family="IPv4") == 1
     toy_mode.held(Family.IPV4).unlink()
-    eventually(toy_mode.held(Family.IPV4).exists)
+    wait_until(toy_mode.held(Family.IPV4).exists)
     assert node.metric("pointsman_drift_repaired_total", ip_family="IPv4") == 1
     toy.objects(web_service(), *web_slices("web", "172.30.0.11", "fd00:30::11"), node_object())
-    eventually(lambda: "172.30.0.11:8080" in toy_mode.held(Family.IPV4).read_text())
+    wait_until(lambda: "172.30.0.11:8080" in toy_mode.held(Family.IPV4).read_text())
 
 
 @pytest.mark.usefixtures("comparing")
 def test_a_line_that_its_look_for_foreign_changes_does_not_see_is_found_by_comparing(
-    process: NodeProcess, node: NodeSpace, kernel: Path
+    process: NodeProcess, node: LabNode, kernel: Path
 ) -> None:
     process.configure(mode=toy_mode.TOY)
     process.objects(web_service(), *web_slices(), node_object())
@@ -83,13 +77,13 @@ def test_a_line_that_its_look_for_foreign_changes_does_not_see_is_found_by_compa
     process.wait_synced()
     whole = toy_mode.held(Family.IPV4).read_text()
     toy_mode.held(Family.IPV4).write_text(f"{whole}a line of somebody else\n")
-    eventually(lambda: toy_mode.held(Family.IPV4).read_text() == whole)
-    eventually(lambda: node.metric("pointsman_drift_repaired_total", ip_family="IPv4") == 1)
+    wait_until(lambda: toy_mode.held(Family.IPV4).read_text() == whole)
+    wait_until(lambda: node.metric("pointsman_drift_repaired_total", ip_family="IPv4") == 1)
     assert node.metric("pointsman_drift_repaired_total", ip_family="IPv6") == 0
     process.stop()
 
 
-def test_verify_and_explain_and_status_know_it(toy: NodeProcess, node: NodeSpace) -> None:
+def test_verify_and_explain_and_status_know_it(toy: NodeProcess, node: LabNode) -> None:
     socket = f"--control-socket={toy.state}/control.sock"
     equal = ask(node, "verify", socket)
     assert (equal.returncode, equal.stderr) == (0, "")
@@ -108,7 +102,7 @@ def test_verify_and_explain_and_status_know_it(toy: NodeProcess, node: NodeSpace
 
 
 def test_it_renders_compares_and_explains_manifests_without_a_proxy(
-    kernel: Path, process: NodeProcess, node: NodeSpace
+    kernel: Path, process: NodeProcess, node: LabNode
 ) -> None:
     process.objects(web_service(), *web_slices(), node_object())
     offline = (f"--manifests={process.manifests}", "--mode=toy", "--family=ipv4")
@@ -120,12 +114,12 @@ def test_it_renders_compares_and_explains_manifests_without_a_proxy(
     assert "toy mode" in ask(node, "explain", "web", *offline).stdout
 
 
-def test_a_switch_of_modes_and_clean_up_remove_its_traces(toy: NodeProcess, node: NodeSpace) -> None:
+def test_a_switch_of_modes_and_clean_up_remove_its_traces(toy: NodeProcess, node: LabNode) -> None:
     toy.stop()
     toy.configure(mode="nftables")
     toy.start(command=PROGRAM)
     toy.wait_synced()
-    eventually(lambda: not any(toy_mode.held(family).exists() for family in Family))
+    wait_until(lambda: not any(toy_mode.held(family).exists() for family in Family))
     toy.stop()
     toy_mode.held(Family.IPV6).write_text("left\n")
     cleaned = ask(node, "cleanup", f"--state-dir={toy.state}")

@@ -10,21 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.process.api_thread import ApiThread
-from tests.process.node_space import (
-    HEALTH_PORT,
-    NODE_IP,
-    NODE_IP6,
-    SECOND_IP,
-    NodeProcess,
-    NodeSpace,
-    Traffic,
-    eventually,
-    needs_root,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.api_thread import ApiThread
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import HEALTH_PORT, NODE_IP, NODE_IP6, SECOND_IP, LabNode, NodeProcess, needs_root
+from tests.harness.waiting import wait_until
 
 pytestmark = needs_root
 
@@ -39,13 +28,13 @@ WEB = web_service(type="NodePort", externalTrafficPolicy="Cluster", ports=[NODE_
 
 
 @pytest.fixture
-def serving(node: NodeSpace, process: NodeProcess, api: ApiThread) -> Iterator[NodeProcess]:
+def serving(node: LabNode, process: NodeProcess, api: ApiThread) -> Iterator[NodeProcess]:
     api.load(WEB, *web_slices(), node_object(), RANGE)
     process.configure(clientConnection={"kubeconfig": str(api.kubeconfig), "qps": 100, "burst": 100})
     with node.backend():
         process.start(from_api=True)
         process.wait_synced()
-        eventually(lambda: node.connects("10.96.0.10"))
+        node.wait_served("10.96.0.10")
         yield process
 
 
@@ -53,28 +42,28 @@ def _updated(api: ApiThread, item: dict[str, Any]) -> None:
     api.call(lambda server: server.update(item))
 
 
-def _tables(node: NodeSpace) -> list[str]:
+def _tables(node: LabNode) -> list[str]:
     return [line for line in node.run("nft", "list", "tables").splitlines() if "kube-proxy" in line]
 
 
 def test_nothing_is_programmed_before_every_kind_was_listed(
-    node: NodeSpace, process: NodeProcess, api: ApiThread
+    node: LabNode, process: NodeProcess, api: ApiThread
 ) -> None:
     api.load(WEB, *web_slices(), node_object(), RANGE)
     api.call(lambda server: server.fail_next(503, path="endpointslices", times=10_000))
     process.configure(clientConnection={"kubeconfig": str(api.kubeconfig)})
     process.start(from_api=True)
-    eventually(lambda: api.call(lambda s: sum("endpointslices" in seen.path for seen in s.requests)) >= 2)
+    wait_until(lambda: api.call(lambda s: sum("endpointslices" in seen.path for seen in s.requests)) >= 2)
     assert node.get("/healthz").status == 200
     assert _tables(node) == []
     with node.backend():
         api.call(lambda server: server._faults.clear())
         process.wait_synced(30)
-        eventually(lambda: node.connects("10.96.0.10"))
+        node.wait_served("10.96.0.10")
 
 
 def test_a_pod_that_finds_no_api_server_says_where_it_looked_and_what_to_do(
-    node: NodeSpace, process: NodeProcess, tmp_path: Path
+    node: LabNode, process: NodeProcess, tmp_path: Path
 ) -> None:
     """A cluster without a proxy: nobody answers at the address of the Service kubernetes."""
     pod = tmp_path / "pod"
@@ -87,7 +76,7 @@ def test_a_pod_that_finds_no_api_server_says_where_it_looked_and_what_to_do(
     control = tmp_path / "control.sock"
     node.run("ip", "neigh", "replace", "10.96.0.1", "lladdr", "02:00:00:00:00:01", "dev", "eth0")
     process.start(f"--control-socket={control}", from_api=True, wrap=("unshare", "--mount", str(pod)))
-    line = eventually(
+    line = wait_until(
         lambda: [one for one in process.log_text.splitlines() if "API server cannot be reached" in one],
         seconds=60,
     )[0]
@@ -106,7 +95,7 @@ def test_a_pod_that_finds_no_api_server_says_where_it_looked_and_what_to_do(
 
 
 def test_a_node_on_its_way_out_fails_healthz_but_not_livez(
-    node: NodeSpace, serving: NodeProcess, api: ApiThread
+    node: LabNode, serving: NodeProcess, api: ApiThread
 ) -> None:
     def health() -> tuple[int, int]:
         return node.get("/healthz", HEALTH_PORT).status, node.get("/livez", HEALTH_PORT).status
@@ -114,30 +103,30 @@ def test_a_node_on_its_way_out_fails_healthz_but_not_livez(
     assert health() == (200, 200)
     taint = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
     _updated(api, node_object(taints=[taint]))
-    eventually(lambda: health() == (503, 200))
+    wait_until(lambda: health() == (503, 200))
     assert json.loads(node.get("/healthz", HEALTH_PORT).body)["nodeEligible"] is False
     _updated(api, node_object())
-    eventually(lambda: health() == (200, 200))
+    wait_until(lambda: health() == (200, 200))
     _updated(api, node_object(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}))
-    eventually(lambda: health() == (503, 200))
+    wait_until(lambda: health() == (503, 200))
     api.call(lambda server: server.delete("Node", "n1"))
-    eventually(lambda: health() == (503, 200))
-    assert not node.trouble("10.96.0.10")
+    wait_until(lambda: health() == (503, 200))
+    node.assert_served("10.96.0.10")
     api.load(node_object())
-    eventually(lambda: health() == (200, 200))
+    wait_until(lambda: health() == (200, 200))
 
 
 def test_a_configuration_that_does_not_fit_the_node_is_turned_down_and_the_old_one_goes_on(
-    node: NodeSpace, serving: NodeProcess, api: ApiThread
+    node: LabNode, serving: NodeProcess, api: ApiThread
 ) -> None:
     connection = {"kubeconfig": str(api.kubeconfig), "qps": 100, "burst": 100}
-    with Traffic(node, ("10.96.0.10", 80)) as traffic:
+    with node.traffic(("10.96.0.10", 80)) as traffic:
         serving.configure(clientConnection=connection, detectLocalMode="NodeCIDR")
-        eventually(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 1)
+        wait_until(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 1)
         assert "the Node n1 has no spec.podCIDRs" in serving.log_text
         _updated(api, node_object(podCIDRs=["10.244.1.0/24"]))
         serving.configure(clientConnection=connection, detectLocalMode="NodeCIDR", bindAddress=NODE_IP6)
-        eventually(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 2)
+        wait_until(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 2)
         assert node.metric("pointsman_config_reloads_total", result="restarted") == 1
         assert (
             "the cluster is IPv6-primary, but the Node's podCIDRs holds only IPv4 ranges" in serving.log_text
@@ -150,22 +139,22 @@ def test_a_configuration_that_does_not_fit_the_node_is_turned_down_and_the_old_o
 
 
 def test_a_new_node_address_takes_effect_without_an_exit(
-    node: NodeSpace, serving: NodeProcess, api: ApiThread
+    node: LabNode, serving: NodeProcess, api: ApiThread
 ) -> None:
-    eventually(lambda: node.connects(NODE_IP, 30080))
-    assert not node.connects(SECOND_IP, 30080)
+    node.wait_served(NODE_IP, 30080)
+    assert node.is_unreachable(SECOND_IP, 30080)
     pid = serving.pid
-    with Traffic(node, ("10.96.0.10", 80)) as traffic:
+    with node.traffic(("10.96.0.10", 80)) as traffic:
         _updated(api, node_object(SECOND_IP, NODE_IP6, zone="zone-b"))
-        eventually(lambda: node.connects(SECOND_IP, 30080))
-        eventually(lambda: not node.connects(NODE_IP, 30080))
+        node.wait_served(SECOND_IP, 30080)
+        node.wait_unreachable(NODE_IP, 30080)
     assert traffic.failures == []
     assert serving.alive
     assert serving.pid == pid
 
 
 def test_a_new_zone_moves_traffic_without_an_exit(
-    node: NodeSpace, serving: NodeProcess, api: ApiThread
+    node: LabNode, serving: NodeProcess, api: ApiThread
 ) -> None:
     def hinted(address: str, zone: str) -> dict[str, Any]:
         return {
@@ -177,47 +166,48 @@ def test_a_new_zone_moves_traffic_without_an_exit(
     slices = web_slices()
     slices[0]["endpoints"] = [hinted(NODE_IP, "zone-a"), hinted("172.30.0.99", "zone-b")]
     _updated(api, slices[0])
-    eventually(lambda: node.metric("pointsman_endpoints", ip_family="IPv4") == 2)
-    assert not any(node.trouble("10.96.0.10") for _ in range(20))
+    wait_until(lambda: node.metric("pointsman_endpoints", ip_family="IPv4") == 2)
+    for _ in range(20):
+        node.assert_served("10.96.0.10")
     _updated(api, node_object(zone="zone-b"))
-    eventually(lambda: node.connects("10.96.0.10", seconds=0.05), lambda works: not works)
+    node.wait_unreachable("10.96.0.10")
     assert serving.alive
 
 
 def test_an_object_that_cannot_be_read_harms_only_itself(
-    node: NodeSpace, serving: NodeProcess, api: ApiThread
+    node: LabNode, serving: NodeProcess, api: ApiThread
 ) -> None:
     bad = web_service("bad", 66, ports="eighty")
     api.load(bad, web_service("good", 20), *web_slices("good"))
-    eventually(lambda: node.connects("10.96.0.20"))
-    eventually(lambda: node.metric("pointsman_objects_skipped_total", kind="Service") >= 1)
+    node.wait_served("10.96.0.20")
+    wait_until(lambda: node.metric("pointsman_objects_skipped_total", kind="Service") >= 1)
     assert "default/bad" in serving.log_text
-    assert not node.trouble("10.96.0.10")
+    node.assert_served("10.96.0.10")
     api.call(lambda server: server.update(web_service("bad", 66)))
     api.load(*web_slices("bad"))
-    eventually(lambda: node.connects("10.96.0.66"))
+    node.wait_served("10.96.0.66")
 
 
 def test_an_api_server_that_goes_away_and_comes_back_costs_no_connection_and_no_change(
-    node: NodeSpace, serving: NodeProcess, api: ApiThread
+    node: LabNode, serving: NodeProcess, api: ApiThread
 ) -> None:
-    with Traffic(node, ("10.96.0.10", 80), ("fd00:10:96::10", 80)) as traffic:
+    with node.traffic(("10.96.0.10", 80), ("fd00:10:96::10", 80)) as traffic:
         api.stop()
         traffic.more(100)
         assert node.get("/livez", HEALTH_PORT).status == 200
         api.load(web_service("later", 20), *web_slices("later"))
         api.start()
-        eventually(lambda: node.connects("10.96.0.20"), seconds=30)
+        node.wait_served("10.96.0.20", seconds=30)
         api.call(lambda server: server.compact())
         api.call(lambda server: server.break_watches(partial=b'{"type":"MODIFIED","object":{"kind":"Serv'))
         api.load(web_service("last", 30), *web_slices("last"))
-        eventually(lambda: node.connects("10.96.0.30"), seconds=30)
+        node.wait_served("10.96.0.30", seconds=30)
         traffic.more(50)
     assert traffic.failures == []
 
 
 def test_health_check_node_ports_come_and_go_with_their_service(
-    node: NodeSpace, serving: NodeProcess, api: ApiThread
+    node: LabNode, serving: NodeProcess, api: ApiThread
 ) -> None:
     def balanced(port: int) -> dict[str, Any]:
         made = web_service(
@@ -227,7 +217,7 @@ def test_health_check_node_ports_come_and_go_with_their_service(
         return made
 
     api.load(balanced(32040), *web_slices("balanced", node="n1"))
-    answer = eventually(lambda: node.get("/", 32040, NODE_IP), lambda found: found.status == 200)
+    answer = wait_until(lambda: node.get("/", 32040, NODE_IP), lambda found: found.status == 200)
     assert json.loads(answer.body) == {
         "service": {"namespace": "default", "name": "balanced"},
         "localEndpoints": 1,
@@ -236,17 +226,17 @@ def test_health_check_node_ports_come_and_go_with_their_service(
     assert answer.headers["X-Load-Balancing-Endpoint-Weight"] == "1"
     for item in web_slices("balanced", node="n2"):
         _updated(api, item)
-    answer = eventually(lambda: node.get("/", 32040, NODE_IP), lambda found: found.status == 503)
+    answer = wait_until(lambda: node.get("/", 32040, NODE_IP), lambda found: found.status == 503)
     assert answer.headers["X-Load-Balancing-Endpoint-Weight"] == "0"
     _updated(api, balanced(32041))
-    eventually(lambda: node.get("/", 32041, NODE_IP).status == 503)
-    eventually(lambda: node.get("/", 32040, NODE_IP).status == 0)
+    wait_until(lambda: node.get("/", 32041, NODE_IP).status == 503)
+    wait_until(lambda: node.get("/", 32040, NODE_IP).status == 0)
     api.call(lambda server: server.delete("Service", "default/balanced"))
-    eventually(lambda: node.get("/", 32041, NODE_IP).status == 0)
+    wait_until(lambda: node.get("/", 32041, NODE_IP).status == 0)
 
 
 def test_under_the_name_kube_proxy_the_mode_is_iptables_and_an_event_warns_of_it(
-    node: NodeSpace, process: NodeProcess, api: ApiThread
+    node: LabNode, process: NodeProcess, api: ApiThread
 ) -> None:
     api.load(WEB, *web_slices(), node_object(), RANGE)
     process.configure(
@@ -256,8 +246,8 @@ def test_under_the_name_kube_proxy_the_mode_is_iptables_and_an_event_warns_of_it
         process.start(program="kube-proxy", from_api=True)
         process.wait_synced()
         assert node.get("/proxyMode").body == "iptables"
-        eventually(lambda: node.connects("10.96.0.10"))
-    eventually(lambda: {event["reason"] for event in api.events()} >= {"Starting", "KubeProxyDefaultMode"})
+        node.wait_served("10.96.0.10")
+    wait_until(lambda: {event["reason"] for event in api.events()} >= {"Starting", "KubeProxyDefaultMode"})
     warning = next(event for event in api.events() if event["reason"] == "KubeProxyDefaultMode")
     assert warning["type"] == "Warning"
     assert warning["regarding"]["kind"] == "Node"

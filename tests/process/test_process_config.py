@@ -10,20 +10,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.process.node_space import (
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import (
     HEALTH_PORT,
     NODE_IP,
     SECOND_IP,
+    LabNode,
     NodeProcess,
-    NodeSpace,
-    Traffic,
     configuration,
-    eventually,
     needs_root,
-    node_object,
-    web_service,
-    web_slices,
 )
+from tests.harness.waiting import wait_until
 
 pytestmark = needs_root
 
@@ -37,53 +34,53 @@ FRONTENDS = (("10.96.0.10", 80), ("fd00:10:96::10", 80), (NODE_IP, 30080))
 
 
 @pytest.fixture
-def serving(node: NodeSpace, process: NodeProcess) -> Iterator[NodeProcess]:
+def serving(node: LabNode, process: NodeProcess) -> Iterator[NodeProcess]:
     process.objects(*OBJECTS)
     with node.backend():
         process.start()
         process.wait_synced()
-        eventually(lambda: node.connects("10.96.0.10"))
+        node.wait_served("10.96.0.10")
         yield process
 
 
-def _configured(node: NodeSpace) -> dict[str, object]:
+def _configured(node: LabNode) -> dict[str, object]:
     body = node.get("/configz").body
     return json.loads(body)["kubeproxy.config.k8s.io"] if body else {}
 
 
 def test_live_fields_apply_without_a_restart_and_a_bad_file_changes_nothing(
-    node: NodeSpace, serving: NodeProcess
+    node: LabNode, serving: NodeProcess
 ) -> None:
     started_at = node.metric("process_start_time_seconds")
-    with Traffic(node, *FRONTENDS[:2]) as traffic:
-        assert not node.connects(SECOND_IP, 30080)
+    with node.traffic(*FRONTENDS[:2]) as traffic:
+        assert node.is_unreachable(SECOND_IP, 30080)
         serving.configure(
             nodePortAddresses=[f"{SECOND_IP}/32"],
             nftables={"minSyncPeriod": "100ms", "syncPeriod": "7s"},
             logging={"verbosity": 3},
         )
-        eventually(lambda: node.connects(SECOND_IP, 30080))
-        assert not node.connects(NODE_IP, 30080, seconds=0.1)
+        node.wait_served(SECOND_IP, 30080)
+        assert node.is_unreachable(NODE_IP, 30080)
         assert _configured(node)["nftables"]["syncPeriod"] == "7s"  # type: ignore[index]
         assert node.metric("pointsman_config_reloads_total", result="applied") == 1
 
         serving.config_file.write_text("mode: [nonsense")
-        eventually(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 1)
+        wait_until(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 1)
         serving.config_file.write_text(configuration(mode="turbo", nodePortAddresses=["everywhere"]))
-        eventually(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 2)
+        wait_until(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 2)
         assert "turbo" in serving.log_text
         assert "everywhere" in serving.log_text
-        assert not node.trouble(SECOND_IP, 30080)
+        node.assert_served(SECOND_IP, port=30080)
         assert _configured(node)["nftables"]["syncPeriod"] == "7s"  # type: ignore[index]
 
         serving.config_file.unlink()
-        eventually(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 3)
+        wait_until(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 3)
         serving.configure(metricsBindAddress="127.0.0.1:11249", healthzBindAddress=f"{NODE_IP}:11256")
-        eventually(lambda: node.get("/healthz", 11256, NODE_IP).status == 200)
-        eventually(lambda: node.get("/metrics", 11249).status == 200)
+        wait_until(lambda: node.get("/healthz", 11256, NODE_IP).status == 200)
+        wait_until(lambda: node.get("/metrics", 11249).status == 200)
         assert node.get("/healthz", HEALTH_PORT).status == 0
         assert node.get("/metrics").status == 0
-        eventually(lambda: node.connects(NODE_IP, 30080))
+        node.wait_served(NODE_IP, 30080)
     assert traffic.failures == []
     assert serving.alive
     assert started_at == float(
@@ -96,7 +93,7 @@ def test_live_fields_apply_without_a_restart_and_a_bad_file_changes_nothing(
 
 
 def test_a_swapped_configmap_switches_the_mode_back_and_forth_without_a_gap(
-    node: NodeSpace, process: NodeProcess, tmp_path: Path
+    node: LabNode, process: NodeProcess, tmp_path: Path
 ) -> None:
     mounted = tmp_path / "mounted"
     _publish(mounted, 0, configuration())
@@ -106,12 +103,12 @@ def test_a_swapped_configmap_switches_the_mode_back_and_forth_without_a_gap(
         process.start(f"--config={mounted / 'config.conf'}")
         process.wait_synced()
         started = time.monotonic()
-        eventually(lambda: node.connects("10.96.0.10"))
-        with Traffic(node, *FRONTENDS) as traffic:
+        node.wait_served("10.96.0.10")
+        with node.traffic(*FRONTENDS) as traffic:
             for step, mode in enumerate(("iptables", "nftables", "iptables"), start=1):
                 _publish(mounted, step, configuration(mode=mode))
-                eventually(lambda: node.get("/proxyMode").body, mode.__eq__)
-                eventually(partial(leftovers, node, mode), lambda found: not found)
+                wait_until(lambda: node.get("/proxyMode").body, mode.__eq__)
+                wait_until(partial(leftovers, node, mode), lambda found: not found)
                 traffic.more(60)
             assert node.metric("pointsman_config_reloads_total", result="restarted") == 3
         status = json.loads(node.get("/status.json").body)
@@ -130,7 +127,7 @@ def _publish(mounted: Path, step: int, text: str) -> None:
     os.replace(mounted / "..data_tmp", mounted / "..data")  # noqa: PTH105
 
 
-def leftovers(node: NodeSpace, mode: str) -> list[str]:
+def leftovers(node: LabNode, mode: str) -> list[str]:
     """What the other mode still has in the kernel."""
     if mode == "iptables":
         return [line for line in node.run("nft", "list", "tables").splitlines() if "kube-proxy" in line]
@@ -143,37 +140,37 @@ def leftovers(node: NodeSpace, mode: str) -> list[str]:
 
 
 def test_a_mode_that_cannot_run_here_is_turned_down_and_the_old_one_goes_on(
-    node: NodeSpace, serving: NodeProcess
+    node: LabNode, serving: NodeProcess
 ) -> None:
     if Path("/proc/net/ip_vs").exists():
         pytest.skip("this kernel can do ipvs")
-    with Traffic(node, *FRONTENDS) as traffic:
+    with node.traffic(*FRONTENDS) as traffic:
         serving.configure(mode="ipvs")
-        eventually(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 1)
-        eventually(lambda: node.get("/proxyMode").body == "nftables")
+        wait_until(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 1)
+        wait_until(lambda: node.get("/proxyMode").body == "nftables")
         serving.wait_synced()
         traffic.more(50)
         serving.objects(web_service("later", 20), *web_slices("later"), *OBJECTS)
-        eventually(lambda: node.connects("10.96.0.20"))
+        node.wait_served("10.96.0.20")
         serving.configure(mode="iptables")
-        eventually(lambda: node.get("/proxyMode").body == "iptables")
-        eventually(lambda: leftovers(node, "iptables"), lambda found: not found)
+        wait_until(lambda: node.get("/proxyMode").body == "iptables")
+        wait_until(lambda: leftovers(node, "iptables"), lambda found: not found)
         traffic.more(50)
     assert traffic.failures == []
 
 
-def test_a_change_made_during_a_restart_is_not_missed(node: NodeSpace, serving: NodeProcess) -> None:
+def test_a_change_made_during_a_restart_is_not_missed(node: LabNode, serving: NodeProcess) -> None:
     for mode in ("iptables", "nftables"):
         serving.configure(mode=mode)
         restarts = serving.log_text.count("Restarting the proxy")
-        eventually(lambda: serving.log_text.count("Restarting the proxy"), restarts.__lt__)
+        wait_until(lambda: serving.log_text.count("Restarting the proxy"), restarts.__lt__)
         serving.configure(mode=mode, nodePortAddresses=[f"{SECOND_IP}/32"])
-        eventually(lambda: _configured(node).get("nodePortAddresses") == [f"{SECOND_IP}/32"])
+        wait_until(lambda: _configured(node).get("nodePortAddresses") == [f"{SECOND_IP}/32"])
         serving.configure(mode=mode)
-        eventually(lambda: _configured(node).get("nodePortAddresses") in ([], None, ["primary"]))
+        wait_until(lambda: _configured(node).get("nodePortAddresses") in ([], None, ["primary"]))
 
 
-def test_all_alpha_switches_on_the_node_ports_on_loopback(node: NodeSpace, process: NodeProcess) -> None:
+def test_all_alpha_switches_on_the_node_ports_on_loopback(node: LabNode, process: NodeProcess) -> None:
     port = {"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080, "nodePort": 30080}
     process.configure(
         featureGates={"AllAlpha": True, "AllBeta": True}, nodePortAddresses=["primary", "localhost"]
@@ -182,6 +179,6 @@ def test_all_alpha_switches_on_the_node_ports_on_loopback(node: NodeSpace, proce
     with node.backend():
         process.start()
         process.wait_synced()
-        eventually(lambda: node.connects("127.0.0.1", 30080))
+        node.wait_served("127.0.0.1", 30080)
         gate = 'kubernetes_feature_enabled{name="KubeProxyNFTablesLocalhostNodePorts",stage="ALPHA"} 1.0'
         assert gate in node.get("/metrics").body

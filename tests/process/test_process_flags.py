@@ -7,16 +7,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.process.node_space import (
-    HEALTH_PORT,
-    NodeProcess,
-    NodeSpace,
-    eventually,
-    needs_root,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import HEALTH_PORT, LabNode, NodeProcess, needs_root
+from tests.harness.waiting import wait_until
 
 pytestmark = needs_root
 
@@ -57,7 +50,7 @@ def test_everything_wrong_is_listed_and_nothing_is_started(process: NodeProcess)
     assert "hostname-ovverride" in text
 
 
-def test_init_only_sets_the_host_up_and_cleanup_puts_it_back(node: NodeSpace, process: NodeProcess) -> None:
+def test_init_only_sets_the_host_up_and_cleanup_puts_it_back(node: LabNode, process: NodeProcess) -> None:
     timeout = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait"
     before = node.run("cat", timeout)
     process.configure(conntrack={"maxPerCore": 0, "tcpCloseWaitTimeout": "1234s"})
@@ -81,9 +74,7 @@ def test_init_only_sets_the_host_up_and_cleanup_puts_it_back(node: NodeSpace, pr
     assert "nothing to remove" in text
 
 
-def test_without_a_mode_nftables_is_picked_and_the_reason_given(
-    node: NodeSpace, process: NodeProcess
-) -> None:
+def test_without_a_mode_nftables_is_picked_and_the_reason_given(node: LabNode, process: NodeProcess) -> None:
     process.configure(mode=None)
     process.objects(*OBJECTS)
     process.start()
@@ -92,7 +83,7 @@ def test_without_a_mode_nftables_is_picked_and_the_reason_given(
     assert "no mode configured and the kernel can do nftables" in process.log_text
 
 
-def test_a_taken_port_is_tried_again_or_fatal_as_configured(node: NodeSpace, process: NodeProcess) -> None:
+def test_a_taken_port_is_tried_again_or_fatal_as_configured(node: LabNode, process: NodeProcess) -> None:
     with node.namespace.entered():
         squatter = socket.socket()
     squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -108,12 +99,12 @@ def test_a_taken_port_is_tried_again_or_fatal_as_configured(node: NodeSpace, pro
         process.objects(*OBJECTS)
         with node.backend():
             process.start()
-            eventually(lambda: node.connects("10.96.0.10"))
-    eventually(lambda: node.get("/healthz", HEALTH_PORT).status == 200)
+            node.wait_served("10.96.0.10")
+    wait_until(lambda: node.get("/healthz", HEALTH_PORT).status == 200)
 
 
 def test_a_taken_port_in_a_new_configuration_is_fatal_where_that_is_asked_for(
-    node: NodeSpace, process: NodeProcess
+    node: LabNode, process: NodeProcess
 ) -> None:
     with node.namespace.entered():
         squatter = socket.socket()
@@ -128,11 +119,11 @@ def test_a_taken_port_in_a_new_configuration_is_fatal_where_that_is_asked_for(
         assert process.wait_exit() == 1
         assert "11249" in process.log_text
         assert "Traceback" not in process.log_text
-        assert not node.trouble("10.96.0.10")
+        node.assert_served("10.96.0.10")
 
 
 def test_a_read_only_proc_sys_degrades_until_nothing_is_asked_of_it_and_is_not_fatal(
-    node: NodeSpace, process: NodeProcess, tmp_path: Path
+    node: LabNode, process: NodeProcess, tmp_path: Path
 ) -> None:
     if not shutil.which("unshare"):
         pytest.skip("needs unshare from util-linux")
@@ -146,15 +137,15 @@ def test_a_read_only_proc_sys_degrades_until_nothing_is_asked_of_it_and_is_not_f
     with node.backend():
         process.start(wrap=("unshare", "--mount", str(read_only)))
         process.wait_synced()
-        eventually(lambda: node.connects("10.96.0.10"))
+        node.wait_served("10.96.0.10")
         conntrack, localnet = "sysctl nf_conntrack_tcp_timeout_close_wait", "sysctl route_localnet"
         for check in (conntrack, localnet):
             assert node.metric("pointsman_degraded", check=check) == 1
         process.configure(mode="iptables", conntrack=NOTHING_OF_CONNTRACK, oomScoreAdj=0)
-        eventually(lambda: node.metric("pointsman_degraded", check=conntrack) == 0)
+        wait_until(lambda: node.metric("pointsman_degraded", check=conntrack) == 0)
         assert node.metric("pointsman_degraded", check=localnet) == 1
         process.configure(mode="nftables", conntrack=NOTHING_OF_CONNTRACK, oomScoreAdj=0)
-        eventually(lambda: node.get("/proxyMode").body == "nftables")
+        wait_until(lambda: node.get("/proxyMode").body == "nftables")
         process.wait_synced()
         assert node.metric("pointsman_degraded", check=localnet) == 0
         assert process.stop() == 0
@@ -164,7 +155,7 @@ def test_a_read_only_proc_sys_degrades_until_nothing_is_asked_of_it_and_is_not_f
 
 
 def test_a_full_disk_for_the_state_directory_keeps_the_proxy_working(
-    node: NodeSpace, process: NodeProcess, tmp_path: Path
+    node: LabNode, process: NodeProcess, tmp_path: Path
 ) -> None:
     full = tmp_path / "full-disk"
     full.write_text(
@@ -177,9 +168,9 @@ def test_a_full_disk_for_the_state_directory_keeps_the_proxy_working(
     with node.backend():
         process.start(wrap=("unshare", "--mount", str(full)))
         process.wait_synced()
-        eventually(lambda: node.connects("10.96.0.10"))
+        node.wait_served("10.96.0.10")
         process.objects(web_service("later", 20), *web_slices("later"), *OBJECTS)
-        eventually(lambda: node.connects("10.96.0.20"))
+        node.wait_served("10.96.0.20")
         assert process.stop() == 0
     assert "No space left" in process.log_text
     assert "Traceback" not in process.log_text
@@ -190,7 +181,7 @@ WITHOUT_NET_ADMIN = ("setpriv", "--inh-caps=-net_admin", "--bounding-set=-net_ad
 
 @pytest.mark.parametrize("mode", ["nftables", "iptables", None])
 def test_a_mode_that_cannot_run_here_ends_the_process_with_the_reason(
-    node: NodeSpace, process: NodeProcess, mode: str | None
+    node: LabNode, process: NodeProcess, mode: str | None
 ) -> None:
     process.configure(mode=mode)
     process.objects(*OBJECTS)
@@ -204,7 +195,7 @@ def test_a_mode_that_cannot_run_here_ends_the_process_with_the_reason(
 
 
 def test_init_only_for_a_mode_that_cannot_run_here_says_why_and_changes_nothing(
-    node: NodeSpace, process: NodeProcess
+    node: LabNode, process: NodeProcess
 ) -> None:
     process.configure(conntrack={"maxPerCore": 0, "tcpCloseWaitTimeout": "1234s"})
     process.start("--init-only", wrap=WITHOUT_NET_ADMIN)

@@ -9,17 +9,9 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.process.node_space import (
-    HEALTH_PORT,
-    METRICS_PORT,
-    NodeProcess,
-    NodeSpace,
-    eventually,
-    needs_root,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import HEALTH_PORT, METRICS_PORT, LabNode, NodeProcess, needs_root
+from tests.harness.waiting import wait_until
 
 pytestmark = needs_root
 
@@ -30,7 +22,7 @@ ROUTE_LOCALNET = "/proc/sys/net/ipv4/conf/all/route_localnet"
 
 
 def test_init_only_in_iptables_mode_allows_node_ports_on_loopback(
-    node: NodeSpace, process: NodeProcess
+    node: LabNode, process: NodeProcess
 ) -> None:
     process.configure(mode="iptables", conntrack=NOTHING_OF_CONNTRACK, nodePortAddresses=["198.51.100.0/24"])
     process.start("--init-only")
@@ -43,7 +35,7 @@ def test_init_only_in_iptables_mode_allows_node_ports_on_loopback(
 
 
 def test_init_only_without_privileges_writes_where_the_hosts_settings_are_mounted(
-    node: NodeSpace, process: NodeProcess, tmp_path: Path
+    node: LabNode, process: NodeProcess, tmp_path: Path
 ) -> None:
     """As in the shipped init container: /proc/sys read-only, the host's mounted elsewhere, NET_ADMIN and no more."""
     mounted = tmp_path / "host/proc/sys"
@@ -66,7 +58,7 @@ def test_init_only_without_privileges_writes_where_the_hosts_settings_are_mounte
     assert node.run("cat", SETTING).strip() == "1234"
 
 
-def test_a_start_that_fails_leaves_the_host_as_it_was(node: NodeSpace, process: NodeProcess) -> None:
+def test_a_start_that_fails_leaves_the_host_as_it_was(node: LabNode, process: NodeProcess) -> None:
     before = node.run("cat", SETTING)
     process.configure(conntrack=ONE_SETTING, clientConnection={"kubeconfig": "/nonexistent/kubeconfig"})
     process.start(from_api=True)
@@ -90,7 +82,7 @@ def test_a_start_that_fails_leaves_the_host_as_it_was(node: NodeSpace, process: 
 
 
 def test_a_second_instance_names_the_first_and_may_wait_to_take_over(
-    node: NodeSpace, process: NodeProcess, tmp_path: Path
+    node: LabNode, process: NodeProcess, tmp_path: Path
 ) -> None:
     process.objects(web_service(), *web_slices(), node_object())
     process.start()
@@ -102,14 +94,14 @@ def test_a_second_instance_names_the_first_and_may_wait_to_take_over(
     assert f"another instance (pid {process.pid}) serves this node" in second.log_text
     assert node.get("/healthz", HEALTH_PORT).status == 200
     second.start("--wait-for-instance")
-    eventually(lambda: "Waiting for the instance" in second.log_text)
+    wait_until(lambda: "Waiting for the instance" in second.log_text)
     assert second.stop() == 0
     second.log.unlink()
     second.start("--wait-for-instance")
     try:
-        eventually(lambda: "Waiting for the instance" in second.log_text)
+        wait_until(lambda: "Waiting for the instance" in second.log_text)
         process.stop()
-        eventually(lambda: "Synced" in second.log_text)
+        wait_until(lambda: "Synced" in second.log_text)
         assert node.get("/healthz", HEALTH_PORT).status == 200
     finally:
         second.stop()
@@ -128,7 +120,7 @@ class KubeProxyPorts(http.server.BaseHTTPRequestHandler):
 
 
 def test_a_running_kube_proxy_is_named_in_one_sentence_and_what_it_left_goes_with_it(
-    node: NodeSpace, process: NodeProcess, tmp_path: Path
+    node: LabNode, process: NodeProcess, tmp_path: Path
 ) -> None:
     process.objects(web_service(), *web_slices(), node_object())
     control = tmp_path / "control.sock"
@@ -144,19 +136,19 @@ def test_a_running_kube_proxy_is_named_in_one_sentence_and_what_it_left_goes_wit
     try:
         node.run("iptables", "-t", "nat", "-N", "KUBE-SERVICES")
         process.start(f"--control-socket={control}")
-        eventually(lambda: sentence in process.log_text, seconds=60)
-        eventually(lambda: process.log_text.count("Synced") >= 2)
+        wait_until(lambda: sentence in process.log_text, seconds=60)
+        wait_until(lambda: process.log_text.count("Synced") >= 2)
         told = _status(control)
         assert next(line for line in told.splitlines() if "another proxy" in line).startswith("! degraded")
         assert sentence in told
-        eventually(lambda: "KUBE-SERVICES" not in node.run("iptables-save"), seconds=60)
+        wait_until(lambda: "KUBE-SERVICES" not in node.run("iptables-save"), seconds=60)
         node.run("iptables", "-t", "nat", "-N", "KUBE-SERVICES")  # written again by the one that still runs
     finally:
         health.close()
         metrics.shutdown()
         metrics.server_close()
         serving.join()
-    eventually(lambda: "KUBE-SERVICES" not in node.run("iptables-save"), seconds=60)
+    wait_until(lambda: "KUBE-SERVICES" not in node.run("iptables-save"), seconds=60)
     assert process.log_text.count("Cannot listen") == 2
     assert "another proxy" not in _status(control)
 

@@ -7,21 +7,14 @@ import os
 from typing import Any
 
 import pytest
-from tests.process.node_space import (
-    NodeProcess,
-    NodeSpace,
-    eventually,
-    needs_root,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import LabNode, NodeProcess, needs_root
 
 pytestmark = needs_root
 
 
 def test_pipes_and_gigabytes_among_the_manifests_stop_neither_updates_nor_sigterm(
-    node: NodeSpace, process: NodeProcess
+    node: LabNode, process: NodeProcess
 ) -> None:
     process.configure()
     process.objects(web_service(), *web_slices(), node_object())
@@ -35,7 +28,7 @@ def test_pipes_and_gigabytes_among_the_manifests_stop_neither_updates_nor_sigter
     with node.backend():
         process.start()
         process.wait_synced()
-        assert not node.trouble("10.96.0.10")
+        node.assert_served("10.96.0.10")
         (status,) = json.loads(node.get("/status.json").body)["watches"]
         assert status["badObjects"] == 3
         told = {entry["place"]: entry["message"] for entry in status["rejected"]}
@@ -46,14 +39,14 @@ def test_pipes_and_gigabytes_among_the_manifests_stop_neither_updates_nor_sigter
         assert "10.96.0.300" in explained
         later = {"kind": "List", "items": [web_service("later", 20), *web_slices("later")]}
         (manifests / "later.json").write_text(json.dumps(later), encoding="utf-8")
-        eventually(lambda: node.connects("10.96.0.20"))
+        node.wait_served("10.96.0.20")
         assert process.resident_kilobytes() < 300_000
         assert process.stop() == 0
 
 
 @pytest.mark.parametrize("mode", ["nftables", "iptables"])
 def test_a_load_balancer_address_with_unreadable_source_ranges_answers_nobody(
-    node: NodeSpace, process: NodeProcess, mode: str
+    node: LabNode, process: NodeProcess, mode: str
 ) -> None:
     def balanced(source_range: str) -> dict[str, Any]:
         item = web_service(type="LoadBalancer", loadBalancerSourceRanges=[source_range])
@@ -64,10 +57,10 @@ def test_a_load_balancer_address_with_unreadable_source_ranges_answers_nobody(
     with node.backend():
         process.start()
         process.wait_synced()
-        eventually(lambda: node.connects("203.0.113.7"))
+        node.wait_served("203.0.113.7")
         process.objects(balanced("10.0.0.0/33"), *web_slices(), node_object())
-        eventually(lambda: not node.connects("203.0.113.7"))
-        assert not node.trouble("10.96.0.10")
+        node.wait_unreachable("203.0.113.7")
+        node.assert_served("10.96.0.10")
         process.objects(balanced("0.0.0.0/0"), *web_slices(), node_object())
-        eventually(lambda: node.connects("203.0.113.7"))
+        node.wait_served("203.0.113.7")
         assert process.stop() == 0

@@ -9,8 +9,9 @@ import sys
 import tarfile
 from pathlib import Path
 
-from tests.process.api_thread import ApiThread
-from tests.process.node_space import NodeProcess, NodeSpace, needs_root, node_object, web_service, web_slices
+from tests.harness.api_thread import ApiThread
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import LabNode, NodeProcess, needs_root
 
 pytestmark = needs_root
 
@@ -18,7 +19,7 @@ TOKEN = "planted-token-8d1f0a"
 PASSWORD = "planted-password-77c2"
 
 
-def report(node: NodeSpace, *arguments: str) -> subprocess.CompletedProcess[str]:
+def report(node: LabNode, *arguments: str) -> subprocess.CompletedProcess[str]:
     with node.namespace.entered():
         return subprocess.run(
             [sys.executable, "-m", "pointsman", "report", *arguments],
@@ -39,7 +40,7 @@ def contents(path: Path) -> dict[str, str]:
 
 
 def test_the_archive_of_a_running_proxy_is_complete_and_holds_no_credential(
-    node: NodeSpace, process: NodeProcess, api: ApiThread, tmp_path: Path
+    node: LabNode, process: NodeProcess, api: ApiThread, tmp_path: Path
 ) -> None:
     api.load(web_service(), *web_slices(), node_object())
     document = json.loads(api.kubeconfig.read_text())
@@ -79,7 +80,7 @@ def test_the_archive_of_a_running_proxy_is_complete_and_holds_no_credential(
     assert "File exists" in again.stderr
 
 
-def test_without_a_proxy_the_machine_is_still_reported(node: NodeSpace, tmp_path: Path) -> None:
+def test_without_a_proxy_the_machine_is_still_reported(node: LabNode, tmp_path: Path) -> None:
     archive = tmp_path / "report.tar.gz"
     done = report(node, "--no-rules", "--file", str(archive), "--control-socket", str(tmp_path / "none"))
     assert done.returncode == 1, done

@@ -7,23 +7,14 @@ import json
 import re
 import socket
 
-from tests.process.node_space import (
-    BACKEND_PORT,
-    NODE_IP,
-    SECOND_IP,
-    NodeProcess,
-    NodeSpace,
-    eventually,
-    needs_root,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.kube_objects import BACKEND_PORT, node_object, web_service, web_slices
+from tests.harness.node import NODE_IP, SECOND_IP, LabNode, NodeProcess, needs_root
+from tests.harness.waiting import wait_until
 
 pytestmark = needs_root
 
 
-def balancing(node: NodeSpace, service: str) -> str:
+def balancing(node: LabNode, service: str) -> str:
     (port,) = [
         port
         for port in json.loads(node.get(f"/explain.json?target=default/{service}").body)["ports"]
@@ -32,12 +23,12 @@ def balancing(node: NodeSpace, service: str) -> str:
     return str(port["balancing"])
 
 
-def share_of(node: NodeSpace, service: str, address: str) -> float:
+def share_of(node: LabNode, service: str, address: str) -> float:
     found = re.search(rf"{address}:8080 ([0-9.]+)%", balancing(node, service))
     return float(found[1]) if found else 50.0
 
 
-def test_newcomers_grow_and_open_connections_count(node: NodeSpace, process: NodeProcess) -> None:
+def test_newcomers_grow_and_open_connections_count(node: LabNode, process: NodeProcess) -> None:
     process.configure()
     warm, busy = web_service("warm", 10), web_service("busy", 20)
     busy["metadata"]["annotations"] = {"pointsman.dev/scheduler": "least-connections"}
@@ -51,7 +42,7 @@ def test_newcomers_grow_and_open_connections_count(node: NodeSpace, process: Nod
                 held.enter_context(socket.create_connection(("10.96.0.20", 80), timeout=5))
         both = (NODE_IP, SECOND_IP)
         process.objects(warm, *web_slices("warm", *both), busy, *web_slices("busy", *both), node_object())
-        eventually(lambda: share_of(node, "warm", SECOND_IP), lambda share: share < 50)
-        eventually(lambda: balancing(node, "warm"), lambda words: not words)
-        eventually(lambda: share_of(node, "busy", SECOND_IP), lambda share: share > 55)
+        wait_until(lambda: share_of(node, "warm", SECOND_IP), lambda share: share < 50)
+        wait_until(lambda: balancing(node, "warm"), lambda words: not words)
+        wait_until(lambda: share_of(node, "busy", SECOND_IP), lambda share: share > 55)
         assert process.stop() == 0

@@ -5,17 +5,9 @@ from __future__ import annotations
 import json
 import signal
 
-from tests.process.node_space import (
-    HEALTH_PORT,
-    NODE_IP,
-    NodeProcess,
-    NodeSpace,
-    eventually,
-    needs_root,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import HEALTH_PORT, NODE_IP, LabNode, NodeProcess, needs_root
+from tests.harness.waiting import wait_until
 
 pytestmark = needs_root
 
@@ -33,7 +25,7 @@ BALANCED = (
 )
 
 
-def test_every_page_is_served_and_a_stop_leaves_the_rules(node: NodeSpace, process: NodeProcess) -> None:
+def test_every_page_is_served_and_a_stop_leaves_the_rules(node: LabNode, process: NodeProcess) -> None:
     process.configure(enableProfiling=False)
     process.objects(*OBJECTS)
     with node.backend():
@@ -52,53 +44,53 @@ def test_every_page_is_served_and_a_stop_leaves_the_rules(node: NodeSpace, proce
         assert node.get("/debug/pprof/").status == 404
         assert node.metric("kubeproxy_sync_proxy_rules_duration_seconds_count", ip_family="IPv4") >= 1
         assert node.metric("pointsman_service_ports", ip_family="IPv6") == 1
-        assert not node.trouble("10.96.0.10")
-        assert not node.trouble("fd00:10:96::10")
+        node.assert_served("10.96.0.10")
+        node.assert_served("fd00:10:96::10")
         assert process.stop(signal.SIGTERM) == 0
-        assert not node.trouble("10.96.0.10")
-        assert not node.trouble("fd00:10:96::10")
+        node.assert_served("10.96.0.10")
+        node.assert_served("fd00:10:96::10")
 
 
 def test_an_interrupt_while_starting_ends_cleanly(process: NodeProcess) -> None:
     process.objects(*OBJECTS)
     process.start()
-    eventually(lambda: "Starting" in process.log_text)
+    wait_until(lambda: "Starting" in process.log_text)
     assert process.stop(signal.SIGINT) == 0
     assert "Traceback" not in process.log_text
 
 
-def test_sighup_reads_the_configuration_again(node: NodeSpace, process: NodeProcess) -> None:
+def test_sighup_reads_the_configuration_again(node: LabNode, process: NodeProcess) -> None:
     process.objects(*OBJECTS)
     process.start()
     process.wait_synced()
     process.send(signal.SIGHUP)
     process.configure(logging={"verbosity": 4})
     process.send(signal.SIGHUP)
-    eventually(lambda: node.metric("pointsman_config_reloads_total", result="applied") == 1)
+    wait_until(lambda: node.metric("pointsman_config_reloads_total", result="applied") == 1)
     assert process.alive
     assert process.stop() == 0
 
 
 def test_balancers_are_turned_away_before_the_end_while_syncs_go_on(
-    node: NodeSpace, process: NodeProcess
+    node: LabNode, process: NodeProcess
 ) -> None:
     process.configure()
     process.objects(*OBJECTS, *BALANCED)
     with node.backend():
         process.start("--drain-period=1h")
         process.wait_synced()
-        eventually(lambda: node.get("/", HEALTH_CHECK_NODE_PORT, NODE_IP).status == 200)
+        wait_until(lambda: node.get("/", HEALTH_CHECK_NODE_PORT, NODE_IP).status == 200)
         process.send(signal.SIGTERM)
-        eventually(lambda: node.get("/healthz", HEALTH_PORT).status == 503)
+        wait_until(lambda: node.get("/healthz", HEALTH_PORT).status == 503)
         assert json.loads(node.get("/healthz", HEALTH_PORT).body)["leaving"] is True
         assert node.get("/livez", HEALTH_PORT).status == 200
         assert node.get("/", HEALTH_CHECK_NODE_PORT, NODE_IP).status == 503
         process.configure(enableProfiling=True)
-        eventually(lambda: node.metric("pointsman_config_reloads_total", result="restarted") == 1)
+        wait_until(lambda: node.metric("pointsman_config_reloads_total", result="restarted") == 1)
         # While one proxy replaces the other, nobody answers for a moment.
-        eventually(lambda: '"leaving":true' in node.get("/healthz", HEALTH_PORT).body)
+        wait_until(lambda: '"leaving":true' in node.get("/healthz", HEALTH_PORT).body)
         process.objects(node_object(), *BALANCED)
-        eventually(lambda: not node.connects("10.96.0.10"))
+        node.wait_unreachable("10.96.0.10")
         assert process.alive
         process.send(signal.SIGTERM)
         assert process.wait_exit() == 0

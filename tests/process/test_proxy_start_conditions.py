@@ -9,7 +9,8 @@ import socket
 import msgspec
 import pytest
 from tests import factory
-from tests.process.assembled import Assembly, assembled, until
+from tests.harness.assembled import Assembly, assembled
+from tests.harness.waiting import async_wait_until
 
 from pointsman.errors import ConfigError, KernelError
 from pointsman.model.addresses import Family
@@ -36,10 +37,10 @@ async def test_service_ranges_that_cannot_be_listed_are_done_without() -> None:
     async with assembled(service_range_wait=0.2) as world:
         world.source.put(factory.service(), factory.endpoint_slice("10.244.1.1"), ADDRESSED)
         world.source.listed(Service, EndpointSlice, Node)
-        await until(lambda: world.syncs > 0)
+        await async_wait_until(lambda: world.syncs > 0)
         assert len(world.backends[Family.IPV4].programmed) == 1
         world.source.put(ServiceCIDR(Meta(name="kubernetes"), ServiceCIDRSpec(cidrs=["10.96.0.0/16"])))
-        await until(lambda: bool(world.proxy.node.context(Family.IPV4).service_cidrs))
+        await async_wait_until(lambda: bool(world.proxy.node.context(Family.IPV4).service_cidrs))
         await world.settled()
 
 
@@ -53,7 +54,7 @@ async def test_a_missing_node_is_waited_for_and_then_done_without() -> None:
     async with assembled(node_wait=0.1) as world:
         world.source.put(factory.service())
         world.source.listed()
-        await until(lambda: world.syncs > 0)
+        await async_wait_until(lambda: world.syncs > 0)
 
 
 async def test_a_node_that_nobody_could_list_is_not_called_missing(caplog: pytest.LogCaptureFixture) -> None:
@@ -194,7 +195,7 @@ async def test_a_health_check_port_that_is_taken_is_told_as_kube_proxy_tells_it(
             )
             world.source.put(balanced, ADDRESSED)
             world.source.listed()
-            await until(lambda: bool(world.recorder.told))
+            await async_wait_until(lambda: bool(world.recorder.told))
             assert set(world.recorder.told) == {("default/web", "FailedToStartServiceHealthcheck", "Listen")}
 
 
@@ -237,7 +238,7 @@ async def test_addresses_that_cannot_be_read_for_a_moment_do_not_end_the_proxy()
         assert world.proxy.node.context(Family.IPV4) == before
         world.machine.addresses[Family.IPV4] = (b"\x7f\0\0\1", b"\x0a\0\0\5")
         world.machine.changes.put_nowait(None)
-        await until(lambda: b"\x0a\0\0\5" in world.proxy.node.addresses[Family.IPV4])
+        await async_wait_until(lambda: b"\x0a\0\0\5" in world.proxy.node.addresses[Family.IPV4])
 
 
 class Told(SyncListener):
@@ -261,7 +262,7 @@ async def test_a_new_address_of_the_node_is_told_although_no_rule_names_it() -> 
         world.machine.changes.put_nowait(None)
         world.machine.addresses[Family.IPV4] = (b"\x7f\0\0\1", b"\x0a\0\0\5")
         world.machine.changes.put_nowait(None)
-        await until(lambda: bool(told.situations))
+        await async_wait_until(lambda: bool(told.situations))
         assert [one.own_addresses for one in told.situations] == [(b"\x7f\0\0\1", b"\x0a\0\0\5")]
         assert world.syncs == syncs
 
@@ -273,4 +274,4 @@ async def test_a_bug_met_while_looking_for_drift_does_not_end_the_proxy() -> Non
         await world.settled()
         syncs = world.syncs
         world.backends[Family.IPV4].drifts = [ZeroDivisionError("bug")]
-        await until(lambda: world.syncs > syncs)
+        await async_wait_until(lambda: world.syncs > syncs)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.process.node_space import NodeProcess, NodeSpace, needs_root, node_object, web_service, web_slices
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import LabNode, NodeProcess, needs_root
 
 pytestmark = needs_root
 
@@ -14,7 +15,7 @@ KUBE_PROXY_TABLE = Path(__file__).parents[1] / "e2e" / "data" / "kube-proxy-tabl
 
 @pytest.mark.parametrize("counting", [False, True])
 def test_kube_proxys_sets_maps_and_chains_fit_beside_ours(
-    node: NodeSpace, process: NodeProcess, counting: bool
+    node: LabNode, process: NodeProcess, counting: bool
 ) -> None:
     """Maps with counters are of another kind, so the way back leads through a start without --service-metrics."""
     process.objects(web_service(), *web_slices(), node_object())

@@ -7,18 +7,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.process.api_thread import ApiThread
-from tests.process.node_space import (
-    HEALTH_PORT,
-    NodeProcess,
-    NodeSpace,
-    eventually,
-    needs_root,
-    node_object,
-    web_service,
-    web_slices,
-)
-from tests.process.strangers import (
+from tests.harness.api_thread import ApiThread
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import HEALTH_PORT, LabNode, NodeProcess, needs_root
+from tests.harness.remote_clients import (
     BALANCER,
     HEALTH_CHECK_PORT,
     OPEN_TO_ALL,
@@ -29,6 +21,7 @@ from tests.process.strangers import (
     statuses,
     stranger,
 )
+from tests.harness.waiting import wait_until
 
 pytestmark = needs_root
 
@@ -40,13 +33,13 @@ def _many_descriptors() -> Iterator[None]:
 
 
 def test_a_thousand_idle_connections_at_each_port_silence_no_probe(
-    node: NodeSpace, process: NodeProcess
+    node: LabNode, process: NodeProcess
 ) -> None:
     process.configure(**OPEN_TO_ALL)
     process.objects(BALANCER, *web_slices(), node_object())
     process.start()
     process.wait_synced()
-    eventually(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
+    wait_until(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
     with held(node, 1000, *PORTS):
         for _ in range(5):
             assert statuses(node) == {200}
@@ -55,13 +48,13 @@ def test_a_thousand_idle_connections_at_each_port_silence_no_probe(
 
 
 def test_six_hundred_strangers_who_ask_without_a_pause_silence_no_probe(
-    node: NodeSpace, process: NodeProcess
+    node: LabNode, process: NodeProcess
 ) -> None:
     process.configure(**OPEN_TO_ALL)
     process.objects(BALANCER, *web_slices(), node_object())
     process.start()
     process.wait_synced()
-    eventually(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
+    wait_until(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
     with pestering(node, 600, HEALTH_PORT):
         for _ in range(10):
             assert statuses(node) == {200}
@@ -70,7 +63,7 @@ def test_six_hundred_strangers_who_ask_without_a_pause_silence_no_probe(
 
 
 def test_with_few_descriptors_watches_come_back_while_strangers_hold_on(
-    node: NodeSpace, process: NodeProcess, api: ApiThread
+    node: LabNode, process: NodeProcess, api: ApiThread
 ) -> None:
     api.load(BALANCER, *web_slices(), node_object())
     process.configure(
@@ -78,18 +71,18 @@ def test_with_few_descriptors_watches_come_back_while_strangers_hold_on(
     )
     process.start(from_api=True, wrap=("prlimit", "--nofile=200:200"))
     process.wait_synced()
-    eventually(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
+    wait_until(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
     with node.backend(), held(node, 300, *PORTS):
         api.call(lambda server: server.end_watches())
         api.load(web_service("late", 11), *web_slices("late"))
-        eventually(lambda: node.connects("10.96.0.11"), seconds=30)
+        node.wait_served("10.96.0.11", seconds=30)
         assert statuses(node) == {200}
     assert "Traceback" not in process.log_text
     assert "Too many open files" not in process.log_text
 
 
 def test_a_flood_of_malformed_requests_is_counted_and_hardly_logged(
-    node: NodeSpace, process: NodeProcess
+    node: LabNode, process: NodeProcess
 ) -> None:
     process.configure(**OPEN_TO_ALL)
     process.objects(web_service(), *web_slices(), node_object())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.fake import toy_mode
-from tests.process.assembled import until
+from tests.harness.waiting import async_wait_until
 
 from pointsman.app.assembly import Running, assembled
 from pointsman.app.host_preparation import Host
@@ -171,7 +171,7 @@ async def test_a_bug_in_a_running_proxy_leads_to_a_new_one(arguments: list[str])
     assembler = Assembler({0: A_BUG, 1: A_BUG})
     made = _supervisor(arguments, assembler)
     running = asyncio.create_task(made.run())
-    await until(lambda: len(assembler.made) == 3 and assembler.serving)
+    await async_wait_until(lambda: len(assembler.made) == 3 and assembler.serving)
     made.stop()
     assert await running == 0
 
@@ -180,7 +180,7 @@ async def test_a_stop_does_not_wait_for_the_next_attempt(arguments: list[str]) -
     assembler = Assembler({0: A_BUG})
     made = _supervisor(arguments, assembler, first_pause=600.0)
     running = asyncio.create_task(made.run())
-    await until(lambda: len(assembler.made) == 1 and assembler.standing == 0)
+    await async_wait_until(lambda: len(assembler.made) == 1 and assembler.standing == 0)
     made.stop()
     async with asyncio.timeout(5):
         assert await running == 0
@@ -200,11 +200,11 @@ async def test_a_bug_met_in_a_reload_does_not_make_the_proxy_deaf_to_the_next_on
     assembler = Assembler()
     made = Supervisor(_read(flags), read_again, assemble=assembler)
     running = asyncio.create_task(made.run())
-    await until(lambda: bool(assembler.made) and assembler.serving)
+    await async_wait_until(lambda: bool(assembler.made) and assembler.serving)
     config.write("# bug")
-    await until(lambda: bool(failed))
+    await async_wait_until(lambda: bool(failed))
     config.write("nftables: {masqueradeAll: true}")
-    await until(lambda: made.reloads.count == 1)
+    await async_wait_until(lambda: made.reloads.count == 1)
     assert assembler.made[-1].proxy.config.masquerade_all
     made.stop()
     assert await running == 0
@@ -217,9 +217,9 @@ async def test_a_new_configuration_that_fails_before_it_serves_gives_way_to_the_
     assembler = Assembler({1: Faulty(NotSupported("not on this machine"))})
     made = _supervisor(flags, assembler)
     running = asyncio.create_task(made.run())
-    await until(lambda: bool(assembler.made) and assembler.serving)
+    await async_wait_until(lambda: bool(assembler.made) and assembler.serving)
     config.write("enableProfiling: true")
-    await until(lambda: len(assembler.made) == 3 and assembler.serving)
+    await async_wait_until(lambda: len(assembler.made) == 3 and assembler.serving)
     assert [one.proxy.config.enable_profiling for one in assembler.made] == [False, True, False]
     assert made.reloads.report().error == "not on this machine"
     made.stop()
@@ -233,11 +233,11 @@ async def test_the_configuration_that_served_last_comes_back_after_several_that_
     assembler = Assembler({1: waiting, 2: failing})
     made = _supervisor(flags, assembler)
     running = asyncio.create_task(made.run())
-    await until(lambda: bool(assembler.made) and assembler.serving)
+    await async_wait_until(lambda: bool(assembler.made) and assembler.serving)
     config.write("enableProfiling: true")
-    await until(lambda: waiting.runs)
+    await async_wait_until(lambda: waiting.runs)
     config.write("clientConnection: {qps: 7}")
-    await until(lambda: len(assembler.made) == 4 and assembler.serving)
+    await async_wait_until(lambda: len(assembler.made) == 4 and assembler.serving)
     assert assembler.made[-1].proxy.config == assembler.made[0].proxy.config
     made.stop()
     assert await running == 0
@@ -259,7 +259,7 @@ async def test_once_the_new_configuration_served_there_is_no_way_back(
     assembler = Assembler(others)
     made = _supervisor(flags, assembler)
     running = asyncio.create_task(made.run())
-    await until(lambda: bool(assembler.made) and assembler.serving)
+    await async_wait_until(lambda: bool(assembler.made) and assembler.serving)
     config.write("enableProfiling: true")
     with pytest.raises(KernelError, match="the port is taken"):
         await asyncio.wait_for(running, 20)
@@ -271,12 +271,12 @@ async def test_a_live_change_that_cannot_work_here_is_turned_down(
     assembler = Assembler({0: Refusing()})
     made = _supervisor(flags, assembler)
     running = asyncio.create_task(made.run())
-    await until(lambda: assembler.standing == 1)
+    await async_wait_until(lambda: assembler.standing == 1)
     config.write("detectLocalMode: NodeCIDR")
-    await until(lambda: made.reloads.report().error == "no pod range")
+    await async_wait_until(lambda: made.reloads.report().error == "no pod range")
     assert made.reloads.count == 0
     config.write()
-    await until(lambda: made.reloads.report().error == "")
+    await async_wait_until(lambda: made.reloads.report().error == "")
     assert made.reloads.count == 0, "the first configuration is still the one in force"
     made.stop()
     assert await running == 0
@@ -296,19 +296,19 @@ async def test_a_live_change_to_a_taken_port_is_turned_down_and_the_old_ports_st
     assembler = Assembler()
     made = _supervisor(flags, assembler)
     running = asyncio.create_task(made.run())
-    await until(lambda: bool(assembler.made) and assembler.serving)
+    await async_wait_until(lambda: bool(assembler.made) and assembler.serving)
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         moved = {name: _free_port() for name in ports}
         write(**{**moved, field: int(holder.getsockname()[1])})
-        await until(lambda: "Address already in use" in made.reloads.report().error)
+        await async_wait_until(lambda: "Address already in use" in made.reloads.report().error)
     assert not running.done()
     for port in ports.values():
         with socket.create_connection(("127.0.0.1", port)):
             pass
     write(**moved)
-    await until(lambda: made.reloads.count == 1)
+    await async_wait_until(lambda: made.reloads.count == 1)
     for port in moved.values():
         with socket.create_connection(("127.0.0.1", port)):
             pass
@@ -324,9 +324,9 @@ async def test_a_port_may_move_from_one_address_to_all(config: ConfigFile, flags
     assembler = Assembler()
     made = _supervisor(flags, assembler)
     running = asyncio.create_task(made.run())
-    await until(lambda: bool(assembler.made) and assembler.serving)
+    await async_wait_until(lambda: bool(assembler.made) and assembler.serving)
     config.write(config.text.replace(f"127.0.0.1:{port}", f"0.0.0.0:{port}").partition("mode: toy\n")[2])
-    await until(lambda: made.reloads.count == 1)
+    await async_wait_until(lambda: made.reloads.count == 1)
     with socket.create_connection(("127.0.0.2", port)):
         pass
     made.stop()

@@ -10,18 +10,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.process.api_thread import ApiThread
-from tests.process.node_space import (
-    NODE_IP,
-    NodeProcess,
-    NodeSpace,
-    Traffic,
-    eventually,
-    needs_root,
-    node_object,
-    web_service,
-    web_slices,
-)
+from tests.harness.api_thread import ApiThread
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import NODE_IP, LabNode, NodeProcess, needs_root
+from tests.harness.waiting import wait_until
 
 REFERENCE = os.environ.get("KUBE_PROXY_BINARY", "")
 pytestmark = [
@@ -36,7 +28,7 @@ MODES = ("nftables", "iptables")
 
 
 @contextlib.contextmanager
-def kube_proxy(node: NodeSpace, process: NodeProcess) -> Iterator[None]:
+def kube_proxy(node: LabNode, process: NodeProcess) -> Iterator[None]:
     """The reference, with our configuration file, until the block ends; its rules stay."""
     with node.namespace.entered(), (process.directory / "kube-proxy.log").open("ab") as log:
         reference = subprocess.Popen((REFERENCE, f"--config={process.config_file}"), stdout=log, stderr=log)
@@ -50,7 +42,7 @@ def kube_proxy(node: NodeSpace, process: NodeProcess) -> Iterator[None]:
 @pytest.mark.parametrize("ours", MODES)
 @pytest.mark.parametrize("theirs", MODES)
 def test_upgrade_and_rollback_lose_no_connection(
-    node: NodeSpace, process: NodeProcess, api: ApiThread, theirs: str, ours: str
+    node: LabNode, process: NodeProcess, api: ApiThread, theirs: str, ours: str
 ) -> None:
     def configure(mode: str) -> None:
         client = {"kubeconfig": str(api.kubeconfig), "contentType": "application/json"}
@@ -62,37 +54,37 @@ def test_upgrade_and_rollback_lose_no_connection(
         stack.enter_context(node.backend())
         with kube_proxy(node, process):
             for address, port in FRONTENDS:
-                eventually(partial(node.connects, address, port))
-            traffic = stack.enter_context(Traffic(node, *FRONTENDS))
+                node.wait_served(address, port)
+            traffic = stack.enter_context(node.traffic(*FRONTENDS))
             traffic.more(30)
 
         configure(ours)
         process.start(from_api=True)
         process.wait_synced()
         api.load(web_service("during", 20), *web_slices("during"))
-        eventually(lambda: node.connects("10.96.0.20"))
-        eventually(lambda: _traces(node, theirs if theirs != ours else ""), lambda found: not found)
+        node.wait_served("10.96.0.20")
+        wait_until(lambda: _traces(node, theirs if theirs != ours else ""), lambda found: not found)
         traffic.more(60)
 
         # kube-proxy removes the rules of other modes before its first sync: be in its mode before it starts.
         configure(theirs)
-        eventually(lambda: node.get("/proxyMode").body == theirs)
+        wait_until(lambda: node.get("/proxyMode").body == theirs)
         process.wait_synced()
         assert process.stop() == 0
         with kube_proxy(node, process):
             api.load(web_service("after", 30), *web_slices("after"))
-            eventually(lambda: node.connects("10.96.0.30"))
-            eventually(lambda: node.connects("fd00:10:96::30"))
+            node.wait_served("10.96.0.30")
+            node.wait_served("fd00:10:96::30")
             traffic.more(60)
-            assert not node.trouble("10.96.0.20")
+            node.assert_served("10.96.0.20")
             api.call(lambda server: server.delete("Service", "default/during"))
-            eventually(lambda: not node.connects("10.96.0.20"))
+            node.wait_unreachable("10.96.0.20")
             traffic.more(30)
     assert traffic.failures == []
     assert traffic.made > 150
 
 
-def _traces(node: NodeSpace, mode: str) -> list[str]:
+def _traces(node: LabNode, mode: str) -> list[str]:
     """What a mode has left in the kernel."""
     if mode == "nftables":
         return [line for line in node.run("nft", "list", "tables").splitlines() if "kube-proxy" in line]
@@ -103,14 +95,14 @@ def _traces(node: NodeSpace, mode: str) -> list[str]:
 
 
 def test_kube_proxys_own_cleanup_removes_what_pointsman_made(
-    node: NodeSpace, process: NodeProcess, api: ApiThread, tmp_path: Path
+    node: LabNode, process: NodeProcess, api: ApiThread, tmp_path: Path
 ) -> None:
     for mode in MODES:
         process.configure(mode=mode)
         process.objects(WEB, *web_slices(), node_object())
         process.start()
         process.wait_synced()
-        eventually(partial(_traces, node, mode))
+        wait_until(partial(_traces, node, mode))
         process.stop()
         with node.namespace.entered():
             subprocess.run((REFERENCE, "--cleanup"), capture_output=True, check=True)

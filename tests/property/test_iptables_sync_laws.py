@@ -52,7 +52,7 @@ def histories(draw: st.DrawFn) -> list[dict[str, ServicePlan | None]]:
     return [{name: draw(st.none() | plans(name)) for name in sorted(changed)} for changed in rounds]
 
 
-class World:
+class MemoryNode:
     """A backend over tables in memory and the plans given to it."""
 
     def __init__(self, root: Path) -> None:
@@ -83,7 +83,7 @@ class World:
     def wrong(self) -> list[str]:
         """What differs from a fresh node that was given the same plans at once."""
         with tempfile.TemporaryDirectory() as directory:
-            fresh = World(Path(directory))
+            fresh = MemoryNode(Path(directory))
             fresh.plans = dict(self.plans)
             fresh.change({}, full=True)
         return differences(fresh.saved(), self.saved())
@@ -93,7 +93,7 @@ class World:
 @given(histories())
 def test_small_steps_lead_where_one_big_one_leads(history: list[dict[str, ServicePlan | None]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        world = World(Path(directory))
+        world = MemoryNode(Path(directory))
         for changes in history:
             world.change(changes)
         assert world.wrong() == []
@@ -105,7 +105,7 @@ def test_failed_syncs_in_between_lose_nothing(
     history: list[dict[str, ServicePlan | None]], data: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        world = World(Path(directory))
+        world = MemoryNode(Path(directory))
         for changes in history:
             if data.draw(st.booleans(), label="fails"):
                 world.tables.before_restore = lambda text: CommandResult(-9)
@@ -124,7 +124,7 @@ def test_a_refused_service_never_harms_the_others(
     history: list[dict[str, ServicePlan | None]], culprit: str
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        world = World(Path(directory))
+        world = MemoryNode(Path(directory))
         world.change({"innocent": plan(service_port("innocent"), endpoint("10.244.9.1"))})
         world.tables.refuses = lambda line: f"default/{culprit}:" in line
         for changes in history:

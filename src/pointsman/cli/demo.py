@@ -14,9 +14,8 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -29,8 +28,8 @@ from pointsman.lab.hosts import HOSTS
 from pointsman.lab.netns import LabUnavailable, Namespace, gain_privileges
 from pointsman.lab.objects import TARGET_PORT, LabService, backends
 from pointsman.lab.picture import MAP, answer_bars, median_milliseconds, path_through_table
-from pointsman.lab.probe import PATIENT_DEADLINE, Kind, Outcome, Probe, connect, run_probes
-from pointsman.lab.proxy import ProxyFailed, ProxyProcess, configuration
+from pointsman.lab.probe import LONG_TIMEOUT_SECONDS, Kind, Outcome, Probe, TrafficGenerator, connect
+from pointsman.lab.proxy import LabProxy, ProxyFailed, configuration
 from pointsman.screen import Screen
 
 CONNECTIONS = 300
@@ -79,7 +78,7 @@ class _Demo:
         self._surprises = 0
         self._synced: dict[str, float] = {}
         self._cluster: Cluster
-        self._proxy: ProxyProcess
+        self._proxy: LabProxy
 
     def run(self, *, keep: bool) -> int:
         began = time.monotonic()
@@ -94,7 +93,7 @@ class _Demo:
             for host in HOSTS:
                 if host.startswith("pod"):
                     self._cluster.serve(host, TARGET_PORT)
-            self._proxy = ProxyProcess(self._cluster, self._directory)
+            self._proxy = LabProxy(self._cluster, self._directory)
             with contextlib.ExitStack() as stack:
                 stack.callback(self._proxy.stop)
                 self._start()
@@ -139,7 +138,7 @@ class _Demo:
         )
         address = STICKY.address("cluster", 4)
         self._title("Session affinity", f"four clients, 30 connections each, to Service cart, {address}:80")
-        for client in ("pod1", "pod3", "client", "stranger"):
+        for client in ("pod1", "pod3", "client", "client2"):
             outcomes = self._ask(Probe(client, address, 80), 30)
             answered = sorted({outcome.by for outcome in outcomes})
             self._expect(len(answered) == 1)
@@ -148,28 +147,28 @@ class _Demo:
     def _changes(self) -> None:
         self._title("A pod dies", "pod2 leaves the manifests while connections keep coming")
         fewer = tuple(_with(service, "pod1", "pod4") for service in (WEB, LOCAL, STICKY))
-        with self._stream() as failed:
+        with self._traffic() as traffic:
             took = self._proxy.apply(fewer)
         self._cluster.servers.stop("pod2")
-        self._changed(took, failed())
+        self._changed(took, traffic)
         self._show(Probe("pod3", WEB.address("cluster", 4), 80), ("pod1", "pod4"), "", also=("pod2",))
         self._title("A pod is added", "pod5 joins on node n2")
         more = (_with(WEB, "pod1", "pod4", "pod5"), *fewer[1:])
-        with self._stream() as failed:
+        with self._traffic() as traffic:
             took = self._proxy.apply(more)
-        self._changed(took, failed())
+        self._changed(took, traffic)
         self._show(Probe("pod3", WEB.address("cluster", 4), 80), ("pod1", "pod4", "pod5"), "")
 
-    def _changed(self, took: float, failed: int) -> None:
+    def _changed(self, took: float, traffic: TrafficGenerator) -> None:
         self._note(
             f"in force {took * 1000:.0f} ms after the file changed, "
             f"200 ms of them to see that it stays quiet{self._sync_times()}"
         )
-        self._note(f"{self._count(failed, 'connection')} failed meanwhile")
+        self._note(f"{self._failed(traffic)} failed meanwhile")
 
     def _crash(self) -> None:
         self._title("kill -9", "the proxy dies and starts again while connections keep coming")
-        with self._stream() as failed:
+        with self._traffic() as traffic:
             self._proxy.stop(signal.SIGKILL)
             self._synced.clear()
             time.sleep(0.2)
@@ -177,8 +176,7 @@ class _Demo:
             self._proxy.start()
             seconds = self._proxy.wait()
         self._note(
-            f"back after {seconds:.2f} s{self._sync_times()}; "
-            f"{self._count(failed(), 'connection')} failed meanwhile"
+            f"back after {seconds:.2f} s{self._sync_times()}; {self._failed(traffic)} failed meanwhile"
         )
 
     def _kernel(self) -> None:
@@ -230,31 +228,15 @@ class _Demo:
 
     def _ask(self, probe: Probe, count: int) -> list[Outcome]:
         """One after the other, so that the times are those of single connections."""
-        return [connect(self._cluster, probe, PATIENT_DEADLINE) for _ in range(count)]
+        return [connect(self._cluster, probe, LONG_TIMEOUT_SECONDS) for _ in range(count)]
 
-    @contextlib.contextmanager
-    def _stream(self) -> Iterator[Callable[[], int]]:
-        """Connections to web without pause until the block ends; the value then tells how many failed."""
-        ended = threading.Event()
-        failures = [0]
-        probe = Probe("pod3", WEB.address("cluster", 4), 80)
+    def _traffic(self) -> TrafficGenerator:
+        """Connections to web, repeated until the block ends."""
+        return TrafficGenerator(self._cluster, [Probe("pod3", WEB.address("cluster", 4), 80)] * 5)
 
-        def connect_on() -> None:
-            while not ended.is_set():
-                outcomes = run_probes(self._cluster, [probe] * 5, PATIENT_DEADLINE)
-                failures[0] += sum(not outcome.smooth for outcome in outcomes)
-
-        def total() -> int:
-            self._expect(failures[0] == 0)
-            return failures[0]
-
-        thread = threading.Thread(target=connect_on, daemon=True)
-        thread.start()
-        try:
-            yield total
-        finally:
-            ended.set()
-            thread.join()
+    def _failed(self, traffic: TrafficGenerator) -> str:
+        self._expect(not traffic.failures)
+        return self._count(len(traffic.failures), "connection")
 
     def _sync_times(self) -> str:
         """Time spent in syncs since this was last asked."""

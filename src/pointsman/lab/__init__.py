@@ -1,8 +1,8 @@
-"""A small cluster of network namespaces inside one process, to see a Service proxy at work with real packets.
+"""A small cluster of network namespaces inside one process, with real packets. For `pointsman demo` and the tests.
 
-`pointsman demo` shows it, the end-to-end tests measure with it. Nothing is named in the file system: a namespace
-lives as long as a file descriptor of this process, so the whole cluster vanishes with the process, however that
-ends.
+Nothing is named in the file system: a namespace lives as long as a file descriptor of this process, so the cluster is
+removed with the process even after SIGKILL. A host is added in hosts.py; cluster.py wires it from there, and the pictures
+in hosts.py and picture.py must show it.
 """
 
 from __future__ import annotations

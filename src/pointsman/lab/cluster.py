@@ -1,36 +1,31 @@
-"""Builds the namespaces, links and routes drawn in hosts.py, and keeps them."""
+"""Cluster: the namespaces, links and routes drawn in hosts.py."""
 
 from __future__ import annotations
 
-import errno
-import socket
-import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Self
 
 from pointsman.lab.echo import EchoServers
 from pointsman.lab.hosts import BRIDGE, GATEWAY, HOSTS, NODES, OUTSIDE, POD_RANGES, Attachment, Host
-from pointsman.lab.netns import LabUnavailable, Namespace
-
-_IPV6_SECONDS = 10.0
+from pointsman.lab.netns import Namespace
 
 _EVERY_HOST = {
-    # Addresses are ours alone: waiting for duplicate detection would only delay the start.
+    # Addresses are unique here: duplicate detection would only delay the start.
     "net/ipv6/conf/all/accept_dad": "0",
     "net/ipv6/conf/default/accept_dad": "0",
     "net/ipv6/conf/all/disable_ipv6": "0",
     "net/ipv6/conf/default/disable_ipv6": "0",
     "net/ipv6/conf/all/accept_ra": "0",
     "net/ipv6/conf/default/accept_ra": "0",
-    # All LAN hosts use n1 as gateway on purpose; it must not tell them of shorter ways.
+    # All LAN hosts use n1 as gateway on purpose; ignore redirects to shorter routes.
     "net/ipv4/conf/all/accept_redirects": "0",
     "net/ipv4/conf/default/accept_redirects": "0",
     "net/ipv6/conf/all/accept_redirects": "0",
     "net/ipv6/conf/default/accept_redirects": "0",
     "net/ipv4/conf/all/rp_filter": "0",
     "net/ipv4/conf/default/rp_filter": "0",
-    # Refusals are what many probes look for: never ration them.
+    # Many probes expect ICMP errors: do not rate-limit them.
     "net/ipv4/icmp_ratelimit": "0",
     "net/ipv6/icmp/ratelimit": "0",
     "net/ipv4/icmp_msgs_per_sec": "1000000",
@@ -47,11 +42,12 @@ _ROUTER = {
 
 
 class Cluster:
-    """Two nodes, six pods and two outside hosts, with an echo server on every pod port asked for."""
+    """The hosts of hosts.py or some of them, with an echo server on every port passed to `serve`."""
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: Collection[str] = HOSTS.keys()) -> None:
+        self._hosts = [host for name, host in HOSTS.items() if name in hosts]
         self._lan = Namespace()
-        self._namespaces = {name: Namespace() for name in HOSTS}
+        self._namespaces = {host.name: Namespace() for host in self._hosts}
         self.servers = EchoServers()
         try:
             self._wire()
@@ -75,13 +71,13 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Stop the servers and let the namespaces go; processes started inside must have been ended before."""
+        """Stop the servers and release the namespaces; stop processes started inside them first."""
         self.servers.close()
         for namespace in (self._lan, *self._namespaces.values()):
             namespace.close()
 
     def serve(self, host: str, *ports: int, name: str = "") -> None:
-        """Answer on TCP and UDP `ports` of `host` with the name and the address the caller is seen with."""
+        """Answer on TCP and UDP `ports` of `host` with its name and the source address of the client."""
         with self._namespaces[host].entered():
             for port in ports:
                 self.servers.listen(name or host, (HOSTS[host].ipv4, HOSTS[host].ipv6), port)
@@ -101,34 +97,20 @@ class Cluster:
             + self._port_commands(Attachment.LAN, "lan0")
             + "route add blackhole 0.0.0.0/0\nroute add blackhole ::/0\n",
         )
-        for node in NODES:
+        for node in filter(self._namespaces.__contains__, NODES):
             self._namespaces[node].run(
                 ("ip", "-batch", "-"),
                 _bridge_commands("cni0", {4: f"{BRIDGE[node][4]}/24", 6: f"{BRIDGE[node][6]}/64"})
                 + self._port_commands(Attachment(node), "cni0"),
             )
-        for host in HOSTS.values():
+        for host in self._hosts:
             self._namespaces[host.name].run(("ip", "-batch", "-"), _host_commands(host))
-        for host in HOSTS.values():
-            self._await_ipv6(host)
-
-    def _await_ipv6(self, host: Host) -> None:
-        """The kernel installs the routes of a new IPv6 address a little later, longer on a busy machine."""
-        until = time.monotonic() + _IPV6_SECONDS
-        while True:
-            with self._namespaces[host.name].entered(), socket.socket(socket.AF_INET6) as sock:
-                # Refused by the host itself: its address is usable.
-                if sock.connect_ex((host.ipv6, 9)) == errno.ECONNREFUSED:
-                    return
-            if time.monotonic() > until:
-                raise LabUnavailable(
-                    f"IPv6 does not come up in the namespace of {host.name}: is it switched off on this machine?"
-                )
-            time.sleep(0.005)
+        for host in self._hosts:
+            self._namespaces[host.name].wait_for_address(host.ipv6)
 
     def _port_commands(self, attachment: Attachment, bridge: str) -> str:
         lines = []
-        for host in HOSTS.values():
+        for host in self._hosts:
             if host.attachment is attachment:
                 peer = self._namespaces[host.name].path
                 lines.append(f"link add {host.name} type veth peer name eth0 netns {peer}")
@@ -165,7 +147,7 @@ def _host_commands(host: Host) -> str:
 
 
 def _routes(host: Host, family: int) -> list[str]:
-    """Routes of one host; every pod has a /32 address so that traffic between pods passes its node."""
+    """Routes of one host. Every pod has a /32 address, so traffic between pods passes through its node."""
     index = 0 if family == 4 else 1
     n1, n2 = HOSTS["n1"].address(family), HOSTS["n2"].address(family)
     if host.name == "n1":
@@ -176,10 +158,10 @@ def _routes(host: Host, family: int) -> list[str]:
             f"default via {GATEWAY[family]}",
         ]
     if host.name == "n2":
-        answers = [HOSTS[name].address(family) for name in OUTSIDE]
+        outside = [HOSTS[name].address(family) for name in OUTSIDE]
         return [
             f"{POD_RANGES['n1'][index]} via {n1}",
-            *(f"{a} via {n1}" for a in answers),
+            *(f"{address} via {n1}" for address in outside),
             f"default via {n1}",
         ]
     if host.attachment is Attachment.LAN:

@@ -1,7 +1,7 @@
-"""Who is in the lab: names, addresses, and how each host is attached. Plain data.
+"""Hosts of the lab: names, addresses, and how each is attached. Plain data.
 
 ```
-  client  stranger  pod6            outside world, and a pod of a third node, on the same LAN
+  client   client2  pod6            external clients, and a pod of a third node, on the same LAN
      |       |       |
   ===+=======+=======+=====+=== lan 172.30.0.0/24, fd00:30::/64 =====
                      |                   |
@@ -11,7 +11,7 @@
                pod1 pod2 pod3          pod4 pod5
 ```
 
-Everybody outside n1 uses n1 as gateway, so service addresses arrive there and answers come back through it.
+All other hosts use n1 as gateway, so packets to service addresses arrive there and replies return through it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Host(msgspec.Struct, frozen=True):
 
 
 GATEWAY = {4: "172.30.0.1", 6: "fd00:30::1"}
-"""On the LAN; swallows what it gets, as an unknown network would."""
+"""On the LAN; drops every packet, as an unknown network would."""
 BRIDGE = {"n1": {4: "10.244.1.1", 6: "fd00:10:244:1::1"}, "n2": {4: "10.244.2.1", 6: "fd00:10:244:2::1"}}
 POD_RANGES = {
     "n1": ("10.244.1.0/24", "fd00:10:244:1::/64"),
@@ -78,8 +78,8 @@ HOSTS = {
         _pod(5, 2, Attachment.NODE2),
         _pod(6, 3, Attachment.LAN),
         Host("client", Attachment.LAN, "172.30.0.100", "fd00:30::100"),
-        Host("stranger", Attachment.LAN, "172.30.0.200", "fd00:30::200"),
+        Host("client2", Attachment.LAN, "172.30.0.200", "fd00:30::200"),
     )
 }
 NODES = ("n1", "n2")
-OUTSIDE = ("client", "stranger", "pod6")
+OUTSIDE = ("client", "client2", "pod6")

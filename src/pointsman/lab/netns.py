@@ -10,7 +10,9 @@ import contextlib
 import ctypes
 import errno
 import os
+import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,12 +20,14 @@ from pointsman.errors import PointsmanError
 
 CLONE_NEWNET = 0x40000000
 CLONE_NEWUSER = 0x10000000
+_DISCARD_PORT = 9
+_ADDRESS_TIMEOUT_SECONDS = 30.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LabUnavailable(PointsmanError):
-    """The process may not make network namespaces; the message says what to do."""
+    """The process may not create network namespaces. The message says what to do."""
 
 
 def _call(name: str, *arguments: int) -> None:
@@ -37,9 +41,9 @@ def _own_namespace() -> int:
 
 
 def gain_privileges() -> str:
-    """Make network namespaces possible: as root at once, otherwise in a user namespace of our own.
+    """Enter a user namespace unless running as root, so that network namespaces can be created.
 
-    Must run before any thread is started. The text says which way was taken.
+    Must run before any thread is started. Returns "root" or "user namespace".
     """
     if os.geteuid() == 0:
         return "root"
@@ -59,7 +63,7 @@ def gain_privileges() -> str:
 
 
 class Namespace:
-    """One network namespace; gone when closed and no process runs in it any more."""
+    """One network namespace. The kernel removes it when it is closed and no process runs in it."""
 
     def __init__(self) -> None:
         home = _own_namespace()
@@ -77,12 +81,12 @@ class Namespace:
 
     @property
     def path(self) -> str:
-        """A path other processes can open, e.g. for `nsenter --net=PATH`."""
+        """A path that other processes can open, as in `nsenter --net=PATH`."""
         return f"/proc/{os.getpid()}/fd/{self.fd}"
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Sockets and processes made by this thread meanwhile belong to the namespace."""
+        """Create the sockets and processes of this thread inside the namespace."""
         home = _own_namespace()
         try:
             _call("setns", self.fd, CLONE_NEWNET)
@@ -94,7 +98,7 @@ class Namespace:
             os.close(home)
 
     def run(self, command: Sequence[str], text: str = "") -> str:
-        """Output of a command run inside; raises with its error text."""
+        """Run a command inside and return its output. Raises PointsmanError with its error text."""
         with self.entered():
             try:
                 done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
@@ -105,11 +109,28 @@ class Namespace:
         return done.stdout
 
     def write_sysctls(self, settings: dict[str, str]) -> None:
-        """Set sysctls inside; ones this kernel does not have are left alone."""
+        """Set sysctls inside, except those that this kernel does not have."""
         with self.entered():
             for name, value in settings.items():
                 with contextlib.suppress(FileNotFoundError):
                     (Path("/proc/sys") / name).write_text(value)
+
+    def wait_for_address(self, address: str) -> None:
+        """Wait until connections to a local address are possible.
+
+        The kernel adds the routes of a new IPv6 address later, up to a second on a busy machine.
+        """
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        deadline = time.monotonic() + _ADDRESS_TIMEOUT_SECONDS
+        while True:
+            with self.entered(), socket.socket(family) as sock:
+                if sock.connect_ex((address, _DISCARD_PORT)) == errno.ECONNREFUSED:
+                    return
+            if time.monotonic() > deadline:
+                raise LabUnavailable(
+                    f"{address} is not reachable in its namespace: is its IP family disabled on this machine?"
+                )
+            time.sleep(0.005)
 
     def close(self) -> None:
         if self.fd >= 0:

@@ -1,4 +1,4 @@
-"""Outcomes as text for a terminal: bars, tallies, a little colour. Pure: lines in, lines out."""
+"""Outcomes as text for a terminal: bars and counts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pointsman.screen import Screen, bar
 _COLOURS = {"pod1": 36, "pod2": 32, "pod3": 34, "pod4": 35, "pod5": 33}
 
 MAP = """\
-   client     stranger              outside the cluster
+   client     client2               outside the cluster
      │           │
   ───┴───────────┴──────┬─────────────────┬───  172.30.0.0/24
                         │                 │

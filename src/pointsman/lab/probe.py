@@ -1,4 +1,4 @@
-"""Connections as a client sees them: many at once, each ending in who answered, a refusal, silence or an error."""
+"""Connections from a client's point of view: answered (by which host), refused, timed out or failed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import itertools
 import selectors
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 import msgspec
 
 from pointsman.lab import sctp
 from pointsman.lab.cluster import Cluster
 
-_WINDOW = 256
-"""Sockets open at once: below the usual limit of 1024 descriptors."""
+_MAX_IN_FLIGHT = 256
+"""Sockets open at the same time, below the usual limit of 1024 descriptors."""
 _ECHO_REPLIES = (0, 129)
 _IP_RECVERR, _IPV6_RECVERR = 11, 25
-DEADLINE = 1.0
-"""Seconds until silence is called silence; everything in the lab answers within milliseconds."""
-PATIENT_DEADLINE = 8.0
-"""For probes that should be answered, so that a busy machine is not taken for a silent one."""
+TIMEOUT_SECONDS = 1.0
+"""For probes that should not be answered. An answer in the lab takes milliseconds."""
+LONG_TIMEOUT_SECONDS = 8.0
+"""For probes that should be answered, so that a busy machine does not look like a dropped packet."""
 
 
 class Kind(enum.Enum):
@@ -34,9 +36,9 @@ class Kind(enum.Enum):
     ANSWERED = "answered"
     REFUSED = "refused"
     """TCP reset or ICMP port unreachable."""
-    SILENT = "silent"
-    FORBIDDEN = "forbidden"
-    """Sending itself failed with EPERM: a local rule dropped it."""
+    TIMED_OUT = "timed out"
+    NOT_PERMITTED = "not permitted"
+    """Sending failed with EPERM: a local rule dropped the packet."""
     UNREACHABLE = "unreachable"
 
 
@@ -48,13 +50,13 @@ class Probe(msgspec.Struct, frozen=True):
     port: int
     protocol: str = "TCP"
     source_port: int = 0
-    """0: any."""
+    """0 for any."""
     source: str = ""
-    """Local address to bind, default is the kernel's choice."""
+    """Local address to bind; the kernel's choice when empty."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of it."""
+    """Result of a probe."""
 
     kind: Kind
     by: str = ""
@@ -62,11 +64,11 @@ class Outcome(msgspec.Struct, frozen=True):
     """The client's address as the server saw it."""
     seconds: float = 0.0
     retransmissions: int = 0
-    """TCP: how often the kernel had to send again. In the lab only lost packets cause that."""
+    """TCP retransmissions. In the lab only lost packets cause them."""
 
     @property
-    def smooth(self) -> bool:
-        """Answered, and no packet was lost on the way."""
+    def lossless(self) -> bool:
+        """Answered without a lost packet."""
         return self.kind is Kind.ANSWERED and not self.retransmissions
 
     def __str__(self) -> str:
@@ -75,29 +77,29 @@ class Outcome(msgspec.Struct, frozen=True):
         )
 
 
-def run_probes(cluster: Cluster, probes: Sequence[Probe], deadline: float = DEADLINE) -> list[Outcome]:
-    """All outcomes, in order; each probe has `deadline` seconds of its own."""
-    return _Race(cluster, deadline).run(probes)
+def run_probes(cluster: Cluster, probes: Sequence[Probe], timeout: float = TIMEOUT_SECONDS) -> list[Outcome]:
+    """Run all probes and return their outcomes in order. The timeout applies to each probe."""
+    return _ProbeRun(cluster, timeout).run(probes)
 
 
-def connect(cluster: Cluster, probe: Probe, deadline: float = DEADLINE) -> Outcome:
-    return run_probes(cluster, [probe], deadline)[0]
+def connect(cluster: Cluster, probe: Probe, timeout: float = TIMEOUT_SECONDS) -> Outcome:
+    return run_probes(cluster, [probe], timeout)[0]
 
 
 class Flow:
-    """A connection (or a UDP socket with its port kept) that stays open between questions."""
+    """A connection, or a UDP socket with a fixed source port, that stays open between requests."""
 
-    def __init__(self, cluster: Cluster, probe: Probe, deadline: float = DEADLINE) -> None:
-        self._deadline = deadline
-        self._sock = _socket(cluster, probe)
-        self._sock.settimeout(deadline)
+    def __init__(self, cluster: Cluster, probe: Probe, timeout: float = TIMEOUT_SECONDS) -> None:
+        self._timeout = timeout
+        self._sock = _open_socket(cluster, probe)
+        self._sock.settimeout(timeout)
         with contextlib.suppress(OSError):
             self._sock.connect((probe.address, probe.port))
             if probe.protocol != "UDP":
                 self._sock.recv(4096)
 
     def ask(self) -> Outcome:
-        """Send something and see who answers."""
+        """Send a request and return who answered."""
         return ask_all([self])[0]
 
     def send(self) -> OSError | None:
@@ -108,10 +110,10 @@ class Flow:
         return None
 
     def receive(self, started: float) -> Outcome:
-        """The answer, waited for until the deadline counted from `started`."""
-        self._sock.settimeout(max(0.001, started + self._deadline - time.monotonic()))
+        """Return the answer, or a timeout counted from `started`."""
+        self._sock.settimeout(max(0.001, started + self._timeout - time.monotonic()))
         try:
-            return _outcome_of(self._sock.recv(4096), started)
+            return _parse_outcome(self._sock.recv(4096), started)
         except OSError as error:
             return _outcome_of_error(error, started)
 
@@ -120,7 +122,7 @@ class Flow:
 
 
 def ask_all(flows: Sequence[Flow]) -> list[Outcome]:
-    """Ask on all flows at once: silence on many costs no more time than on one."""
+    """Send requests on all flows at once, so that many timeouts take no longer than one."""
     started = time.monotonic()
     errors = [flow.send() for flow in flows]
     return [
@@ -129,13 +131,44 @@ def ask_all(flows: Sequence[Flow]) -> list[Outcome]:
     ]
 
 
-def _socket(cluster: Cluster, probe: Probe) -> socket.socket:
+class TrafficGenerator:
+    """Repeats probes on another thread until the block ends, and records those that lost a packet."""
+
+    def __init__(self, cluster: Cluster, probes: Sequence[Probe]) -> None:
+        self._cluster = cluster
+        self._probes = probes
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
+        self.made = 0
+        self.failures: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            outcomes = run_probes(self._cluster, self._probes, LONG_TIMEOUT_SECONDS)
+            self.made += len(outcomes)
+            self.failures += [
+                f"{probe.host} -> {probe.address}:{probe.port} at {time.time():.3f}: {outcome}, "
+                f"{outcome.retransmissions} retransmissions"
+                for probe, outcome in zip(self._probes, outcomes, strict=True)
+                if not outcome.lossless
+            ]
+
+
+def _open_socket(cluster: Cluster, probe: Probe) -> socket.socket:
     family = socket.AF_INET6 if ":" in probe.address else socket.AF_INET
     kind = {"TCP": socket.SOCK_STREAM, "UDP": socket.SOCK_DGRAM}.get(probe.protocol, socket.SOCK_RAW)
     with cluster[probe.host].entered():
         sock = socket.socket(family, kind, _raw_protocol(probe.protocol, family))
     if kind is socket.SOCK_STREAM:
-        # An ICMP error that arrives while connect() still runs is otherwise noticed only with the next SYN.
+        # Without this an ICMP error that arrives during connect() is reported only after the next SYN.
         if family == socket.AF_INET:
             sock.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
         else:
@@ -179,7 +212,7 @@ def _retransmissions(sock: socket.socket) -> int:
     return int(struct.unpack_from("=I", info, 100)[0])
 
 
-def _outcome_of(answer: bytes, started: float) -> Outcome:
+def _parse_outcome(answer: bytes, started: float) -> Outcome:
     name, _, seen = answer.decode(errors="replace").split("\n")[0].partition(" ")
     return Outcome(Kind.ANSWERED, name, seen, time.monotonic() - started)
 
@@ -187,11 +220,11 @@ def _outcome_of(answer: bytes, started: float) -> Outcome:
 def _outcome_of_error(error: OSError, started: float) -> Outcome:
     seconds = time.monotonic() - started
     if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
-        return Outcome(Kind.SILENT, seconds=seconds)
+        return Outcome(Kind.TIMED_OUT, seconds=seconds)
     if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
         return Outcome(Kind.REFUSED, seconds=seconds)
     if error.errno == errno.EPERM:
-        return Outcome(Kind.FORBIDDEN, seconds=seconds)
+        return Outcome(Kind.NOT_PERMITTED, seconds=seconds)
     return Outcome(Kind.UNREACHABLE, seconds=seconds)
 
 
@@ -200,19 +233,18 @@ class _Running(msgspec.Struct):
     sock: socket.socket
     started: float
     source_port: int = 0
-    silence: Kind = Kind.SILENT
-    """What it is called when nothing more comes."""
+    on_timeout: Kind = Kind.TIMED_OUT
 
 
 _sctp_ports = itertools.count(20000)
 
 
-class _Race:
-    """Runs probes with a bounded number of them in flight."""
+class _ProbeRun:
+    """Runs probes with a limited number of them in flight."""
 
-    def __init__(self, cluster: Cluster, deadline: float) -> None:
+    def __init__(self, cluster: Cluster, timeout: float) -> None:
         self._cluster = cluster
-        self._deadline = deadline
+        self._timeout = timeout
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, _Running] = {}
         self._outcomes: dict[int, Outcome] = {}
@@ -221,7 +253,7 @@ class _Race:
         waiting = collections.deque(enumerate(probes))
         try:
             while waiting or self._running:
-                while waiting and len(self._running) < _WINDOW:
+                while waiting and len(self._running) < _MAX_IN_FLIGHT:
                     self._start(*waiting.popleft())
                 self._wait()
         finally:
@@ -232,7 +264,7 @@ class _Race:
 
     def _start(self, index: int, probe: Probe) -> None:
         started = time.monotonic()
-        sock = _socket(self._cluster, probe)
+        sock = _open_socket(self._cluster, probe)
         sock.setblocking(False)
         running = _Running(index, sock, started)
         try:
@@ -251,8 +283,8 @@ class _Race:
         except BlockingIOError:
             pass
         except PermissionError:
-            # A local drop; but a local reject says this too, and its ICMP error follows.
-            running.silence = Kind.FORBIDDEN
+            # A local drop, or a local reject, whose ICMP error follows.
+            running.on_timeout = Kind.NOT_PERMITTED
         except OSError as error:
             sock.close()
             self._outcomes[index] = _outcome_of_error(error, started)
@@ -265,14 +297,14 @@ class _Race:
             return
         oldest = next(iter(self._running.values()))
         now = time.monotonic()
-        for key, _ in self._selector.select(max(0.0, oldest.started + self._deadline - now)):
+        for key, _ in self._selector.select(max(0.0, oldest.started + self._timeout - now)):
             self._read(key.data)
         now = time.monotonic()
         for running in list(self._expired(now)):
-            self._finish(running, Outcome(running.silence, seconds=now - running.started))
+            self._finish(running, Outcome(running.on_timeout, seconds=now - running.started))
 
     def _expired(self, now: float) -> Iterable[_Running]:
-        return itertools.takewhile(lambda r: r.started + self._deadline <= now, self._running.values())
+        return itertools.takewhile(lambda r: r.started + self._timeout <= now, self._running.values())
 
     def _read(self, running: _Running) -> None:
         sock = running.sock
@@ -301,7 +333,7 @@ class _Race:
         elif not received:
             self._finish(running, Outcome(Kind.REFUSED, seconds=time.monotonic() - running.started))
             return
-        outcome = _outcome_of(received, running.started)
+        outcome = _parse_outcome(received, running.started)
         if sock.type is socket.SOCK_STREAM:
             outcome = msgspec.structs.replace(outcome, retransmissions=_retransmissions(sock))
         self._finish(running, outcome)
@@ -311,6 +343,6 @@ class _Race:
         del self._running[running.index]
         self._selector.unregister(running.sock)
         if running.sock.type is socket.SOCK_STREAM:
-            # A reset leaves no TIME_WAIT behind: thousands of probes must not run out of ports.
+            # A reset leaves no TIME_WAIT behind, so thousands of probes do not exhaust the ports.
             running.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         running.sock.close()

@@ -1,18 +1,19 @@
-"""A Service proxy as a process on node n1, fed by manifests, and a way to know that it has caught up.
+"""A Service proxy as a process on node n1 that reads manifests.
 
-Nothing of the proxy is assumed but that it programs the kernel of its namespace: the beacon is a Service whose port
-changes with every write; when connections through the new port are answered, everything written before is in force.
+Nothing is assumed about the proxy except that it programs the kernel of its namespace. The beacon is a Service whose port
+changes with every write: when connections to the new port are answered, everything written before has been applied.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pointsman.config.mode_table import MODES
@@ -25,6 +26,7 @@ from pointsman.lab.probe import Kind, Probe, run_probes
 BEACON_PORT = 8090
 _BEACON_NUMBER = 250
 _BEACON_HOST = "n2"
+_STOP_TIMEOUT_SECONDS = 15.0
 
 Command = Callable[[Path, Path], Sequence[str]]
 """(configuration file, manifest directory) -> command line."""
@@ -42,7 +44,7 @@ def pointsman_command(configuration: Path, manifests: Path) -> Sequence[str]:
 
 
 def configuration(mode: str, **changes: object) -> Manifest:
-    """A KubeProxyConfiguration for n1; `changes` replace top-level fields, None removes one."""
+    """Return a KubeProxyConfiguration for n1. `changes` replace top-level fields or update sections; None removes."""
     made: Manifest = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -63,77 +65,114 @@ def configuration(mode: str, **changes: object) -> Manifest:
 
 
 class ProxyFailed(PointsmanError):
-    """The proxy ended, or did not catch up in time; the message holds the end of its log."""
+    """The proxy exited or did not sync in time. The message holds the end of its log."""
 
 
 class ProxyProcess:
-    """One proxy, its configuration and manifests under `directory`."""
+    """A program in the namespace of n1, with its configuration, manifests and log under `directory`."""
 
-    def __init__(self, cluster: Cluster, directory: Path, command: Command = pointsman_command) -> None:
-        self._cluster = cluster
-        self._directory = directory
-        self._command = command
-        self._process: subprocess.Popen[bytes] | None = None
-        self._generation = 0
+    def __init__(self, cluster: Cluster, directory: Path) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.config_file = directory / "config.yaml"
         self.manifests = directory / "manifests"
         self.manifests.mkdir(parents=True, exist_ok=True)
         self.log = directory / "proxy.log"
-        cluster.serve(_BEACON_HOST, BEACON_PORT, name="beacon")
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:
         return self._process.pid if self._process else 0
 
-    def configure(self, settings: Manifest) -> None:
-        (self._directory / "config.yaml").write_text(json.dumps(settings, indent=1))
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
-    def write(self, services: Iterable[LabService], others: Iterable[Manifest] | None = None) -> None:
-        """Replace all manifests at once; `others` defaults to both nodes and the service range."""
-        self._generation += 1
-        items = [node_manifest("n1"), node_manifest("n2"), service_range_manifest()]
-        if others is not None:
-            items = list(others)
-        for service in (*services, self._beacon()):
-            items += service.manifests()
-        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=1)
-        fresh = self._directory / "cluster.json.new"
+    @property
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def write_objects(self, items: Iterable[Manifest]) -> None:
+        """Replace all manifests atomically."""
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(items)}, indent=1)
+        fresh = self.directory / "cluster.json.new"
         fresh.write_text(text)
         fresh.replace(self.manifests / "cluster.json")
 
-    def start(self) -> None:
+    def start_command(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         guard = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
-        command = (*guard, *self._command(self._directory / "config.yaml", self.manifests))
-        with self._cluster["n1"].entered(), self.log.open("ab") as log:
+        with self.cluster["n1"].entered(), self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                (*guard, *command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
             )
 
+    def send(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """End the process; the kernel keeps what it programmed. Returns the exit status."""
+        """Stop the process and return its exit status. The kernel keeps its rules."""
         if self._process is None:
             return 0
-        self._process.send_signal(number)
+        process, self._process = self._process, None
+        process.send_signal(number)
         try:
-            status = self._process.wait(10)
+            return process.wait(_STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
-        self._process = None
-        return status
+            process.kill()
+            process.wait()
+            raise
+
+    def wait_exit(self, seconds: float = 60.0) -> int:
+        """Wait until the process exits by itself and return its exit status."""
+        return self._process.wait(seconds) if self._process else 0
+
+    def check_alive(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            raise ProxyFailed(f"the proxy exited with status {self._process.returncode}\n{self.log_end()}")
+
+    def log_end(self) -> str:
+        return "\n".join(self.log_text.splitlines()[-25:])
+
+
+class LabProxy(ProxyProcess):
+    """A proxy of a whole lab: serves LabServices, and the beacon tells when it has synced."""
+
+    def __init__(self, cluster: Cluster, directory: Path, command: Command = pointsman_command) -> None:
+        super().__init__(cluster, directory)
+        self._command = command
+        self._generation = 0
+        cluster.serve(_BEACON_HOST, BEACON_PORT, name="beacon")
+
+    def configure(self, settings: Manifest) -> None:
+        self.config_file.write_text(json.dumps(settings, indent=1))
+
+    def start(self) -> None:
+        self.start_command(self._command(self.config_file, self.manifests))
+
+    def write(self, services: Iterable[LabService], others: Iterable[Manifest] | None = None) -> None:
+        """Replace all manifests. `others` defaults to both nodes and the service range."""
+        self._generation += 1
+        if others is None:
+            others = (node_manifest("n1"), node_manifest("n2"), service_range_manifest())
+        self.write_objects(
+            (*others, *(m for service in (*services, self._beacon()) for m in service.manifests()))
+        )
 
     def wait(self, seconds: float = 20.0) -> float:
-        """Block until what was written last is in force, in both families; returns how long that took."""
+        """Wait until everything written is applied in both families, and return how long that took."""
         started = time.monotonic()
         beacon = self._beacon()
         probes = [Probe("pod3", beacon.address("cluster", family), beacon.ports[0]) for family in (4, 6)]
         while probes:
-            if self._process is not None and self._process.poll() is not None:
-                raise ProxyFailed(
-                    f"the proxy ended with status {self._process.returncode}\n{self._log_end()}"
-                )
+            self.check_alive()
             if time.monotonic() - started > seconds:
-                raise ProxyFailed(f"the proxy did not catch up within {seconds:.0f} s\n{self._log_end()}")
-            outcomes = run_probes(self._cluster, probes, deadline=0.2)
+                raise ProxyFailed(f"the proxy did not sync within {seconds:.0f} s\n{self.log_end()}")
+            outcomes = run_probes(self.cluster, probes, timeout=0.2)
             probes = [p for p, o in zip(probes, outcomes, strict=True) if o.kind is not Kind.ANSWERED]
             if probes:
                 time.sleep(0.01)
@@ -151,7 +190,3 @@ class ProxyProcess:
             (Backend(_BEACON_HOST, port=BEACON_PORT),),
             ports=(1000 + self._generation,),
         )
-
-    def _log_end(self) -> str:
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join(lines[-25:])

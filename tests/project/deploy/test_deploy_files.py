@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.process.node_space import shipped_environment
+from tests.harness.node import shipped_environment
 from tests.project.deploy.rendering import DEPLOY, KUSTOMIZATIONS, Rendering, chart, kustomized, needs_helm
 
 from pointsman.config.load import load

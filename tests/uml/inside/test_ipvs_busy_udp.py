@@ -12,8 +12,9 @@ import msgspec
 import pytest
 from tests.e2e.busy_clients import BusyClients
 from tests.e2e.random_service import RandomService, answering
-from tests.e2e.world import settles
-from tests.uml.inside.world import World, lab
+from tests.harness.lab import build_lab
+from tests.harness.waiting import wait_until
+from tests.uml.inside.world import IpvsWorld
 
 from pointsman.app import modes
 from pointsman.backends import mode_named
@@ -59,8 +60,8 @@ def test_no_busy_udp_client_stays_dead_whatever_changes_in_ipvs_mode(
     restarts = random.sample(range(ROUNDS), 2)
     history: list[str] = []
     judged = 0
-    with lab() as cluster:
-        world, cleaners = World(cluster, iptables), Cleaners()
+    with build_lab() as cluster:
+        world, cleaners = IpvsWorld(cluster, iptables), Cleaners()
         places = {
             f"{host} to {to} over IPv{family}": world.probe(host, TARGET, to, family, "UDP")
             for host in ("client", "pod1", "pod3", "n1")
@@ -103,8 +104,8 @@ def test_busy_udp_clients_are_answered_whenever_the_only_local_endpoint_returns_
 ) -> None:
     """The endpoint is also a client of its own, so that its packets must be masqueraded."""
     local = msgspec.structs.replace(service, internal_policy="Local", external_policy="Local")
-    with lab() as cluster:
-        world, cleaners = World(cluster, iptables), Cleaners()
+    with build_lab() as cluster:
+        world, cleaners = IpvsWorld(cluster, iptables), Cleaners()
 
         def apply(*hosts: str) -> None:
             outcomes = world.apply([msgspec.structs.replace(local, backends=backends(*hosts))])
@@ -123,7 +124,7 @@ def test_busy_udp_clients_are_answered_whenever_the_only_local_endpoint_returns_
                 time.sleep(0.5)
                 apply("pod1", "pod4")
                 since = time.monotonic()
-                assert not settles(
+                assert not wait_until(
                     partial(clients.unanswered, list(places), since, frozenset({"pod1"})),
                     lambda dead: not dead,
                     PATIENCE,
@@ -131,7 +132,7 @@ def test_busy_udp_clients_are_answered_whenever_the_only_local_endpoint_returns_
         world.close()
 
 
-def _take_over(world: World, mode: Mode, directory: Path) -> None:
+def _take_over(world: IpvsWorld, mode: Mode, directory: Path) -> None:
     """What a process of another mode does when it starts, and then about flows; in n1."""
     setup = Setup(KubeProxyConfiguration(mode=mode.name))
     cleaners = {family: StaleFlowCleaner(family, Metrics(mode.name)) for family in Family}
@@ -166,8 +167,8 @@ def test_no_busy_udp_client_stays_dead_when_another_mode_takes_over(
     service = msgspec.structs.replace(
         TARGET, type="LoadBalancer", external=True, backends=backends("pod1", "pod4")
     )
-    with lab() as cluster:
-        world = World(cluster, iptables)
+    with build_lab() as cluster:
+        world = IpvsWorld(cluster, iptables)
         world.apply([service])
         places = {
             f"{host} to {to} over IPv{family}": world.probe(host, service, to, family, "UDP")
@@ -179,7 +180,7 @@ def test_no_busy_udp_client_stays_dead_when_another_mode_takes_over(
 
         def dead() -> list[str]:
             since = time.monotonic()
-            return settles(
+            return wait_until(
                 partial(clients.unanswered, list(places), since, frozenset({"pod1", "pod4"})),
                 lambda found: not found,
                 PATIENCE,

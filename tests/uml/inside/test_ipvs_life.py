@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import pytest
-from tests.e2e.world import Stream
 from tests.factory import packed
-from tests.uml.inside.world import World, lab
+from tests.harness.lab import build_lab
+from tests.harness.waiting import wait_until
+from tests.uml.inside.world import IpvsWorld
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import CleanupContext, CleanupStatus, Difference, SyncRequest, Traffic
@@ -33,13 +32,12 @@ from pointsman.kernel.tracked_flows import FlowQuery
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import BRIDGE, HOSTS
 from pointsman.lab.objects import Backend, LabService, backends
-from pointsman.lab.probe import Kind, ask_all
+from pointsman.lab.probe import Kind, TrafficGenerator, ask_all
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
 from pointsman.obs.registry import Metrics
 from pointsman.sync.stale import StaleFlowCleaner
 
-T = TypeVar("T")
 MODULE_LOADER = Path("/proc/sys/kernel/modprobe")
 """The program that the kernel starts for a module it wants."""
 WEB = LabService("web", 1, backends("pod1", "pod2", "pod4"), type="LoadBalancer", external=True)
@@ -49,13 +47,13 @@ DNS = LabService("dns", 3, backends("pod1", "pod4"), protocols=("UDP",))
 
 @pytest.fixture(scope="module")
 def shared_cluster() -> Iterator[Cluster]:
-    with lab() as cluster:
+    with build_lab() as cluster:
         yield cluster
 
 
 @pytest.fixture
-def world(shared_cluster: Cluster, iptables: dict[Family, Iptables]) -> Iterator[World]:
-    world = World(shared_cluster, iptables)
+def world(shared_cluster: Cluster, iptables: dict[Family, Iptables]) -> Iterator[IpvsWorld]:
+    world = IpvsWorld(shared_cluster, iptables)
     yield world
     world.close()
     with shared_cluster["n1"].entered():
@@ -69,14 +67,6 @@ def _no_more_modules() -> Iterator[None]:
     MODULE_LOADER.write_text("\n")
     yield
     MODULE_LOADER.write_text(before)
-
-
-def settles(question: Callable[[], T], wanted: Callable[[T], bool], seconds: float = 25.0) -> T:
-    """Ask until the answer is as wanted or time is up: the kernel ends connections and counts them at its leisure."""
-    until = time.monotonic() + seconds
-    while not wanted(answer := question()) and time.monotonic() < until:
-        time.sleep(0.3)
-    return answer
 
 
 @contextlib.contextmanager
@@ -93,19 +83,19 @@ def _only(service: LabService, *hosts: str) -> LabService:
     return msgspec.structs.replace(service, backends=backends(*hosts))
 
 
-def _weights(world: World, address: str) -> dict[str, str]:
+def _weights(world: IpvsWorld, address: str) -> dict[str, str]:
     """Real server -> weight, as ipvsadm tells."""
     lines = world.in_node("ipvsadm", "-Sn").splitlines()
     return {line.split()[4]: line.split()[-1] for line in lines if line.startswith(f"-a -t {address}:80 ")}
 
 
-def test_round_robin_is_exact(world: World) -> None:
+def test_round_robin_is_exact(world: IpvsWorld) -> None:
     world.apply([WEB])
     shares = Counter(outcome.by for outcome in world.ask("pod3", WEB, count=30))
     assert shares == {"pod1": 10, "pod2": 10, "pod4": 10}
 
 
-def test_ipv6_addresses_are_in_force_when_the_sync_is_done(world: World) -> None:
+def test_ipv6_addresses_are_in_force_when_the_sync_is_done(world: IpvsWorld) -> None:
     """A packet that came before the route of its address would be forwarded, and its flow be untranslated for good."""
     with world.cluster["n1"].entered():
         route = RouteSocket()
@@ -119,7 +109,7 @@ def test_ipv6_addresses_are_in_force_when_the_sync_is_done(world: World) -> None
 
 
 def test_an_ipv6_address_whose_packets_are_led_elsewhere_is_told_of_and_holds_nothing_up(
-    world: World,
+    world: IpvsWorld,
 ) -> None:
     world.in_node("ip", "-6", "rule", "add", "priority", "2", "lookup", "local")
     world.in_node("ip", "-6", "rule", "del", "priority", "0")
@@ -135,7 +125,7 @@ def test_an_ipv6_address_whose_packets_are_led_elsewhere_is_told_of_and_holds_no
             world.in_node("ip", "-6", "rule", "del", "priority", priority)
 
 
-def test_a_pod_reaches_itself_over_ipv6_at_once(world: World) -> None:
+def test_a_pod_reaches_itself_over_ipv6_at_once(world: IpvsWorld) -> None:
     alone = _only(WEB, "pod1")
     with _before_kernel_threads():
         world.apply([alone])
@@ -143,7 +133,7 @@ def test_a_pod_reaches_itself_over_ipv6_at_once(world: World) -> None:
     assert {(outcome.kind, outcome.seen) for outcome in outcomes} == {(Kind.ANSWERED, BRIDGE["n1"][6])}
 
 
-def test_a_busy_udp_client_over_ipv6_is_answered_when_its_service_comes(world: World) -> None:
+def test_a_busy_udp_client_over_ipv6_is_answered_when_its_service_comes(world: IpvsWorld) -> None:
     """What it sends between the search for untranslated flows and the next change is not looked at again."""
     alone = _only(DNS, "pod1")
     cleaner = StaleFlowCleaner(Family.IPV6, Metrics("ipvs"))
@@ -159,7 +149,7 @@ def test_a_busy_udp_client_over_ipv6_is_answered_when_its_service_comes(world: W
     flow.close()
 
 
-def test_affinity_keeps_a_client_at_its_backend(world: World) -> None:
+def test_affinity_keeps_a_client_at_its_backend(world: IpvsWorld) -> None:
     world.apply([STICKY])
     for host, to in (("pod3", "cluster"), ("client", "nodeport"), ("client", "lb")):
         assert len(world.answerers(host, STICKY, to, count=9)) == 1
@@ -170,7 +160,7 @@ def test_affinity_keeps_a_client_at_its_backend(world: World) -> None:
     ("host", "to", "family"), [("pod3", "cluster", 4), ("client", "nodeport", 4), ("client", "lb", 6)]
 )
 def test_a_connection_survives_the_removal_of_its_endpoint(
-    world: World, host: str, to: str, family: int
+    world: IpvsWorld, host: str, to: str, family: int
 ) -> None:
     world.apply([WEB])
     flow = world.flow(host, WEB, to, family)
@@ -184,7 +174,7 @@ def test_a_connection_survives_the_removal_of_its_endpoint(
     flow.close()
 
 
-def test_connections_to_gone_endpoints_are_reset_where_the_service_asks(world: World) -> None:
+def test_connections_to_gone_endpoints_are_reset_where_the_service_asks(world: IpvsWorld) -> None:
     """A terminating endpoint is not gone yet; the first packet after that is dropped, the one sent again is reset."""
     asks, emptied = (
         msgspec.structs.replace(
@@ -219,7 +209,7 @@ def test_connections_to_gone_endpoints_are_reset_where_the_service_asks(world: W
         flow.close()
 
 
-def test_a_drained_endpoint_goes_when_its_last_connection_is_gone(world: World) -> None:
+def test_a_drained_endpoint_goes_when_its_last_connection_is_gone(world: IpvsWorld) -> None:
     world.apply([_only(WEB, "pod1")])
     flow = world.flow("pod3", WEB)
     assert flow.ask().by == "pod1"
@@ -227,11 +217,11 @@ def test_a_drained_endpoint_goes_when_its_last_connection_is_gone(world: World) 
     assert _weights(world, "10.96.1.1") == {"10.244.1.11:8080": "0", "10.244.2.14:8080": "1"}
     flow.abort()
     backend = world.backends[Family.IPV4]
-    assert settles(lambda: (world.tend(61), backend.draining)[1], lambda left: left == 0) == 0
+    assert wait_until(lambda: (world.tend(61), backend.draining)[1], lambda left: left == 0) == 0
     assert _weights(world, "10.96.1.1") == {"10.244.2.14:8080": "1"}
 
 
-def test_nothing_drains_for_ever(world: World) -> None:
+def test_nothing_drains_for_ever(world: IpvsWorld) -> None:
     world.apply([_only(WEB, "pod1")])
     flow = world.flow("pod3", WEB)
     world.apply([_only(WEB, "pod4")])
@@ -241,7 +231,7 @@ def test_nothing_drains_for_ever(world: World) -> None:
     flow.close()
 
 
-def test_an_endpoint_that_returns_while_it_drains_is_used_again(world: World) -> None:
+def test_an_endpoint_that_returns_while_it_drains_is_used_again(world: IpvsWorld) -> None:
     world.apply([_only(WEB, "pod1", "pod4")])
     flow = world.flow("pod3", WEB)
     server = flow.ask().by
@@ -254,7 +244,7 @@ def test_an_endpoint_that_returns_while_it_drains_is_used_again(world: World) ->
     flow.close()
 
 
-def test_a_restarted_proxy_goes_on_draining(world: World) -> None:
+def test_a_restarted_proxy_goes_on_draining(world: IpvsWorld) -> None:
     world.apply([_only(WEB, "pod1")])
     flow = world.flow("pod3", WEB)
     world.apply([_only(WEB, "pod4")])
@@ -270,7 +260,7 @@ def test_a_restarted_proxy_goes_on_draining(world: World) -> None:
     flow.close()
 
 
-def test_a_udp_flow_moves_at_once_when_its_endpoint_goes(world: World) -> None:
+def test_a_udp_flow_moves_at_once_when_its_endpoint_goes(world: IpvsWorld) -> None:
     world.apply([DNS])
     flow = world.flow("pod3", DNS, protocol="UDP")
     server = flow.ask().by
@@ -281,7 +271,7 @@ def test_a_udp_flow_moves_at_once_when_its_endpoint_goes(world: World) -> None:
     flow.close()
 
 
-def test_a_restart_over_existing_state_writes_no_server_and_loses_no_connection(world: World) -> None:
+def test_a_restart_over_existing_state_writes_no_server_and_loses_no_connection(world: IpvsWorld) -> None:
     world.apply([WEB, STICKY, DNS])
     flow = world.flow("client", WEB, "lb")
     server = flow.ask().by
@@ -294,7 +284,7 @@ def test_a_restart_over_existing_state_writes_no_server_and_loses_no_connection(
     flow.close()
 
 
-def test_a_small_change_writes_only_itself(world: World) -> None:
+def test_a_small_change_writes_only_itself(world: IpvsWorld) -> None:
     world.apply([WEB, STICKY, DNS])
     four = world.apply([WEB, STICKY, _only(DNS, "pod1")])[Family.IPV4].report
     assert four.rules_last == {"real servers": 1}
@@ -315,7 +305,7 @@ def test_a_small_change_writes_only_itself(world: World) -> None:
         (("ip", "link", "del", "kube-ipvs0"), "addresses of kube-ipvs0"),
     ],
 )
-def test_damage_is_noticed_and_repaired(world: World, damage: tuple[str, ...], noticed: str) -> None:
+def test_damage_is_noticed_and_repaired(world: IpvsWorld, damage: tuple[str, ...], noticed: str) -> None:
     world.apply([WEB])
     backend = world.backends[Family.IPV4]
     with world.cluster["n1"].entered():
@@ -351,7 +341,7 @@ _PORTALS = ("-m", "comment", "--comment", "kubernetes service portals", "-j", "K
     ids=["weight", "real server gone", "real server added", "member swapped", "jump", "rule gone", "rule"],
 )
 def test_damage_that_no_count_shows_is_found_by_comparing_and_repaired(
-    world: World, damage: list[tuple[str, ...]]
+    world: IpvsWorld, damage: list[tuple[str, ...]]
 ) -> None:
     def differences() -> list[Difference]:
         reconciler = world.reconcilers[Family.IPV4]
@@ -371,7 +361,7 @@ def test_damage_that_no_count_shows_is_found_by_comparing_and_repaired(
     assert _weights(world, "10.96.1.1") == THREE
 
 
-def test_damage_that_brings_back_an_earlier_state_is_noticed(world: World) -> None:
+def test_damage_that_brings_back_an_earlier_state_is_noticed(world: IpvsWorld) -> None:
     backend = world.backends[Family.IPV4]
     world.apply([WEB])
     with world.cluster["n1"].entered():
@@ -398,7 +388,7 @@ THREE = {"10.244.1.11:8080": "1", "10.244.1.12:8080": "1", "10.244.2.14:8080": "
     ids=lambda command: " ".join(command[1:]),
 )
 def test_a_change_succeeds_where_somebody_else_was_faster(
-    world: World, interference: tuple[str, ...]
+    world: IpvsWorld, interference: tuple[str, ...]
 ) -> None:
     world.apply([_only(WEB, "pod1", "pod4")])
     world.in_node(*interference)
@@ -409,7 +399,7 @@ def test_a_change_succeeds_where_somebody_else_was_faster(
     assert _weights(world, "10.96.1.1") == THREE
 
 
-def test_a_virtual_server_that_somebody_made_before_us_is_taken_over(world: World) -> None:
+def test_a_virtual_server_that_somebody_made_before_us_is_taken_over(world: IpvsWorld) -> None:
     world.apply([DNS])
     world.in_node("ipvsadm", "-A", "-t", "10.96.1.1:80", "-s", "lc")
     world.in_node("ipvsadm", "-a", "-t", "10.96.1.1:80", "-r", "192.0.2.1:80", "-m")
@@ -424,7 +414,7 @@ def test_a_virtual_server_that_somebody_made_before_us_is_taken_over(world: Worl
 def test_what_the_kernel_refuses_costs_its_service_ports_only(
     shared_cluster: Cluster, iptables: dict[Family, Iptables]
 ) -> None:
-    world = World(shared_cluster, iptables, IpvsSettings(scheduler="sed"))
+    world = IpvsWorld(shared_cluster, iptables, IpvsSettings(scheduler="sed"))
     others = [
         msgspec.structs.replace(one, annotations={"pointsman.dev/ipvs-scheduler": "rr"})
         for one in (STICKY, DNS)
@@ -443,11 +433,11 @@ def test_what_the_kernel_refuses_costs_its_service_ports_only(
 
 @pytest.mark.usefixtures("_no_more_modules")
 def test_a_kernel_that_refuses_most_services_keeps_those_it_has(
-    world: World, iptables: dict[Family, Iptables]
+    world: IpvsWorld, iptables: dict[Family, Iptables]
 ) -> None:
     world.apply([WEB, DNS])
     before = world.in_node("ipvsadm", "-Sn")
-    other = World(world.cluster, iptables, IpvsSettings(scheduler="sed"))
+    other = IpvsWorld(world.cluster, iptables, IpvsSettings(scheduler="sed"))
     try:
         with pytest.raises(KernelError, match="2 of 2 service ports were rejected"):
             other.apply([STICKY, msgspec.structs.replace(STICKY, name="more", number=4)])
@@ -457,7 +447,9 @@ def test_a_kernel_that_refuses_most_services_keeps_those_it_has(
 
 
 @pytest.mark.parametrize("option", [("family", "inet6"), ("maxelem", "1"), ("timeout", "60")])
-def test_a_set_that_would_not_take_our_entries_is_made_anew(world: World, option: tuple[str, str]) -> None:
+def test_a_set_that_would_not_take_our_entries_is_made_anew(
+    world: IpvsWorld, option: tuple[str, str]
+) -> None:
     world.in_node("ipset", "create", "KUBE-CLUSTER-IP", "hash:ip,port", *option)
     assert not world.apply([WEB, DNS])[Family.IPV4].report.rejected
     made = world.in_node("ipset", "save", "KUBE-CLUSTER-IP")
@@ -466,7 +458,7 @@ def test_a_set_that_would_not_take_our_entries_is_made_anew(world: World, option
     assert made.count("\nadd ") == 2
 
 
-def test_a_wrong_set_that_rules_use_fails_the_sync_and_says_what_to_do(world: World) -> None:
+def test_a_wrong_set_that_rules_use_fails_the_sync_and_says_what_to_do(world: IpvsWorld) -> None:
     world.in_node("ipset", "create", "KUBE-CLUSTER-IP", "hash:ip,port", "maxelem", "1")
     rule = ("INPUT", "-m", "set", "--match-set", "KUBE-CLUSTER-IP", "dst,dst", "-j", "ACCEPT")
     world.in_node("iptables-legacy", "-A", *rule)
@@ -479,7 +471,9 @@ def test_a_wrong_set_that_rules_use_fails_the_sync_and_says_what_to_do(world: Wo
         world.in_node("iptables-legacy", "-D", *rule)
 
 
-def test_cleanup_leaves_nothing_but_what_others_made(world: World, iptables: dict[Family, Iptables]) -> None:
+def test_cleanup_leaves_nothing_but_what_others_made(
+    world: IpvsWorld, iptables: dict[Family, Iptables]
+) -> None:
     world.in_node("iptables-legacy", "-A", "INPUT", "-s", "192.0.2.1", "-j", "DROP")
     before = world.in_node("iptables-legacy-save")
     world.apply([WEB, STICKY, DNS])
@@ -497,7 +491,7 @@ def test_cleanup_leaves_nothing_but_what_others_made(world: World, iptables: dic
 
 
 @pytest.mark.usefixtures("_no_more_modules")
-def test_a_scheduler_can_be_chosen_per_service(world: World) -> None:
+def test_a_scheduler_can_be_chosen_per_service(world: IpvsWorld) -> None:
     outcomes = world.apply([WEB])
     annotated = WEB.manifests()[0]
     for wish, scheduler, complaint in (
@@ -514,7 +508,7 @@ def test_a_scheduler_can_be_chosen_per_service(world: World) -> None:
     assert not outcomes[Family.IPV4].report.notes
 
 
-def test_a_scheduler_that_is_not_loaded_yet_is_loaded_when_a_service_asks_for_it(world: World) -> None:
+def test_a_scheduler_that_is_not_loaded_yet_is_loaded_when_a_service_asks_for_it(world: IpvsWorld) -> None:
     if not MODULE_LOADER.read_text().strip():
         pytest.skip("this kernel was told to load no modules by itself")
     assert "ip_vs_nq" not in Path("/proc/modules").read_text()
@@ -526,7 +520,7 @@ def test_a_scheduler_that_is_not_loaded_yet_is_loaded_when_a_service_asks_for_it
     assert world.answerers("pod3", WEB) == {"pod1", "pod2", "pod4"}
 
 
-def test_the_annotations_for_all_modes_choose_schedulers_and_weights(world: World) -> None:
+def test_the_annotations_for_all_modes_choose_schedulers_and_weights(world: IpvsWorld) -> None:
     annotated = WEB.manifests()[0]
     for asked, scheduler, weight in (
         ({"scheduler": "least-connections"}, "-s lc", "-w 1"),
@@ -544,7 +538,9 @@ def test_the_annotations_for_all_modes_choose_schedulers_and_weights(world: Worl
             assert world.backends[Family.IPV4].drift() is None
 
 
-def test_lc_gives_a_fresh_replica_every_connection_until_it_has_as_many_as_the_others(world: World) -> None:
+def test_lc_gives_a_fresh_replica_every_connection_until_it_has_as_many_as_the_others(
+    world: IpvsWorld,
+) -> None:
     """What least-connections of nftables mode is compared with: there a fresh replica gets four times its share at most."""
     asked = {"pointsman.dev/scheduler": "least-connections"}
     held = []
@@ -560,7 +556,7 @@ def test_lc_gives_a_fresh_replica_every_connection_until_it_has_as_many_as_the_o
         flow.abort()
 
 
-def test_traffic_is_counted_per_service(world: World) -> None:
+def test_traffic_is_counted_per_service(world: IpvsWorld) -> None:
     world.apply([WEB, STICKY])
     world.ask("client", WEB, "lb", count=5)
     world.ask("client", WEB, "nodeport", count=3)
@@ -572,7 +568,7 @@ def test_traffic_is_counted_per_service(world: World) -> None:
     def by_service(figures: Mapping[ServicePortName, int]) -> dict[str, int]:
         return {name.service: number for name, number in figures.items()}
 
-    found = settles(counted, lambda now: by_service(now.connections)["web"] >= 8)
+    found = wait_until(counted, lambda now: by_service(now.connections)["web"] >= 8)
     assert by_service(found.connections) == {"web": 8, "sticky": 0}
     assert by_service(found.packets)["web"] > 16
     assert by_service(found.bytes)["web"] > 0
@@ -587,7 +583,7 @@ def test_traffic_is_counted_per_service(world: World) -> None:
     assert len(flows) == 5
 
 
-def test_an_external_ip_that_is_the_nodes_own_is_served_and_not_bound(world: World) -> None:
+def test_an_external_ip_that_is_the_nodes_own_is_served_and_not_bound(world: IpvsWorld) -> None:
     manifests = WEB.manifests()
     manifests[0]["spec"]["externalIPs"] = ["172.30.0.10"]
     world.apply_manifests(Family.IPV4, manifests)
@@ -597,7 +593,7 @@ def test_an_external_ip_that_is_the_nodes_own_is_served_and_not_bound(world: Wor
     assert "172.30.0.10/24" in world.in_node("ip", "addr", "show", "dev", "eth0")
 
 
-def test_terminating_endpoints_serve_when_no_other_is_left(world: World) -> None:
+def test_terminating_endpoints_serve_when_no_other_is_left(world: IpvsWorld) -> None:
     leaving = Backend("pod1", {"ready": False, "serving": True, "terminating": True})
     service = msgspec.structs.replace(WEB, backends=(leaving,))
     world.apply([service])
@@ -607,7 +603,7 @@ def test_terminating_endpoints_serve_when_no_other_is_left(world: World) -> None
 
 
 def test_a_switch_from_iptables_mode_and_back_loses_nobody(
-    world: World, iptables: dict[Family, Iptables]
+    world: IpvsWorld, iptables: dict[Family, Iptables]
 ) -> None:
     world.apply([WEB])
 
@@ -624,12 +620,12 @@ def test_a_switch_from_iptables_mode_and_back_loses_nobody(
     iptables_mode()
     seen = Counter(map(str, world.ask("pod3", WEB, count=30)))
     assert len(seen) == 3, seen
-    with Stream(
+    with TrafficGenerator(
         world.cluster, [world.probe("pod3", WEB, "cluster", 4), world.probe("client", WEB, "lb", 6)]
-    ) as stream:
+    ) as traffic:
         world.apply([WEB], full=True)
-    assert stream.made
-    assert stream.failures == [], stream.failures[:5]
+    assert traffic.made
+    assert traffic.failures == [], traffic.failures[:5]
     assert "10.96.1.1:80" in world.in_node("ipvsadm", "-Sn")
     iptables_mode()
     with world.cluster["n1"].entered():

@@ -9,7 +9,8 @@ import pytest
 from tests.e2e import behaviour
 from tests.e2e.behaviour import Case, disagreement, kept
 from tests.e2e.matrix import SERVICES, SETTINGS
-from tests.uml.inside.world import DEADLINE, World, lab
+from tests.harness.lab import build_lab
+from tests.uml.inside.world import TIMEOUT_SECONDS, IpvsWorld
 
 from pointsman.kernel.iptables import Iptables
 from pointsman.lab.probe import Outcome, run_probes
@@ -41,14 +42,14 @@ ROUND_ROBIN_TRIES = 2
 @pytest.fixture(scope="module")
 def outcomes(iptables: dict[Family, Iptables]) -> Iterator[dict[tuple[str, int], list[Outcome]]]:
     """Of all cases at once, from one lab and one proxy."""
-    with pytest.MonkeyPatch.context() as patch, lab() as cluster:
+    with pytest.MonkeyPatch.context() as patch, build_lab() as cluster:
         patch.setattr(behaviour, "TRIES_PER_BACKEND", ROUND_ROBIN_TRIES)
         patch.setattr(behaviour, "TRIES_WITHOUT_ANSWER", 1)
-        world = World(cluster, iptables)
+        world = IpvsWorld(cluster, iptables)
         for outcome in world.apply(SERVICES.values()).values():
             assert not outcome.report.rejected
         batches = [case.probes(SERVICES, family, "ipvs") for case, family in ASKED]
-        found = iter(run_probes(cluster, [probe for batch in batches for probe in batch], DEADLINE))
+        found = iter(run_probes(cluster, [probe for batch in batches for probe in batch], TIMEOUT_SECONDS))
         yield {
             (case.id, family): [next(found) for _ in batch]
             for (case, family), batch in zip(ASKED, batches, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from tests.e2e.associations import Association, associating, missing_sctp
-from tests.uml.inside.world import World
+from tests.uml.inside.world import IpvsWorld
 
 from pointsman.kernel.iptables import Iptables
 from pointsman.lab.cluster import Cluster
@@ -27,7 +27,7 @@ def test_associations_are_balanced_and_translated_and_end_with_their_endpoint(
 ) -> None:
     """Only TCP endpoints drain in ipvs mode: the association is led to another endpoint, which knows nothing of it."""
     with Cluster() as cluster, associating(cluster, "pod1", "pod4"):
-        world = World(cluster, iptables)
+        world = IpvsWorld(cluster, iptables)
         world.apply([SERVICE])
         for family in (4, 6):
             for host, to in (
@@ -50,7 +50,7 @@ def test_associations_are_balanced_and_translated_and_end_with_their_endpoint(
         world.close()
 
 
-def _asked(world: World, host: str, to: str, family: int) -> tuple[str, str]:
+def _asked(world: IpvsWorld, host: str, to: str, family: int) -> tuple[str, str]:
     """Who answered a new association, and the client's address as seen there."""
     with Association(world.cluster, world.probe(host, SERVICE, to, family)) as association:
         answer = association.ask("anybody?")

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.uml.inside.world import World, lab
+from tests.harness.lab import build_lab
+from tests.uml.inside.world import IpvsWorld
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Setup
@@ -40,7 +41,7 @@ def _with_nf_tables() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with lab() as made:
+    with build_lab() as made:
         yield made
 
 
@@ -48,7 +49,7 @@ def cluster() -> Iterator[Cluster]:
 def test_the_command_cleans_up_on_a_kernel_without_nf_tables(
     cluster: Cluster, iptables: dict[Family, Iptables], tmp_path: Path
 ) -> None:
-    world = World(cluster, iptables)
+    world = IpvsWorld(cluster, iptables)
     try:
         world.apply([WEB])
         assert "KUBE-SERVICES" in world.in_node("iptables-legacy-save")

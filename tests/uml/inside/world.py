@@ -1,4 +1,4 @@
-"""The lab's cluster with an ipvs backend per family on node n1, driven without any process of its own."""
+"""ipvs backends on node n1 of the lab, without a process of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from tests.e2e import harness
+from tests.harness.world import Clients
 
 from pointsman.backends.contract import Setup
 from pointsman.backends.ipvs.apply import IpvsBackend, IpvsSettings
@@ -18,9 +18,9 @@ from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.rtnl import local_addresses
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.cluster import Cluster
-from pointsman.lab.hosts import CLUSTER_RANGES, HOSTS, SERVICE_RANGES
+from pointsman.lab.hosts import CLUSTER_RANGES, SERVICE_RANGES
 from pointsman.lab.objects import LabService, node_manifest
-from pointsman.lab.probe import Flow, Outcome, Probe, run_probes
+from pointsman.lab.probe import Flow
 from pointsman.model.addresses import Family
 from pointsman.model.node import build_node_facts
 from pointsman.model.node_context import NodeContext
@@ -29,26 +29,30 @@ from pointsman.model.tracker import Tracker
 from pointsman.node.node_context import node_context
 from pointsman.sync.reconcile import Reconciler, SyncOutcome
 
-DEADLINE = 4.0
-"""This machine is slow; silence must still be told from slowness."""
+TIMEOUT_SECONDS = 4.0
+"""User-mode Linux is slow; a timeout must still mean a dropped packet."""
 NUMBER = {Family.IPV4: 4, Family.IPV6: 6}
 
 
 class AbortableFlow(Flow):
-    """A connection that can be ended by a reset: a proper end would be remembered for two minutes."""
+    """A connection that can be reset: ipvs would keep a closed one for two minutes."""
 
     def abort(self) -> None:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
 
 
-class World:
-    """Ask clients, change services, restart the proxy."""
+class IpvsWorld(Clients):
+    """The lab's cluster with an ipvs backend per family on n1, in this process."""
+
+    families = (4,)
+    timeout = TIMEOUT_SECONDS
+    tries = 6
 
     def __init__(
         self, cluster: Cluster, iptables: dict[Family, Iptables], settings: IpvsSettings | None = None
     ) -> None:
-        self.cluster = cluster
+        super().__init__(cluster)
         self.clock = 0.0
         self._iptables = iptables
         self._settings = settings or IpvsSettings()
@@ -61,7 +65,7 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        """A new process: nothing is remembered but what the kernel holds."""
+        """Start again with nothing but the state of the kernel, as a new process does."""
         self.close()
         with self.cluster["n1"].entered():
             self.backends = {
@@ -119,29 +123,10 @@ class World:
         with self.cluster["n1"].entered():
             return sum(backend.tend() for backend in self.backends.values())
 
-    def ask(
-        self, host: str, service: LabService, to: str = "cluster", count: int = 1, family: int = 4
-    ) -> list[Outcome]:
-        probe = self.probe(host, service, to, family)
-        return run_probes(self.cluster, [probe] * count, DEADLINE)
-
-    def answerers(
-        self, host: str, service: LabService, to: str = "cluster", count: int = 6, family: int = 4
-    ) -> set[str]:
-        return {outcome.by or outcome.kind.value for outcome in self.ask(host, service, to, count, family)}
-
-    def probe(self, host: str, service: LabService, to: str, family: int, protocol: str = "TCP") -> Probe:
-        if to == "nodeport":
-            return Probe(host, HOSTS["n1"].address(family), service.node_port, protocol)
-        return Probe(host, service.address(to, family), service.ports[0], protocol)
-
     def flow(
         self, host: str, service: LabService, to: str = "cluster", family: int = 4, protocol: str = "TCP"
     ) -> AbortableFlow:
-        return AbortableFlow(self.cluster, self.probe(host, service, to, family, protocol), DEADLINE)
+        return AbortableFlow(self.cluster, self.probe(host, service, to, family, protocol), TIMEOUT_SECONDS)
 
     def in_node(self, *command: str) -> str:
         return self.cluster["n1"].run(command)
-
-
-lab = harness.lab

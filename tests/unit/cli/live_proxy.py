@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.fake.recording import RecordingBackend
-from tests.process.assembled import Assembly
+from tests.harness.assembled import Assembly
 
 from pointsman.app.control_handlers import control_routes, page_data_routes
 from pointsman.kernel.sysctl import Degraded

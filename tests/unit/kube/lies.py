@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.fake import protobuf
-from tests.fake.kube_objects import endpoint_slice
+from tests.harness.kube_objects import endpoint_slice
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import contextlib
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.fake.apiserver import FakeApiServer
-from tests.fake.kube_objects import service
 from tests.fake.skipping_clock import SkippingClock
+from tests.harness.kube_objects import service
 
 from pointsman.errors import KubeError
 from pointsman.kube.access import Access, ExecPlugin

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fake.kube_objects import endpoint_slice, service
+from tests.harness.kube_objects import endpoint_slice, service
 
 from pointsman.kube.decode import BadObject, JsonDecoder, LineSplitter, Unreadable
 from pointsman.model.objects import MOST_ENTRIES, EndpointSlice, Service

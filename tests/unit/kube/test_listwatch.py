@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.fake.apiserver import FakeApiServer
-from tests.fake.kube_objects import endpoint_slice, service
+from tests.harness.kube_objects import endpoint_slice, service
 from tests.unit.kube.following import both_ways, eventually, following, given_up
 
 from pointsman.kube.resources import ENDPOINT_SLICES

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.fake import protobuf as server_side
 from tests.fake.apiserver import FakeApiServer
-from tests.fake.kube_objects import service
+from tests.harness.kube_objects import service
 from tests.unit.kube.following import eventually, following, text
 
 from pointsman.kube.formats import JSON, PREFER_PROTOBUF

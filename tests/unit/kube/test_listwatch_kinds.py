@@ -7,7 +7,7 @@ import logging
 
 import pytest
 from tests.fake.apiserver import FakeApiServer
-from tests.fake.kube_objects import endpoint_slice, node, service, service_cidr
+from tests.harness.kube_objects import endpoint_slice, node, service, service_cidr
 from tests.unit.kube.following import both_ways, eventually, following, text
 
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, own_node

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from tests.fake.apiserver import FakeApiServer
-from tests.fake.kube_objects import service
+from tests.harness.kube_objects import service
 from tests.unit.kube.following import both_ways, eventually, following, text
 from tests.unit.kube.lies import LIES
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.fake.apiserver import FakeApiServer
-from tests.fake.kube_objects import service
+from tests.harness.kube_objects import service
 from tests.unit.kube.following import eventually, following, given_up
 
 

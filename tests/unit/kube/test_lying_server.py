@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fake.apiserver import FakeApiServer
-from tests.fake.kube_objects import endpoint_slice, node, service
+from tests.harness.kube_objects import endpoint_slice, node, service
 from tests.unit.kube.consumer import all_watched, consuming, until
 from tests.unit.kube.lies import LIES, Lie, chunked, http, listing
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fake import protobuf as server_side
-from tests.fake.kube_objects import endpoint_slice, node, service, service_cidr
+from tests.harness.kube_objects import endpoint_slice, node, service, service_cidr
 
 from pointsman.kube.decode import BadObject, JsonDecoder, Unreadable
 from pointsman.kube.formats import JSON, PREFER_PROTOBUF, Decoder, accept_header, decode_status

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from tests.fake.apiserver import FakeApiServer
-from tests.fake.kube_objects import service
 from tests.fake.skipping_clock import SkippingClock
+from tests.harness.kube_objects import service
 from tests.unit.kube.certificates import server_tls
 from tests.unit.kube.raw_servers import head_of, listening, transport_to
 

@@ -46,7 +46,7 @@ def test_bars_name_who_answered_whom_they_saw_and_what_failed() -> None:
         Outcome(Kind.ANSWERED, "pod1", "10.244.1.13", 0.002),
         Outcome(Kind.ANSWERED, "pod1", "10.244.1.1", 0.001),
         Outcome(Kind.ANSWERED, "pod1", "192.0.2.7", 0.003),
-        Outcome(Kind.SILENT, seconds=1.0),
+        Outcome(Kind.TIMED_OUT, seconds=1.0),
     ]
     lines = answer_bars(outcomes, PLAIN, ("pod2",))
     assert "pod1 on n1" in lines[0]
@@ -55,7 +55,7 @@ def test_bars_name_who_answered_whom_they_saw_and_what_failed() -> None:
     assert "10.244.1.1 (node n1)" in lines[0]
     assert "192.0.2.7" in lines[0]
     assert "no connections" in lines[1]
-    assert lines[2] == "1 silent"
+    assert lines[2] == "1 timed out"
     assert median_milliseconds(outcomes) == 2.0
 
 

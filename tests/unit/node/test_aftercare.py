@@ -10,7 +10,7 @@ from typing import Self
 
 import pytest
 from tests import factory
-from tests.process.assembled import until
+from tests.harness.waiting import async_wait_until
 
 from pointsman.backends.contract import SyncReport
 from pointsman.errors import Busy, KernelError, NotSupported
@@ -120,7 +120,7 @@ async def test_leftovers_go_only_after_every_family_and_are_tried_again() -> Non
     await asyncio.sleep(0.05)
     assert attempts == []
     tidying.on_synced(synced(Family.IPV6))
-    await until(lambda: len(attempts) == 3)
+    await async_wait_until(lambda: len(attempts) == 3)
     tidying.on_synced(synced(Family.IPV6))
     await asyncio.sleep(0.05)
     await background.close()
@@ -142,12 +142,12 @@ async def test_no_job_runs_beside_itself_however_often_it_is_asked_for() -> None
     background = Background()
     tidying = TidyUp([Family.IPV4], background, {"remove leftovers": remove}, lambda: None)
     tidying.on_synced(synced())
-    await until(lambda: running == 1)
+    await async_wait_until(lambda: running == 1)
     tidying.again()
     tidying.again()
     await asyncio.sleep(0.05)
     let_go.set()
-    await until(lambda: runs == 2 and running == 0)
+    await async_wait_until(lambda: runs == 2 and running == 0)
     await background.close()
     assert (runs, most) == (2, 1)
 
@@ -165,7 +165,7 @@ async def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked() -> Non
     background = Background(retry_seconds=0.01)
     tidying = TidyUp([Family.IPV4], background, {"remove leftovers": remove}, lambda: None)
     tidying.on_synced(synced())
-    await until(begun.is_set)
+    await async_wait_until(begun.is_set)
     closing = asyncio.create_task(background.close())
     await asyncio.sleep(0.05)
     assert not closing.done()
@@ -182,7 +182,7 @@ async def test_where_node_ports_answer_everywhere_flows_to_any_own_address_are_c
     table, background = SlowTable(), Background()
     table.go_on.set()
     flow_care(table, background).on_synced(synced(change=MOVED))
-    await until(lambda: table.entries == [])
+    await async_wait_until(lambda: table.entries == [])
     await background.close()
 
 
@@ -190,11 +190,11 @@ async def test_what_came_while_flows_were_checked_is_checked_at_once_afterwards(
     table, background = SlowTable(), Background(retry_seconds=3600.0)
     care = flow_care(table, background)
     care.on_synced(synced(change=MOVED))
-    await until(table.begun.is_set)
+    await async_wait_until(table.begun.is_set)
     first = table.looks
     care.on_synced(synced(change=PlanChange(MOVED.new, None)))
     table.go_on.set()
-    await until(lambda: table.looks > 2 * first)
+    await async_wait_until(lambda: table.looks > 2 * first)
     await background.close()
 
 
@@ -205,11 +205,11 @@ async def test_after_a_full_sync_all_flows_are_checked(full: bool) -> None:
     table.go_on.set()
     care = flow_care(table, background)
     care.on_synced(synced(change=MOVED, full=False))
-    await until(lambda: table.entries == [])
+    await async_wait_until(lambda: table.entries == [])
     table.entries = [STALE]
     care.on_synced(synced(full=full))
     if full:
-        await until(lambda: table.entries == [])
+        await async_wait_until(lambda: table.entries == [])
     await background.close()
     assert table.entries == ([] if full else [STALE])
 
@@ -226,7 +226,7 @@ async def test_when_rules_of_another_mode_went_the_flows_they_made_are_checked(t
     tidying = TidyUp([Family.IPV4], background, {"leftovers": remove}, lambda: told.append("all flows"))
     tidying.on_synced(synced())
     expected = ["removal", *(["all flows"] if tidied is not Tidied.NOTHING else [])]
-    await until(lambda: len(told) == len(expected))
+    await async_wait_until(lambda: len(told) == len(expected))
     await background.close()
     assert told == expected
 
@@ -236,10 +236,10 @@ async def test_every_flow_can_be_checked_without_a_sync() -> None:
     table.go_on.set()
     care = flow_care(table, background)
     care.on_synced(synced(change=MOVED, full=False))
-    await until(lambda: table.entries == [])
+    await async_wait_until(lambda: table.entries == [])
     table.entries = [STALE]
     care.check_everything()
-    await until(lambda: table.entries == [])
+    await async_wait_until(lambda: table.entries == [])
     await background.close()
 
 
@@ -267,16 +267,16 @@ async def test_a_check_that_fails_is_tried_again_once_however_many_syncs_there_a
     care = flow_care(table, background)
     care.on_synced(synced(change=MOVED))
     for attempt in range(1, 4):
-        await until(lambda: bool(background.pending))
+        await async_wait_until(lambda: bool(background.pending))
         for _ in range(40):
             care.on_synced(synced(change=MOVED))
             await asyncio.sleep(0.001)
         assert (table.looks, len(background.pending)) == (attempt, 1)
         background.end()
     table.failure = None
-    await until(lambda: bool(background.pending))
+    await async_wait_until(lambda: bool(background.pending))
     background.end()
-    await until(lambda: table.entries == [])
+    await async_wait_until(lambda: table.entries == [])
     await background.close()
 
 
@@ -285,11 +285,11 @@ async def test_flows_are_looked_at_again_a_little_later_and_then_no_more() -> No
     table.go_on.set()
     table.entries = []
     flow_care(table, background, second_look=timedelta(0)).on_synced(synced(change=MOVED))
-    await until(lambda: bool(background.pending))
+    await async_wait_until(lambda: bool(background.pending))
     table.entries = [STALE]
     looks = table.looks
     background.end()
-    await until(lambda: table.looks == 2 * looks and table.entries == [])
+    await async_wait_until(lambda: table.looks == 2 * looks and table.entries == [])
     await asyncio.sleep(0.05)
     await background.close()
     assert background.pending == []
@@ -303,18 +303,18 @@ async def test_flows_that_cannot_be_checked_are_a_degraded_check_until_they_can(
     degraded = DegradedChecks(Metrics("iptables"))
     care = flow_care(table, background, degraded)
     care.on_synced(synced(change=MOVED))
-    await until(lambda: bool(degraded.current))
+    await async_wait_until(lambda: bool(degraded.current))
     assert str(failure) in degraded.current["tracked flows"]
     table.failure = None
     care.on_synced(synced(change=MOVED))
-    await until(lambda: not degraded.current)
+    await async_wait_until(lambda: not degraded.current)
     await background.close()
 
 
 async def test_a_long_look_at_flows_does_not_hold_up_the_end() -> None:
     table, background = SlowTable(), Background()
     flow_care(table, background).on_synced(synced(change=MOVED))
-    await until(table.begun.is_set)
+    await async_wait_until(table.begun.is_set)
     async with asyncio.timeout(5):
         await background.close()
     assert table.looks == 1
@@ -331,11 +331,11 @@ async def test_flows_to_a_new_address_of_the_node_are_checked_without_a_sync_and
     floating = b"\xc0\0\x02\x09"
     to_floating = STALE._replace(destination=floating, reply_source=floating, reply_source_port=NODE_PORT)
     care.on_synced(synced(change=MOVED))
-    await until(lambda: table.looks > 0)
+    await async_wait_until(lambda: table.looks > 0)
     table.entries = [to_floating]
     care.on_addresses_changed(Situation(factory.context(Family.IPV4), (OWN_ADDRESS, floating)))
-    await until(lambda: table.entries == [])
+    await async_wait_until(lambda: table.entries == [])
     table.entries = [to_floating]
     care.on_synced(synced(full=True))
-    await until(lambda: table.entries == [])
+    await async_wait_until(lambda: table.entries == [])
     await background.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests import factory
-from tests.process.assembled import Assembly, assembled
+from tests.harness.assembled import Assembly, assembled
 
 from pointsman.config.types import NFTables
 from pointsman.model.addresses import Family

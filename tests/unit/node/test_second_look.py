@@ -11,7 +11,8 @@ from functools import partial
 import msgspec
 from tests import factory
 from tests.fake.recording import RecordingBackend
-from tests.process.assembled import Assembly, assembled, until
+from tests.harness.assembled import Assembly, assembled
+from tests.harness.waiting import async_wait_until
 
 from pointsman.backends import mode_named
 from pointsman.config.mode_table import MODES
@@ -132,7 +133,7 @@ async def test_a_change_on_its_way_is_not_taken_for_the_work_of_others() -> None
 
         async def replaced() -> None:
             node.assembly.source.put(factory.endpoint_slice("10.244.1.99"))
-            await until(lambda: bool(node.family.loop.unsynced))
+            await async_wait_until(lambda: bool(node.family.loop.unsynced))
 
         node.backend.reading = changing
         await node.look.look()
@@ -160,9 +161,9 @@ async def test_neither_a_kernel_that_cannot_be_read_nor_a_bug_ends_the_looks() -
         node.backend.reading = fails
         looking = asyncio.create_task(node.look.run(0.001))
         try:
-            await until(lambda: not errors)
+            await async_wait_until(lambda: not errors)
             assert node.record.drift_repaired == 0
             node.damage(WEB)
-            await until(lambda: node.record.drift_repaired == 1)
+            await async_wait_until(lambda: node.record.drift_repaired == 1)
         finally:
             looking.cancel()

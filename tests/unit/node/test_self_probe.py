@@ -8,7 +8,8 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 
 from tests import factory
-from tests.process.assembled import Assembly, assembled, until
+from tests.harness.assembled import Assembly, assembled
+from tests.harness.waiting import async_wait_until
 
 from pointsman.explain.report import Explanation
 from pointsman.explain.target import Target
@@ -34,7 +35,7 @@ class Probed:
     async def fails(self, times: int) -> None:
         """Until so many more probes have failed."""
         goal = self.failures + times
-        await until(lambda: self._probing.done() or self.failures >= goal)
+        await async_wait_until(lambda: self._probing.done() or self.failures >= goal)
         assert not self._probing.done(), self._probing.exception()
 
 
@@ -115,7 +116,7 @@ async def test_changes_of_other_services_that_wait_hide_no_failure() -> None:
         await made.fails(1)
         with held_up(made.running, let_go):
             made.running.source.put(factory.service("busy", clusterIP="10.96.0.12"))
-            await until(lambda: made.running.proxy.families[Family.IPV4].pending > 0)
+            await async_wait_until(lambda: made.running.proxy.families[Family.IPV4].pending > 0)
             await made.fails(3)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests import factory
-from tests.process.assembled import assembled
+from tests.harness.assembled import assembled
 
 from pointsman.model.addresses import Family
 from pointsman.node.inspector import Inspector

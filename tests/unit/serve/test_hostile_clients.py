@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.process.assembled import until
+from tests.harness.waiting import async_wait_until
 from tests.unit.serve.client import Client, asking, connected, echo, statuses, talking
 
 from pointsman.serve.connection import MAX_BODY_BYTES, MAX_HEAD_BYTES
@@ -210,7 +210,7 @@ async def test_remote_clients_that_ask_without_a_pause_keep_no_other_out() -> No
     connections = Connections(ErrorLog(errors.append), max_remote=8)
     generous = Generous(100)
     async with hasty_clients(8, generous.answer, connections):
-        await until(lambda: generous.asked >= 40)
+        await async_wait_until(lambda: generous.asked >= 40)
         for _ in range(8):
             async with connected(echo, connections, is_local=False) as other:
                 await other.send(asking("/", "Connection: close"))
@@ -223,7 +223,7 @@ async def test_no_other_client_waits_for_remote_clients_that_ask_without_a_pause
     connections = Connections()
     generous = Generous(100)
     async with hasty_clients(100, generous.answer, connections):
-        await until(lambda: generous.asked >= 200)
+        await async_wait_until(lambda: generous.asked >= 200)
         for _ in range(5):
             async with connected(echo, connections, is_local=is_local) as other:
                 before = generous.asked

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.fake.kube_objects import endpoint_slice, service, service_cidr
+from tests.harness.kube_objects import endpoint_slice, service, service_cidr
 
 from pointsman.model.objects import EndpointSlice, KubeObject, Service
 from pointsman.source.documents import parse

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from tests.fake.apiserver import FakeApiServer
-from tests.fake.kube_objects import endpoint_slice, node, service, service_cidr
 from tests.fake.skipping_clock import SkippingClock
+from tests.harness.kube_objects import endpoint_slice, node, service, service_cidr
 
 from pointsman.kube.access import Access
 from pointsman.kube.timing import Timing

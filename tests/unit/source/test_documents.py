@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fake.kube_objects import endpoint_slice, node, service, service_cidr
+from tests.harness.kube_objects import endpoint_slice, node, service, service_cidr
 
 from pointsman.model.objects import KubeObject, Service
 from pointsman.source.admission import Admitted, Refused, admit

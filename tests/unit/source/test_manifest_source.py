@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.fake.kube_objects import endpoint_slice, node, service
+from tests.harness.kube_objects import endpoint_slice, node, service
 
 from pointsman.model.findings import Finding
 from pointsman.model.objects import Node, Service

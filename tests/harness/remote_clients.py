@@ -9,7 +9,8 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from tests.process.node_space import HEALTH_PORT, METRICS_PORT, NODE_IP, SECOND_IP, NodeSpace, web_service
+from tests.harness.kube_objects import web_service
+from tests.harness.node import HEALTH_PORT, METRICS_PORT, NODE_IP, SECOND_IP, LabNode
 
 HEALTH_CHECK_PORT = 32000
 PORTS = (HEALTH_PORT, METRICS_PORT, HEALTH_CHECK_PORT)
@@ -41,7 +42,7 @@ def stranger(port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def held(node: NodeSpace, count: int, *ports: int) -> Iterator[None]:
+def held(node: LabNode, count: int, *ports: int) -> Iterator[None]:
     """So many connections to each port by strangers, some silent, some with half a request."""
     with contextlib.ExitStack() as stack:
         with node.namespace.entered():
@@ -53,7 +54,7 @@ def held(node: NodeSpace, count: int, *ports: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def pestering(node: NodeSpace, count: int, *ports: int) -> Iterator[None]:
+def pestering(node: LabNode, count: int, *ports: int) -> Iterator[None]:
     """So many strangers at each port who ask again before they have read the answer, and come back when turned out."""
     warm, ended = threading.Event(), threading.Event()
     asked = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -96,7 +97,7 @@ def pestering(node: NodeSpace, count: int, *ports: int) -> Iterator[None]:
         thread.join()
 
 
-def statuses(node: NodeSpace, path: str = "/healthz") -> set[int]:
+def statuses(node: LabNode, path: str = "/healthz") -> set[int]:
     """Answers to a scraper on loopback, the kubelet and a load balancer, at every port."""
     found = set()
     for port in PORTS:

@@ -1,6 +1,6 @@
 """Serves a manifest file as an API server would, following its changes: how kube-proxy takes part in the lab.
 
-python tests/e2e/manifest_api.py PORT FILE
+python tests/harness/manifest_api.py PORT FILE
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from tests.fake.apiserver import FakeApiServer
-from tests.process.node_space import NodeSpace
+from tests.harness.node import LabNode
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 class ApiThread:
     """Runs a FakeApiServer on a thread of its own; every call is carried over to its event loop."""
 
-    def __init__(self, node: NodeSpace, directory: Path) -> None:
+    def __init__(self, node: LabNode, directory: Path) -> None:
         self._node = node
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="fake-api")

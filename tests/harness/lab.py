@@ -1,6 +1,6 @@
-"""Proxies under test: Pointsman, or the reference kube-proxy when KUBE_PROXY_BINARY names one.
+"""The proxy under test: Pointsman, or kube-proxy when KUBE_PROXY_BINARY names one.
 
-Running the same matrix against the reference is how the expectations themselves are checked.
+Running the same matrix against kube-proxy checks the expectations themselves.
 """
 
 from __future__ import annotations
@@ -10,31 +10,32 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from tests.harness.waiting import wait_until
 
 from pointsman.lab import HOSTS, Cluster
 from pointsman.lab.objects import TARGET_PORT
 from pointsman.lab.probe import Kind, Probe, connect
-from pointsman.lab.proxy import Command, ProxyProcess, configuration, pointsman_command
+from pointsman.lab.proxy import Command, LabProxy, configuration, pointsman_command
 
 REFERENCE = os.environ.get("KUBE_PROXY_BINARY", "")
 MODES = tuple(os.environ.get("POINTSMAN_E2E_MODES", "nftables,iptables").split(","))
-"""ipvs needs a kernel with ip_vs, so it is asked for where there is one."""
+"""ipvs needs a kernel with ip_vs and must be requested."""
 API_SCRIPT = Path(__file__).parent / "manifest_api.py"
 API_PORT = 8099
 OTHER_TARGET_PORT = 8081
 
 
 def missing_privilege() -> str:
-    """Why the lab cannot run here; empty when it can."""
+    """Return why the lab cannot run here; empty when it can."""
     return "" if os.geteuid() == 0 else "needs root: network namespaces and netfilter"
 
 
 @contextlib.contextmanager
-def lab() -> Iterator[Cluster]:
-    """A cluster with an echo server on every host that can be an endpoint."""
+def build_lab() -> Iterator[Cluster]:
+    """Build a cluster with an echo server on every host that can be an endpoint."""
     with Cluster() as cluster:
         for host in HOSTS:
             if HOSTS[host].node:
@@ -44,10 +45,10 @@ def lab() -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
-def proxy(
+def prepare_proxy(
     cluster: Cluster, directory: Path, mode: str, *, through_api: bool = False, **changes: object
-) -> Iterator[ProxyProcess]:
-    """A proxy for n1, not started yet; stopped at the end. The reference always reads from an API server."""
+) -> Iterator[LabProxy]:
+    """Configure a proxy for n1 without starting it, and stop it at the end. kube-proxy reads from an API server."""
     settings = configuration(mode, **changes)
     command: Command = pointsman_command
     if REFERENCE or through_api:
@@ -56,7 +57,7 @@ def proxy(
             "contentType": "application/json",
         }
         command = _reference_command if REFERENCE else _api_command
-    process = ProxyProcess(cluster, directory, command)
+    process = LabProxy(cluster, directory, command)
     with contextlib.ExitStack() as stack:
         if command is not pointsman_command:
             stack.enter_context(api_server(cluster, directory))
@@ -89,10 +90,8 @@ def api_server(cluster: Cluster, directory: Path) -> Iterator[None]:
     with cluster["n1"].entered(), (directory / "api.log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        until = time.monotonic() + 10
         listening = Probe("n1", "127.0.0.1", API_PORT)
-        while connect(cluster, listening, 0.05).kind is Kind.REFUSED and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_until(lambda: connect(cluster, listening).kind is not Kind.REFUSED)
         yield
     finally:
         server.kill()
