@@ -24,7 +24,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="making namespaces nee
 
 @pytest.fixture
 def name() -> str:
-    """All tests share a network namespace with each other, and perhaps with a proxy."""
+    """A name of our own: all tests share a network namespace with each other, and perhaps with a proxy."""
     return f"{NAME}.test-{os.getpid()}"
 
 
@@ -33,7 +33,7 @@ def started(code: str, *arguments: str, wrap: tuple[str, ...] = ()) -> subproces
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def test_a_second_instance_is_refused_and_told_who_serves(name: str) -> None:
+def test_a_second_instance_is_refused_with_the_name_of_the_first(name: str) -> None:
     with (
         sole_instance(name, wait=False),
         pytest.raises(Busy, match=rf"another instance \(pid {os.getpid()}\).*--wait-for-instance"),
@@ -43,7 +43,7 @@ def test_a_second_instance_is_refused_and_told_who_serves(name: str) -> None:
 
 
 @needs_root
-def test_one_in_another_process_namespace_is_not_named_by_a_number_that_means_nothing_here(name: str) -> None:
+def test_an_instance_in_another_process_namespace_is_not_named_by_its_number(name: str) -> None:
     with sole_instance(name, wait=False):
         second = started(SERVES, name, wrap=("unshare", "--pid", "--fork"))
         assert (
@@ -62,39 +62,11 @@ def test_the_lock_goes_with_its_holder(name: str) -> None:
         pass
 
 
-def test_however_many_ask_the_next_is_told_as_well(name: str) -> None:
+def test_the_holder_is_named_to_every_further_instance(name: str) -> None:
     with sole_instance(name, wait=False):
         for _ in range(100):
             with pytest.raises(Busy), sole_instance(name, wait=False):
                 pytest.fail("two instances ran at once")
-
-
-def test_a_holder_that_ran_out_of_descriptors_for_a_moment_tells_everybody_afterwards(name: str) -> None:
-    code = f"""{IMPORTS}import resource
-    with sole_instance(sys.argv[1], wait=False):
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
-        print("none left", flush=True)
-        sys.stdin.readline()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        print("enough", flush=True)
-        sys.stdin.readline()
-    """.replace("\n    ", "\n")
-    command = (sys.executable, "-c", code, name)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdin is not None
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "none left\n"
-        with pytest.raises(Busy), sole_instance(name, wait=False):
-            pytest.fail("two instances ran at once")
-        time.sleep(0.1)
-        holder.stdin.write("\n")
-        holder.stdin.flush()
-        assert holder.stdout.readline() == "enough\n"
-        for _ in range(100):
-            with pytest.raises(Busy), sole_instance(name, wait=False):
-                pytest.fail("two instances ran at once")
-        holder.stdin.close()
 
 
 def test_one_that_waits_takes_over_when_the_first_ends(name: str) -> None:
@@ -106,7 +78,7 @@ def test_one_that_waits_takes_over_when_the_first_ends(name: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_waiting_ends_when_told_to(name: str, number: signal.Signals) -> None:
+def test_a_signal_ends_the_waiting(name: str, number: signal.Signals) -> None:
     with sole_instance(name, wait=False):
         second = started(WAITS, name)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -117,7 +89,7 @@ def test_waiting_ends_when_told_to(name: str, number: signal.Signals) -> None:
 
 
 @needs_root
-def test_waiting_ends_when_the_first_process_of_a_container_is_told_to(name: str) -> None:
+def test_a_signal_to_the_first_process_of_a_container_ends_the_waiting(name: str) -> None:
     with sole_instance(name, wait=False):
         second = started(WAITS, name, wrap=("unshare", "--pid", "--fork"))
         with pytest.raises(subprocess.TimeoutExpired):
@@ -135,19 +107,19 @@ def test_nodes_in_namespaces_of_one_machine_do_not_meet(name: str) -> None:
 
 
 @pytest.fixture
-def stranger(name: str) -> Iterator[socket.socket]:
-    """Somebody who is no proxy has taken the name."""
+def other_program(name: str) -> Iterator[socket.socket]:
+    """Another program has taken the name."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
         made.bind(f"\0{name}")
         yield made
 
 
-def test_a_name_whose_holder_does_not_answer_keeps_nobody_from_serving(
-    name: str, stranger: socket.socket
+def test_a_holder_that_does_not_listen_does_not_prevent_a_start(
+    name: str, other_program: socket.socket
 ) -> None:
     with sole_instance(name, wait=False) as alone:
         assert alone
-    stranger.listen(0)
+    other_program.listen(0)
     with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
         for asking in (first, second):
             asking.setblocking(False)
@@ -157,26 +129,26 @@ def test_a_name_whose_holder_does_not_answer_keeps_nobody_from_serving(
 
 
 @needs_root
-def test_a_holder_that_cannot_be_a_proxy_keeps_nobody_from_serving(name: str) -> None:
+def test_a_holder_that_cannot_be_a_proxy_does_not_prevent_a_start(name: str) -> None:
     holds = "import os, sys; from pointsman.machine.instance import sole_instance\nos.setuid(65534)\n"
     holds += "with sole_instance(sys.argv[1], wait=False): print('serving', flush=True); sys.stdin.read()"
-    stranger = subprocess.Popen(
+    other = subprocess.Popen(
         (sys.executable, "-c", holds, name), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
-        assert stranger.stdout is not None
-        assert stranger.stdout.readline() == b"serving\n"
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"serving\n"
         for wait in (False, True):
             with sole_instance(name, wait=wait) as alone:
                 assert alone
     finally:
-        stranger.communicate()
+        other.communicate()
 
 
 def test_one_that_has_the_name_and_does_not_listen_yet_is_asked_again(
-    name: str, stranger: socket.socket
+    name: str, other_program: socket.socket
 ) -> None:
     second = started(SERVES, name)
     time.sleep(0.1)
-    stranger.listen(1)
+    other_program.listen(1)
     assert b"another instance" in second.communicate(timeout=20)[1]
