@@ -27,7 +27,8 @@ def wait_until(read: Callable[[], T], wanted: Callable[[T], bool] = bool, second
 
 async def async_wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     """The same for a coroutine: other tasks run between two reads."""
-    deadline = time.monotonic() + seconds * TIME_FACTOR
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + seconds * TIME_FACTOR
     while not condition():
-        assert time.monotonic() < deadline, f"still false after {seconds:.0f} s"
+        assert clock() < deadline, f"still false after {seconds:.0f} s"
         await asyncio.sleep(0.005)

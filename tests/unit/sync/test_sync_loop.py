@@ -2,9 +2,10 @@ import asyncio
 import itertools
 import sys
 import types
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from tests.factory import context, endpoint_slice, service
 from tests.fake.recording import RecordingBackend
 from tests.fake.virtual_time import run
@@ -19,6 +20,8 @@ from pointsman.model.tracker import Changes, Tracker
 from pointsman.sync.loop import SyncListener, SyncLoop
 from pointsman.sync.pacing import Pace, Pacer
 from pointsman.sync.reconcile import Reconciler, SyncFailed, SyncOutcome
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Notes(SyncListener):
@@ -53,7 +56,7 @@ class Notes(SyncListener):
         return [at for what, at in self.events if what in kinds]
 
 
-class Bench:
+class LoopHarness:
     """A loop around a recording backend in virtual time; the "thread" runs inline and may take its time."""
 
     def __init__(
@@ -92,287 +95,258 @@ class Bench:
         await asyncio.gather(self.task, return_exceptions=True)
 
 
-def bench(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def wrapped() -> None:
-        run(test())
-
-    wrapped.__name__ = test.__name__
-    return wrapped
-
-
-@bench
 async def test_a_request_is_served_at_once() -> None:
-    b = Bench()
-    b.change(1)
-    await b.loop.wait_idle()
-    assert b.notes.events == [("queued", 0.0), ("full", 0.0)]
-    await b.stop()
+    harness = LoopHarness()
+    harness.change(1)
+    await harness.loop.wait_idle()
+    assert harness.notes.events == [("queued", 0.0), ("full", 0.0)]
+    await harness.stop()
 
 
-@bench
 async def test_a_storm_of_changes_is_served_in_few_syncs() -> None:
-    b = Bench()
+    harness = LoopHarness()
     for number in range(100):
-        b.change(number)
+        harness.change(number)
         await asyncio.sleep(0.05)
-    await b.loop.wait_idle()
-    assert len(b.backend.programmed) == 100
-    assert len(b.notes.times("full", "partial")) <= 2 + 6
-    await b.stop()
+    await harness.loop.wait_idle()
+    assert len(harness.backend.programmed) == 100
+    assert len(harness.notes.times("full", "partial")) <= 2 + 6
+    await harness.stop()
 
 
-@bench
 async def test_changes_during_a_sync_cause_another_one() -> None:
-    b = Bench(sync_takes=0.5)
-    b.change(1)
+    harness = LoopHarness(sync_takes=0.5)
+    harness.change(1)
     await asyncio.sleep(0.2)
-    b.change(2)
-    await b.loop.wait_idle()
-    assert len(b.backend.programmed) == 2
-    assert b.notes.times("full", "partial") == [0.5, 1.0]
-    await b.stop()
+    harness.change(2)
+    await harness.loop.wait_idle()
+    assert len(harness.backend.programmed) == 2
+    assert harness.notes.times("full", "partial") == [0.5, 1.0]
+    await harness.stop()
 
 
-@bench
 async def test_a_failure_is_retried_with_growing_pauses_and_loses_nothing() -> None:
-    b = Bench()
-    b.backend.failures = [KernelError("no")] * 3
-    b.change(1)
-    await b.loop.wait_idle()
-    assert b.notes.times("failed") == [0.0, 1.0, 3.0]
-    assert b.notes.times("full") == [7.0]
-    assert len(b.backend.programmed) == 1
-    await b.stop()
+    harness = LoopHarness()
+    harness.backend.failures = [KernelError("no")] * 3
+    harness.change(1)
+    await harness.loop.wait_idle()
+    assert harness.notes.times("failed") == [0.0, 1.0, 3.0]
+    assert harness.notes.times("full") == [7.0]
+    assert len(harness.backend.programmed) == 1
+    await harness.stop()
 
 
-@bench
 async def test_what_the_kernel_has_not_accepted_yet_is_known_meanwhile() -> None:
-    b = Bench(sync_takes=0.5)
-    b.backend.failures = [KernelError("no")]
-    b.change(1)
+    harness = LoopHarness(sync_takes=0.5)
+    harness.backend.failures = [KernelError("no")]
+    harness.change(1)
     await asyncio.sleep(0.2)
-    assert {name.service for name in b.loop.unsynced} == {"s1"}
-    b.change(2)
+    assert {name.service for name in harness.loop.unsynced} == {"s1"}
+    harness.change(2)
     await asyncio.sleep(0.4)
-    assert {name.service for name in b.loop.unsynced} == {"s1", "s2"}
-    await b.loop.wait_idle()
-    assert b.loop.unsynced == frozenset()
-    await b.stop()
+    assert {name.service for name in harness.loop.unsynced} == {"s1", "s2"}
+    await harness.loop.wait_idle()
+    assert harness.loop.unsynced == frozenset()
+    await harness.stop()
 
 
-@bench
 async def test_a_bug_in_a_sync_does_not_end_the_loop_and_all_is_resent() -> None:
-    b = Bench()
-    b.change(1)
-    await b.loop.wait_idle()
-    b.backend.failures = [ZeroDivisionError()]
-    b.change(2)
-    await b.loop.wait_idle()
-    assert len(b.backend.programmed) == 2
-    assert len(b.notes.times("failed")) == 1
-    await b.stop()
+    harness = LoopHarness()
+    harness.change(1)
+    await harness.loop.wait_idle()
+    harness.backend.failures = [ZeroDivisionError()]
+    harness.change(2)
+    await harness.loop.wait_idle()
+    assert len(harness.backend.programmed) == 2
+    assert len(harness.notes.times("failed")) == 1
+    await harness.stop()
 
 
-@bench
 async def test_a_full_sync_runs_every_hour_without_any_change() -> None:
-    b = Bench()
-    b.change(1)
+    harness = LoopHarness()
+    harness.change(1)
     await asyncio.sleep(2 * 3600 + 10)
-    assert b.notes.times("full") == [0.0, 3600.0, 7200.0]
-    await b.stop()
+    assert harness.notes.times("full") == [0.0, 3600.0, 7200.0]
+    await harness.stop()
 
 
-@bench
 async def test_drift_is_repaired_by_a_full_sync() -> None:
-    b = Bench(drift_period=1.0)
-    b.change(1)
-    await b.loop.wait_idle()
-    b.backend.programmed.clear()
-    b.backend.drifts = [Difference("table", PRESENT)]
+    harness = LoopHarness(drift_period=1.0)
+    harness.change(1)
+    await harness.loop.wait_idle()
+    harness.backend.programmed.clear()
+    harness.backend.drifts = [Difference("table", PRESENT)]
     await asyncio.sleep(1.5)
-    assert ("drift: table: deleted", 1.0) in b.notes.events
-    assert len(b.backend.programmed) == 1
-    await b.stop()
+    assert ("drift: table: deleted", 1.0) in harness.notes.events
+    assert len(harness.backend.programmed) == 1
+    await harness.stop()
 
 
-@bench
 async def test_drift_is_looked_for_in_time_however_many_changes_arrive() -> None:
-    b = Bench(min_period=5.0, drift_period=1.0, sync_takes=0.05)
+    harness = LoopHarness(min_period=5.0, drift_period=1.0, sync_takes=0.05)
     for number in range(100):
-        b.change(number)
+        harness.change(number)
         if number == 80:
-            b.backend.drifts = [Difference("table", PRESENT)]
+            harness.backend.drifts = [Difference("table", PRESENT)]
         await asyncio.sleep(0.1)
-    assert len(b.notes.times("intact")) == 7
-    (noticed,) = b.notes.times("drift: table: deleted")
+    assert len(harness.notes.times("intact")) == 7
+    (noticed,) = harness.notes.times("drift: table: deleted")
     assert 8.0 < noticed < 9.2
-    await b.loop.wait_idle()
-    assert len(b.notes.times("full")) == 2
-    await b.stop()
+    await harness.loop.wait_idle()
+    assert len(harness.notes.times("full")) == 2
+    await harness.stop()
 
 
-@bench
 async def test_looks_that_take_longer_than_their_period_keep_no_sync_from_running() -> None:
-    b = Bench(drift_period=1.0, sync_takes=2.0)
+    harness = LoopHarness(drift_period=1.0, sync_takes=2.0)
     for number in range(50):
-        b.change(number)
+        harness.change(number)
         await asyncio.sleep(1.0)
-    await b.loop.wait_idle()
-    assert len(b.backend.programmed) == 50
-    assert len(b.notes.times("full", "partial")) >= 10
-    await b.stop()
+    await harness.loop.wait_idle()
+    assert len(harness.backend.programmed) == 50
+    assert len(harness.notes.times("full", "partial")) >= 10
+    await harness.stop()
 
 
 TAKEN_OVER = Difference("table", "ours", "theirs", other_proxy=OtherProxy.KUBE_PROXY)
 
 
-@bench
 async def test_another_proxy_that_keeps_rewriting_our_rules_is_left_alone_for_longer_and_longer() -> None:
-    b = Bench(drift_period=1.0)
-    b.change(1)
-    await b.loop.wait_idle()
-    b.backend.drifts = [TAKEN_OVER] * 1000
+    harness = LoopHarness(drift_period=1.0)
+    harness.change(1)
+    await harness.loop.wait_idle()
+    harness.backend.drifts = [TAKEN_OVER] * 1000
     await asyncio.sleep(200)
-    restored = b.notes.times("full")[1:]
+    restored = harness.notes.times("full")[1:]
     assert restored[:3] == [1.0, 2.0, 3.0]
     pauses = [round(later - earlier) for earlier, later in itertools.pairwise(restored[2:])]
     assert pauses[:5] == [3, 4, 8, 16, 30]
     assert set(pauses[5:]) == {30}
-    await b.stop()
+    await harness.stop()
 
 
-@bench
 async def test_changes_made_meanwhile_wait_with_the_rest_and_are_served() -> None:
-    b = Bench(drift_period=1.0)
-    b.change(1)
-    await b.loop.wait_idle()
-    b.backend.drifts = [TAKEN_OVER] * 6
+    harness = LoopHarness(drift_period=1.0)
+    harness.change(1)
+    await harness.loop.wait_idle()
+    harness.backend.drifts = [TAKEN_OVER] * 6
     await asyncio.sleep(13)
-    before = len(b.notes.times("full", "partial"))
-    b.change(2)
+    before = len(harness.notes.times("full", "partial"))
+    harness.change(2)
     await asyncio.sleep(1)
-    assert len(b.notes.times("full", "partial")) == before
-    await b.loop.wait_idle()
-    assert len(b.backend.programmed) == 2
-    await b.stop()
+    assert len(harness.notes.times("full", "partial")) == before
+    await harness.loop.wait_idle()
+    assert len(harness.backend.programmed) == 2
+    await harness.stop()
 
 
-@bench
 async def test_when_the_other_proxy_is_gone_for_a_while_all_is_as_before() -> None:
-    b = Bench(drift_period=1.0)
-    b.change(1)
-    await b.loop.wait_idle()
-    b.backend.drifts = [TAKEN_OVER] * 5
+    harness = LoopHarness(drift_period=1.0)
+    harness.change(1)
+    await harness.loop.wait_idle()
+    harness.backend.drifts = [TAKEN_OVER] * 5
     await asyncio.sleep(300)
-    assert len(b.notes.times("undisputed")) == 1
-    b.backend.drifts = [TAKEN_OVER]
-    before = b.notes.times("full")
+    assert len(harness.notes.times("undisputed")) == 1
+    harness.backend.drifts = [TAKEN_OVER]
+    before = harness.notes.times("full")
     await asyncio.sleep(1.5)
-    assert len(b.notes.times("full")) == len(before) + 1
-    await b.stop()
+    assert len(harness.notes.times("full")) == len(before) + 1
+    await harness.stop()
 
 
-@bench
 async def test_damage_that_is_no_other_proxys_work_is_repaired_at_once_every_time() -> None:
-    b = Bench(drift_period=1.0)
-    b.change(1)
-    await b.loop.wait_idle()
-    b.backend.drifts = [Difference("table", PRESENT)] * 20
+    harness = LoopHarness(drift_period=1.0)
+    harness.change(1)
+    await harness.loop.wait_idle()
+    harness.backend.drifts = [Difference("table", PRESENT)] * 20
     await asyncio.sleep(21.5)
-    assert len(b.notes.times("full")) == 21
-    assert b.notes.times("undisputed") == []
-    await b.stop()
+    assert len(harness.notes.times("full")) == 21
+    assert harness.notes.times("undisputed") == []
+    await harness.stop()
 
 
-@bench
 async def test_a_sync_that_meets_another_proxys_rules_counts_as_a_rewrite_too() -> None:
-    b = Bench()
-    b.backend.met = TAKEN_OVER
+    harness = LoopHarness()
+    harness.backend.met = TAKEN_OVER
     for number in range(8):
-        b.change(number)
+        harness.change(number)
         await asyncio.sleep(1.5)
-    assert len(b.notes.times("full", "partial")) < 8
-    assert b.notes.times(f"drift: {TAKEN_OVER}") == b.notes.times("full", "partial")
-    await b.stop()
+    assert len(harness.notes.times("full", "partial")) < 8
+    assert harness.notes.times(f"drift: {TAKEN_OVER}") == harness.notes.times("full", "partial")
+    await harness.stop()
 
 
-@bench
 async def test_no_drift_check_before_the_first_sync() -> None:
-    b = Bench(drift_period=1.0)
-    b.backend.drifts = [Difference("nothing there yet", PRESENT)]
+    harness = LoopHarness(drift_period=1.0)
+    harness.backend.drifts = [Difference("nothing there yet", PRESENT)]
     await asyncio.sleep(5)
-    assert b.backend.requests == []
-    await b.stop()
+    assert harness.backend.requests == []
+    await harness.stop()
 
 
-@bench
 async def test_damage_seen_beside_the_loop_is_repaired_while_changes_arrive_during_every_sync() -> None:
-    b = Bench(min_period=0.0, sync_takes=0.5)
+    harness = LoopHarness(min_period=0.0, sync_takes=0.5)
     damage = Difference("chain", PRESENT, "something else")
-    b.loop.damaged(damage)
-    assert b.notes.events == []
-    b.change(1)
-    await b.loop.wait_idle()
+    harness.loop.damaged(damage)
+    assert harness.notes.events == []
+    harness.change(1)
+    await harness.loop.wait_idle()
     for number in range(2, 12):
-        b.change(number)
+        harness.change(number)
         await asyncio.sleep(0.2)
         if number == 8:
-            b.loop.damaged(damage)
-    await b.loop.wait_idle()
-    assert len(b.notes.times(f"drift: {damage}")) == 1
-    assert len(b.notes.times("full")) == 2
-    await b.stop()
+            harness.loop.damaged(damage)
+    await harness.loop.wait_idle()
+    assert len(harness.notes.times(f"drift: {damage}")) == 1
+    assert len(harness.notes.times("full")) == 2
+    await harness.stop()
 
 
-@bench
 async def test_nothing_is_synced_before_the_first_request_however_long_it_takes() -> None:
-    b = Bench(drift_period=1.0)
+    harness = LoopHarness(drift_period=1.0)
     await asyncio.sleep(2 * 3600)
-    assert b.notes.events == []
-    b.change(1)
-    await b.loop.wait_idle()
-    assert b.notes.times("full") == [2 * 3600.0]
-    await b.stop()
+    assert harness.notes.events == []
+    harness.change(1)
+    await harness.loop.wait_idle()
+    assert harness.notes.times("full") == [2 * 3600.0]
+    await harness.stop()
 
 
-@bench
 async def test_an_hourly_sync_that_fails_is_retried_with_growing_pauses_too() -> None:
-    b = Bench(min_period=0.0)
-    b.change(1)
-    await b.loop.wait_idle()
-    b.backend.failures = [KernelError("no")] * 3
+    harness = LoopHarness(min_period=0.0)
+    harness.change(1)
+    await harness.loop.wait_idle()
+    harness.backend.failures = [KernelError("no")] * 3
     await asyncio.sleep(3600 + 60)
-    assert b.notes.times("failed") == [3600.0, 3601.0, 3603.0]
-    assert b.notes.times("full") == [0.0, 3607.0]
-    await b.stop()
+    assert harness.notes.times("failed") == [3600.0, 3601.0, 3603.0]
+    assert harness.notes.times("full") == [0.0, 3607.0]
+    await harness.stop()
 
 
-@bench
 async def test_drift_is_not_looked_for_while_a_full_sync_waits_for_its_retry() -> None:
-    b = Bench(drift_period=0.5)
-    b.change(1)
-    await b.loop.wait_idle()
-    b.backend.failures = [KernelError("no")] * 3
-    b.change(2)
-    b.backend.drifts = [Difference("chain", "", PRESENT)]
+    harness = LoopHarness(drift_period=0.5)
+    harness.change(1)
+    await harness.loop.wait_idle()
+    harness.backend.failures = [KernelError("no")] * 3
+    harness.change(2)
+    harness.backend.drifts = [Difference("chain", "", PRESENT)]
     await asyncio.sleep(6.9)
-    assert b.notes.times("failed") == [0.0, 1.0, 3.0]
-    assert b.notes.times("drift: chain: added") == []
-    await b.stop()
+    assert harness.notes.times("failed") == [0.0, 1.0, 3.0]
+    assert harness.notes.times("drift: chain: added") == []
+    await harness.stop()
 
 
-@bench
 async def test_not_being_able_to_look_is_no_drift_but_a_reason_for_a_full_sync() -> None:
-    b = Bench(drift_period=1.0)
-    b.change(1)
-    await b.loop.wait_idle()
+    harness = LoopHarness(drift_period=1.0)
+    harness.change(1)
+    await harness.loop.wait_idle()
 
-    b.backend.drifts = [KernelError("no buffers")]
+    harness.backend.drifts = [KernelError("no buffers")]
     await asyncio.sleep(1.5)
-    assert b.notes.times("unsure") == [1.0]
-    assert b.notes.times("full") == [0.0, 1.0]
-    assert not any(what.startswith("drift") for what, _ in b.notes.events)
-    await b.stop()
+    assert harness.notes.times("unsure") == [1.0]
+    assert harness.notes.times("full") == [0.0, 1.0]
+    assert not any(what.startswith("drift") for what, _ in harness.notes.events)
+    await harness.stop()
 
 
 class Bug(Exception):
@@ -408,38 +382,38 @@ class Mirror(SyncListener):
 async def sync_with_error_at(number: int) -> bool:
     """Whether a sync has so many calls; afterwards the next sync must be right."""
     mirror = Mirror()
-    b = Bench(listener=mirror)
+    harness = LoopHarness(listener=mirror)
     external = {"externalIPs": ["198.51.100.1"]}
 
     def upsert(name: str, at: int, created: str, **spec: Any) -> None:
         meta = {"creationTimestamp": created}
-        b.tracker.upsert_service(service(name, clusterIP=f"10.96.1.{at}", metadata=meta, **spec))
+        harness.tracker.upsert_service(service(name, clusterIP=f"10.96.1.{at}", metadata=meta, **spec))
 
     for at, name in enumerate(["a", "b", "c", "d"], 1):
         upsert(name, at, f"202{at}", **external)
-        b.tracker.upsert_slice(endpoint_slice(f"10.244.1.{at}", name=name, service_name=name))
-    b.loop.request()
-    await b.loop.wait_idle()
-    b.tracker.delete_service("default/a")
+        harness.tracker.upsert_slice(endpoint_slice(f"10.244.1.{at}", name=name, service_name=name))
+    harness.loop.request()
+    await harness.loop.wait_idle()
+    harness.tracker.delete_service("default/a")
     upsert("b", 9, "2022")
     upsert("e", 5, "2025", **external)
-    b.tracker.upsert_slice(endpoint_slice("10.244.1.7", name="c", service_name="c"))
+    harness.tracker.upsert_slice(endpoint_slice("10.244.1.7", name="c", service_name="c"))
     before = sys.gettrace()
     injection = Injection(number)
-    b.loop.request()
+    harness.loop.request()
     sys.settrace(injection)
     try:
-        await b.loop.wait_idle()
+        await harness.loop.wait_idle()
     finally:
         sys.settrace(before)
-    b.loop.request()
-    await b.loop.wait_idle()
+    harness.loop.request()
+    await harness.loop.wait_idle()
     fresh = RecordingBackend()
-    Reconciler(fresh).sync(Changes(dict(b.tracker.states)), context())
-    assert b.backend.programmed == fresh.programmed
+    Reconciler(fresh).sync(Changes(dict(harness.tracker.states)), context())
+    assert harness.backend.programmed == fresh.programmed
     assert {name: plan for name, plan in mirror.plans.items() if plan} == fresh.programmed
-    assert not b.loop.unsynced
-    await b.stop()
+    assert not harness.loop.unsynced
+    await harness.stop()
     return injection.left <= 0
 
 
