@@ -15,12 +15,12 @@ from pointsman.kernel.tracked_flows import Flow, FlowQuery
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.node_context import NodeContext, Situation
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
 from pointsman.obs.registry import Metrics
+from pointsman.sync.flow_cleaner import StaleFlowCleaner
 from pointsman.sync.reconcile import PlanChange
-from pointsman.sync.stale import StaleFlowCleaner
 
 SERVICES = 100
 PORT = 53
@@ -82,8 +82,8 @@ def timed(label: str, action: Callable[[], object]) -> None:
 
 
 def cleaned(family: Family, changes: dict[ServicePortName, PlanChange], context: NodeContext) -> str:
-    cleaner = StaleFlowCleaner(family, Metrics("nftables"), deadline=timedelta(seconds=60))
-    cleaner.add(changes, Situation(context))
+    cleaner = StaleFlowCleaner(family, Metrics("nftables"), timeout=timedelta(seconds=60))
+    cleaner.add(changes, context)
     report = cleaner.run()
     return report.problem or f"{report.deleted} deleted"
 

@@ -74,7 +74,7 @@ def test_kernel_holds_what_was_recorded(node: Namespace, name: str, variant: str
     contexts = {}
     if way == "partial":
         first = replay.advance(msgspec.structs.replace(scenario.steps[0], services={}, slices={}))
-        contexts = {family: outcome.situation.context for family, outcome in first.items()}
+        contexts = {family: outcome.context for family, outcome in first.items()}
     for step in scenario.steps:
         if step.restarted:
             replay = scenarios.Replay(scenario, "iptables", _backends(scenario, variant))
@@ -83,8 +83,8 @@ def test_kernel_holds_what_was_recorded(node: Namespace, name: str, variant: str
         _assert_recorded(step, variant)
         for family, outcome in outcomes.items():
             assert not outcome.report.rejected
-            assert outcome.report.full is (way == "full" or contexts.get(family) != outcome.situation.context)
+            assert outcome.report.full is (way == "full" or contexts.get(family) != outcome.context)
             reconciler = replay.reconcilers[family]
-            comparison = reconciler.comparison(reconciler.snapshot(), outcome.situation.context)
+            comparison = reconciler.comparison(reconciler.snapshot(), outcome.context)
             assert comparison.differences() == []
-            contexts[family] = outcome.situation.context
+            contexts[family] = outcome.context

@@ -15,12 +15,12 @@ from tests.harness.waiting import TIME_FACTOR
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.node_context import NodeContext, Situation
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
 from pointsman.obs.registry import Metrics
+from pointsman.sync.flow_cleaner import StaleFlowCleaner
 from pointsman.sync.reconcile import PlanChange
-from pointsman.sync.stale import StaleFlowCleaner
 
 pytestmark = [
     pytest.mark.kernel,
@@ -32,9 +32,7 @@ NODE, PODS, SERVICE, OTHER_SERVICE = "10.0.0.1", ("10.244.0.5", "10.244.0.6"), "
 PORT, NODE_PORT, POD_PORT = 53, 30053, 5353
 UNRELATED = f"ip daddr 192.0.2.1 udp dport 1 dnat to {PODS[0]}:1"
 """Without any address translation the kernel would not track flows at all."""
-HERE = Situation(
-    NodeContext(Family.IPV4, "node", node_ips=(socket.inet_aton(NODE),)), (socket.inet_aton(NODE),)
-)
+HERE = NodeContext(Family.IPV4, "node", node_ips=(socket.inet_aton(NODE),))
 
 
 class Node:

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from tests.unit.sync.flow_making import (
     BALANCER,
     CLUSTER,
+    CONTEXT,
     EXTERNAL,
     NODE,
     NODE_PORT,
     OTHER_HOST,
+    OWN_ADDRESSES,
     POD_A,
     POD_B,
-    SITUATION,
     flow,
     plan,
     pod,
@@ -26,8 +27,8 @@ from pointsman.model.balancing import BalancingRequest
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import Protocol, ServicePortName
-from pointsman.sync.flow_checklist import Unsettled, checklist_of, stale_flows, unsettled_after
 from pointsman.sync.reconcile import PlanChange
+from pointsman.sync.stale_flows import FlowCheck, PendingCheck, extend_check
 
 PORT = 53
 STRANGER = (b"\x0a\xf4\0\x63", 5353)
@@ -88,11 +89,14 @@ def every_flow(protocol: Protocol) -> list[Flow]:
 
 
 def doomed(history: list[ServicePlan | None], protocol: Protocol) -> set[Flow]:
-    noted: Unsettled | None = None
+    noted: PendingCheck | None = None
     for old, new in pairwise(history):
         if old != new:
-            noted = unsettled_after(noted, PlanChange(old, new))
-    return set(stale_flows(every_flow(protocol), checklist_of([noted] if noted else [], SITUATION)))
+            noted = extend_check(noted, PlanChange(old, new))
+    name, latest = NAMES[protocol], history[-1]
+    plans_now = {name: latest} if latest is not None else {}
+    check = FlowCheck([(name, noted)] if noted else [], plans_now, CONTEXT, OWN_ADDRESSES)
+    return set(check.find_stale(every_flow(protocol)))
 
 
 def destinations(plan_now: ServicePlan | None) -> set[tuple[bytes, int]]:

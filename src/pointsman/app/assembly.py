@@ -49,7 +49,7 @@ from pointsman.node.watch_metrics import expose_watches
 from pointsman.obs.log import configure, get_log
 from pointsman.obs.registry import Metrics
 from pointsman.source.api import ApiSource
-from pointsman.sync.stale import StaleFlowCleaner
+from pointsman.sync.flow_cleaner import StaleFlowCleaner
 
 _log = get_log(__name__)
 
@@ -147,7 +147,7 @@ async def assembled(
         background = Background()
         closing.push_async_callback(background.close)
         cleaners = {
-            family: StaleFlowCleaner(family, metrics, stopping=lambda: background.closed)
+            family: StaleFlowCleaner(family, metrics, is_stopping=lambda: background.closed)
             for family in backends
         }
         flows = FlowCare(cleaners, background, degraded)

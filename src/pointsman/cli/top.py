@@ -32,7 +32,7 @@ from pointsman.kernel.tracked_flows import Flow
 from pointsman.model.addresses import Family
 from pointsman.report.service_list import ListQuery, ServiceList
 from pointsman.report.traffic import Directory, Reading, TrafficReport, traffic_report, traffic_text
-from pointsman.sync.flow_checklist import flow_queries
+from pointsman.sync.stale_flows import build_flow_queries
 
 _ABOUT = """Show, for each Service and each of its endpoints, new connections per second, active flows and the share of each endpoint,
 the busiest first, again and again until Ctrl-C.
@@ -126,7 +126,7 @@ def read_kernel(directory: Directory, counting: Counting) -> Reading:
 
 def _read_flows(directory: Directory, family: Family, into: list[Flow], deadline: float) -> bool:
     """Adds the flows of the family; False when the time did not suffice for all."""
-    queries = flow_queries(place[1:] for place in directory.places(family.value))
+    queries = build_flow_queries(place[1:] for place in directory.places(family.value))
     wanted = directory.hears(family.value)
     try:
         with ConntrackTable(family) as table:

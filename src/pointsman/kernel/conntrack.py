@@ -46,8 +46,6 @@ class DeadlinePassed(FlowsLeft):
 
     def __init__(self, message: str, deleted: int = 0) -> None:
         super().__init__(message, errno.ETIMEDOUT, deleted)
-        self.found: tuple[Flow, ...] = ()
-        """What a listing had found by then."""
 
 
 class ConntrackTable:
@@ -86,11 +84,7 @@ class ConntrackTable:
             if flow is not None:
                 found.append(flow)
 
-        try:
-            self._ask(query, take, expired)
-        except DeadlinePassed as passed:
-            passed.found = tuple(found)
-            raise
+        self._ask(query, take, expired)
         return found
 
     def opened(self, query: FlowQuery, expired: Expired = lambda: False) -> Counter[Opened]:

@@ -6,7 +6,6 @@ When it differs from the one of the last sync, that sync is a full one.
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
 
 import msgspec
 
@@ -67,11 +66,3 @@ class NodeContext(msgspec.Struct, frozen=True, gc=False):
     @property
     def masquerade_mark(self) -> int:
         return 1 << self.masquerade_bit
-
-
-class Situation(NamedTuple):
-    """The node when a sync begins: what rules are made of, and what only the care of tracked flows needs."""
-
-    context: NodeContext
-    own_addresses: tuple[bytes, ...] = ()
-    """Every address of this family on the node's interfaces, except those of kube-ipvs0."""

@@ -14,12 +14,11 @@ from typing import Final, TypeVar
 from pointsman.kernel.sysctl import Degraded
 from pointsman.machine.footprint import give_back
 from pointsman.model.addresses import Family
-from pointsman.model.node_context import Situation
 from pointsman.node.degraded import DegradedChecks
 from pointsman.obs.log import get_log
+from pointsman.sync.flow_cleaner import CleanReport, StaleFlowCleaner
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.reconcile import SyncOutcome
-from pointsman.sync.stale import CleanReport, StaleFlowCleaner
 
 T = TypeVar("T")
 
@@ -75,7 +74,6 @@ class FlowCare(SyncListener):
         self._cleaners = cleaners
         self._background = background
         self._degraded = degraded
-        self._own_addresses: dict[Family, tuple[bytes, ...]] = {}
         self._problems: dict[Family, str] = {}
         self._busy: set[Family] = set()
         self._resting: set[Family] = set()
@@ -83,19 +81,16 @@ class FlowCare(SyncListener):
         self._to_look_again: set[Family] = set()
 
     def on_synced(self, outcome: SyncOutcome) -> None:
-        family, situation = outcome.family, outcome.situation
-        own_addresses = self._own_addresses.get(family, situation.own_addresses)
+        family = outcome.family
         cleaner = self._cleaners[family]
-        noted = cleaner.add(outcome.changes, situation._replace(own_addresses=own_addresses))
+        noted = cleaner.add(outcome.changes, outcome.context)
         if outcome.report.full:
             noted = cleaner.add_everything()
         if noted:
             self._clean(family)
 
-    def on_addresses_changed(self, situation: Situation) -> None:
-        family = situation.context.family
-        self._own_addresses[family] = situation.own_addresses
-        if self._cleaners[family].readdressed(situation):
+    def on_addresses_changed(self, family: Family, addresses: tuple[bytes, ...]) -> None:
+        if self._cleaners[family].set_addresses(addresses):
             self._clean(family)
 
     def check_everything(self) -> None:
@@ -119,10 +114,10 @@ class FlowCare(SyncListener):
             self._background.later(lambda: self._clean_after(self._resting, family))
         elif cleaner.waiting:
             self._clean(family)
-        elif cleaner.looks_again and family not in self._to_look_again:
+        elif cleaner.has_second_checks and family not in self._to_look_again:
             self._to_look_again.add(family)
             self._background.later(
-                lambda: self._clean_after(self._to_look_again, family), cleaner.second_look
+                lambda: self._clean_after(self._to_look_again, family), cleaner.second_check_delay
             )
         elif report.checked >= _MANY:
             self._background.run(give_back, lambda _: None)

@@ -12,7 +12,7 @@ import msgspec
 
 from pointsman.backends.contract import Backend, Difference
 from pointsman.daemon_thread import in_daemon_thread
-from pointsman.model.node_context import NodeContext, Situation
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Tracker
@@ -44,7 +44,7 @@ class FamilyProxy:
         tracker: Tracker,
         backend: Backend,
         pace: Pace,
-        situation: Callable[[], Situation],
+        context: Callable[[], NodeContext],
         listeners: Sequence[SyncListener],
         health: ProxyHealth,
         *,
@@ -61,7 +61,7 @@ class FamilyProxy:
             tracker,
             Reconciler(backend, count_services=count_services),
             Pacer(pace, asyncio.get_running_loop().time()),
-            situation=situation,
+            context=context,
             run_blocking=self.run_blocking,
             listeners=listeners,
         )

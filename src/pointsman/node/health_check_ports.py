@@ -43,7 +43,7 @@ class HealthCheckPorts(SyncListener):
         self._under_way: set[asyncio.Task[None]] = set()
 
     def on_synced(self, outcome: SyncOutcome) -> None:
-        task = asyncio.get_running_loop().create_task(self._follow(outcome.situation.context))
+        task = asyncio.get_running_loop().create_task(self._follow(outcome.context))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 

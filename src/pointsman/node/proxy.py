@@ -99,7 +99,7 @@ class Proxy:
                 trackers[family],
                 backend,
                 _pace(settings.config),
-                partial(self.node.situation, family),
+                partial(self.node.context, family),
                 self._heard_by,
                 self.health,
                 count_services=mode_named(settings.config.mode).capabilities.counts_services,
@@ -133,6 +133,7 @@ class Proxy:
             raise group.exceptions[0] from group
 
     async def _work(self) -> None:
+        self._report_addresses({})
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._end_when_impossible())
             tasks.create_task(self._consume())
@@ -364,10 +365,13 @@ class Proxy:
         async for _ in self._machine.address_changes():
             before = self.node.addresses
             self._request_all(self.node.addresses_read(await self._read_addresses()))
-            for family, addresses in self.node.addresses.items():
-                if addresses != before[family]:
-                    for listener in self._heard_by:
-                        listener.on_addresses_changed(self.node.situation(family))
+            self._report_addresses(before)
+
+    def _report_addresses(self, before: Mapping[Family, tuple[bytes, ...]]) -> None:
+        for family, addresses in self.node.addresses.items():
+            if addresses != before.get(family):
+                for listener in self._heard_by:
+                    listener.on_addresses_changed(family, addresses)
 
     async def _read_addresses(self) -> dict[Family, tuple[bytes, ...]]:
         """The machine's addresses; a kernel short of memory is asked again, the last known ones stay meanwhile."""

@@ -11,7 +11,7 @@ from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Family, is_link_local, is_loopback
 from pointsman.model.balancing import BalancingDefaults
 from pointsman.model.node import NodeFacts, build_node_facts, find_host_ips
-from pointsman.model.node_context import NodeContext, Situation
+from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.node.node_context import node_context
 
@@ -68,9 +68,6 @@ class NodeState:
 
     def context(self, family: Family) -> NodeContext:
         return self._contexts[family]
-
-    def situation(self, family: Family) -> Situation:
-        return Situation(self._contexts[family], self.addresses[family])
 
     def judged(self, config: KubeProxyConfiguration) -> Judgement:
         """How a configuration fits this node. Manifests may hold less than a cluster has, so nothing is a fault there."""

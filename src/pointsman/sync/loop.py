@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from pointsman.backends.contract import Difference
 from pointsman.model.addresses import Family
-from pointsman.model.node_context import Situation
+from pointsman.model.node_context import NodeContext
 from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Tracker
 from pointsman.sync.pacing import Pacer
@@ -33,8 +33,8 @@ class SyncListener:
     def on_synced(self, outcome: SyncOutcome) -> None:
         """A sync succeeded; the kernel holds every change taken so far."""
 
-    def on_addresses_changed(self, situation: Situation) -> None:
-        """The node's own addresses of one family changed, whether or not a rule depends on them."""
+    def on_addresses_changed(self, family: Family, addresses: tuple[bytes, ...]) -> None:
+        """The node has these addresses of one family, at the start or after a change; no rule may depend on them."""
 
     def on_sync_failed(self, family: Family, failure: SyncFailed, retry_in: float) -> None:
         """A sync failed; the previous rules remain."""
@@ -61,7 +61,7 @@ class SyncLoop:
         reconciler: Reconciler,
         pacer: Pacer,
         *,
-        situation: Callable[[], Situation],
+        context: Callable[[], NodeContext],
         run_blocking: RunBlocking,
         listeners: Sequence[SyncListener],
     ) -> None:
@@ -70,7 +70,7 @@ class SyncLoop:
         """Service ports taken from the tracker that the kernel has not accepted yet."""
         self._tracker = tracker
         self.reconciler = reconciler
-        self._situation = situation
+        self._context = context
         self._run_blocking = run_blocking
         self._listeners = listeners
         self._full = False
@@ -172,10 +172,8 @@ class SyncLoop:
         try:
             changes = self._tracker.take()
             self.unsynced |= changes.states.keys()
-            context, own_addresses = self._situation()
-            outcome = await self._run_blocking(
-                lambda: self.reconciler.sync(changes, context, own_addresses, full=full)
-            )
+            context = self._context()
+            outcome = await self._run_blocking(lambda: self.reconciler.sync(changes, context, full=full))
         except SyncFailed as failure:
             self.unsynced = failure.unsynced
             self._fail(failure)

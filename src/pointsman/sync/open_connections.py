@@ -12,7 +12,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Identity
 from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.tracker import PortState
-from pointsman.sync.flow_checklist import FrontendKey, flow_queries
+from pointsman.sync.stale_flows import FrontendKey, build_flow_queries
 
 DEADLINE: Final = 10.0
 """Seconds a reading may take; one that takes longer counts for nothing."""
@@ -45,7 +45,7 @@ def open_connections(
     ends = monotonic() + DEADLINE
 
     with open_table(family) as table:
-        for query in flow_queries(owners):
+        for query in build_flow_queries(owners):
             for (to, port, by, by_port), count in table.opened(query, lambda: monotonic() > ends).items():
                 name = owners.get((query.protocol, to, port)) or owners.get((query.protocol, b"", port))
                 if name is not None and (by, by_port) in endpoints[name]:

@@ -20,7 +20,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.claims import Claim, ClaimIndex, Winner
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity
-from pointsman.model.node_context import NodeContext, Situation
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Outcome, ServicePlan
 from pointsman.model.planning import plan_service_port
 from pointsman.model.service import ServicePort, ServicePortName
@@ -59,7 +59,7 @@ class SyncOutcome(msgspec.Struct, frozen=True):
     report: SyncReport
     changes: Mapping[ServicePortName, PlanChange]
     trigger_times: Mapping[str, Sequence[float]]
-    situation: Situation
+    context: NodeContext
     seconds: float
     first: bool
     """No sync had succeeded before this one in this process."""
@@ -69,7 +69,7 @@ class SyncOutcome(msgspec.Struct, frozen=True):
 
     @property
     def family(self) -> Family:
-        return self.situation.context.family
+        return self.context.family
 
 
 class SyncFailed(KernelError):
@@ -134,14 +134,7 @@ class Reconciler:
         successor._syncs, successor._succeeded_once = self._syncs, self._succeeded_once
         return successor
 
-    def sync(
-        self,
-        changes: Changes,
-        context: NodeContext,
-        own_addresses: tuple[bytes, ...] = (),
-        *,
-        full: bool = False,
-    ) -> SyncOutcome:
+    def sync(self, changes: Changes, context: NodeContext, *, full: bool = False) -> SyncOutcome:
         """Bring the kernel up to date; raises SyncFailed with nothing lost when it refuses."""
         started = time.perf_counter()
         self._syncs += 1
@@ -173,7 +166,7 @@ class Reconciler:
             report=report,
             changes=accepted,
             trigger_times=self._trigger_times,
-            situation=Situation(context, own_addresses),
+            context=context,
             seconds=time.perf_counter() - started,
             first=not self._succeeded_once,
             totals=self._tally.totals(len(self.plans)),

@@ -24,10 +24,9 @@ from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.objects import LabService, backends
 from pointsman.model.addresses import Family
-from pointsman.model.node_context import Situation
 from pointsman.obs.registry import Metrics
+from pointsman.sync.flow_cleaner import StaleFlowCleaner
 from pointsman.sync.reconcile import PlanChange, SyncOutcome
-from pointsman.sync.stale import StaleFlowCleaner
 
 SEED = int(os.environ.get("POINTSMAN_SEED", str(time.time_ns() % 1_000_000)))
 TARGET = LabService("busy", 1, protocols=("UDP",))
@@ -45,7 +44,7 @@ class Cleaners:
 
     def after(self, outcomes: dict[Family, SyncOutcome]) -> None:
         for family, outcome in outcomes.items():
-            self._cleaners[family].add(outcome.changes, outcome.situation)
+            self._cleaners[family].add(outcome.changes, outcome.context)
             if outcome.report.full:
                 self._cleaners[family].add_everything()
             assert self._cleaners[family].run().problem == ""
@@ -142,7 +141,7 @@ def _take_over(world: IpvsWorld, mode: Mode, directory: Path) -> None:
         backend.sync(SyncRequest(context=context, plans=plans, changed={}, full=True))
         backend.close()
         changes = {name: PlanChange(None, plan) for name, plan in plans.items()}
-        cleaners[family].add(changes, Situation(context))
+        cleaners[family].add(changes, context)
         assert cleaners[family].run().problem == ""
     assert {one.status for one in modes.remove_leftovers(mode, directory)} == {CleanupStatus.REMOVED}
     for cleaner in cleaners.values():

@@ -128,7 +128,7 @@ def test_small_steps_lead_to_the_recorded_state(
         for family, outcome in running.advance(step).items():
             assert not outcome.report.full
             reconciler = running.reconcilers[family]
-            taken, context = reconciler.snapshot(), outcome.situation.context
+            taken, context = reconciler.snapshot(), outcome.context
             assert reconciler.comparison(taken, context).differences() == []
             for one in taken.plans:
                 assert reconciler.comparison(taken, context, [one]).differences() == []

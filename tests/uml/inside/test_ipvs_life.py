@@ -36,7 +36,7 @@ from pointsman.lab.probe import Kind, TrafficGenerator, ask_all
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
 from pointsman.obs.registry import Metrics
-from pointsman.sync.stale import StaleFlowCleaner
+from pointsman.sync.flow_cleaner import StaleFlowCleaner
 
 MODULE_LOADER = Path("/proc/sys/kernel/modprobe")
 """The program that the kernel starts for a module it wants."""
@@ -141,7 +141,7 @@ def test_a_busy_udp_client_over_ipv6_is_answered_when_its_service_comes(world: I
     assert flow.ask().kind is not Kind.ANSWERED
     with _before_kernel_threads():
         outcome = world.apply([alone])[Family.IPV6]
-        cleaner.add(outcome.changes, outcome.situation)
+        cleaner.add(outcome.changes, outcome.context)
         with world.cluster["n1"].entered():
             assert cleaner.run().problem == ""
         answers = [flow.ask().by for _ in range(2)]
@@ -190,7 +190,7 @@ def test_connections_to_gone_endpoints_are_reset_where_the_service_asks(world: I
 
     def apply(*services: LabService) -> None:
         for family, outcome in world.apply(services).items():
-            cleaners[family].add(outcome.changes, outcome.situation)
+            cleaners[family].add(outcome.changes, outcome.context)
             with world.cluster["n1"].entered():
                 assert not cleaners[family].run().problem
 

@@ -17,13 +17,12 @@ from pointsman.errors import Busy, KernelError, NotSupported
 from pointsman.kernel.conntrack import DeadlinePassed
 from pointsman.kernel.tracked_flows import Flow, FlowQuery, Wanted
 from pointsman.model.addresses import Family
-from pointsman.model.node_context import Situation
 from pointsman.model.service import Protocol
 from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
 from pointsman.node.degraded import DegradedChecks
 from pointsman.obs.registry import Metrics
+from pointsman.sync.flow_cleaner import StaleFlowCleaner
 from pointsman.sync.reconcile import PlanChange, SyncOutcome
-from pointsman.sync.stale import StaleFlowCleaner
 
 OWN_ADDRESS, CLIENT, NODE_PORT = b"\x0a\x01\x02\x03", b"\x0a\x01\x02\x99", 30053
 DNS = factory.service_port("dns", port=53, protocol=Protocol.UDP, node_port=NODE_PORT)
@@ -38,8 +37,7 @@ def synced(
     family: Family = Family.IPV4, change: PlanChange | None = None, *, full: bool = True
 ) -> SyncOutcome:
     changes = {} if change is None else {DNS.name: change}
-    situation = Situation(factory.context(family), (OWN_ADDRESS,))
-    return SyncOutcome(SyncReport(full=full), changes, {}, situation, 0.0, first=True)
+    return SyncOutcome(SyncReport(full=full), changes, {}, factory.context(family), 0.0, first=True)
 
 
 MOVED = PlanChange(factory.plan(DNS, GONE), factory.plan(DNS, HERE))
@@ -92,15 +90,16 @@ def flow_care(
     table: SlowTable,
     background: Background,
     degraded: DegradedChecks | None = None,
-    second_look: timedelta = timedelta(hours=1),
+    second_check_delay: timedelta = timedelta(hours=1),
 ) -> FlowCare:
     metrics = Metrics("iptables")
     cleaner = StaleFlowCleaner(
         *(Family.IPV4, metrics),
         open_table=table.open,  # type: ignore[arg-type]
-        second_look=second_look,
-        stopping=lambda: background.closed,
+        second_check_delay=second_check_delay,
+        is_stopping=lambda: background.closed,
     )
+    cleaner.set_addresses((OWN_ADDRESS,))
     return FlowCare({Family.IPV4: cleaner}, background, degraded or DegradedChecks(metrics))
 
 
@@ -285,7 +284,7 @@ async def test_flows_are_looked_at_again_a_little_later_and_then_no_more() -> No
     table, background = SlowTable(), Pauses()
     table.go_on.set()
     table.entries = []
-    flow_care(table, background, second_look=timedelta(0)).on_synced(synced(change=MOVED))
+    flow_care(table, background, second_check_delay=timedelta(0)).on_synced(synced(change=MOVED))
     await async_wait_until(lambda: bool(background.pending))
     table.entries = [STALE]
     looks = table.looks
@@ -334,7 +333,7 @@ async def test_flows_to_a_new_address_of_the_node_are_checked_without_a_sync_and
     care.on_synced(synced(change=MOVED))
     await async_wait_until(lambda: table.looks > 0)
     table.entries = [to_floating]
-    care.on_addresses_changed(Situation(factory.context(Family.IPV4), (OWN_ADDRESS, floating)))
+    care.on_addresses_changed(Family.IPV4, (OWN_ADDRESS, floating))
     await async_wait_until(lambda: table.entries == [])
     table.entries = [to_floating]
     care.on_synced(synced(full=True))

@@ -8,7 +8,6 @@ from pointsman.backends.contract import SyncReport
 from pointsman.machine.settings import LOOSE_TRACKING
 from pointsman.model.addresses import Family
 from pointsman.model.balancing import BalancingRequest
-from pointsman.model.node_context import Situation
 from pointsman.node.degraded import DegradedChecks
 from pointsman.node.loose_tracking import LooseTracking
 from pointsman.obs.registry import Metrics
@@ -20,8 +19,7 @@ NOT_ASKING = factory.plan(factory.service_port("web"))
 
 def synced(change: PlanChange | None = None) -> SyncOutcome:
     changes = {ASKING.name: change} if change else {}
-    situation = Situation(factory.context(Family.IPV4))
-    return SyncOutcome(SyncReport(full=False), changes, {}, situation, 0.0, first=False)
+    return SyncOutcome(SyncReport(full=False), changes, {}, factory.context(Family.IPV4), 0.0, first=False)
 
 
 def test_it_is_reported_as_long_as_somebody_asks_and_the_setting_is_0() -> None:

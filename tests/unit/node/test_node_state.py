@@ -35,7 +35,7 @@ def test_a_new_own_address_changes_rules_only_where_they_name_it_and_is_known_ev
     for mode, differ in (("nftables", False), ("ipvs", True)):
         node = state(mode)
         assert node.addresses_read({Family.IPV4: (LOOPBACK, OWN, b"\x0a\0\0\6")}) is differ
-        assert node.situation(Family.IPV4).own_addresses == (LOOPBACK, OWN, b"\x0a\0\0\6")
+        assert node.addresses[Family.IPV4] == (LOOPBACK, OWN, b"\x0a\0\0\6")
 
 
 def test_without_a_node_object_manifests_make_do_with_the_first_address_others_can_reach() -> None:

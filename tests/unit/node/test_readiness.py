@@ -9,7 +9,7 @@ from tests import factory
 
 from pointsman.backends.contract import PRESENT, Difference, SyncReport
 from pointsman.model.addresses import Family
-from pointsman.model.node_context import NodeContext, Situation
+from pointsman.model.node_context import NodeContext
 from pointsman.node.readiness import Readiness
 from pointsman.serve.health import ProxyHealth
 from pointsman.serve.readiness import Check, readyz_answer
@@ -53,7 +53,7 @@ def outcome() -> SyncOutcome:
         report=SyncReport(full=True),
         changes={},
         trigger_times={},
-        situation=Situation(NodeContext(Family.IPV4, "n")),
+        context=NodeContext(Family.IPV4, "n"),
         seconds=0.1,
         first=True,
     )

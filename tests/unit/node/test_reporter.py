@@ -12,7 +12,6 @@ from pointsman.backends import mode_named
 from pointsman.backends.contract import PRESENT, Difference, OtherProxy, SyncReport
 from pointsman.model.addresses import Family
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity, bad_annotation
-from pointsman.model.node_context import Situation
 from pointsman.node.degraded import DegradedChecks
 from pointsman.node.reporter import Reporter
 from pointsman.obs.registry import Metrics
@@ -76,7 +75,7 @@ def outcome(**fields: object) -> SyncOutcome:
         ),
         "changes": {WEB.name: change},
         "trigger_times": {"default/web": (0.0, 1.0)},
-        "situation": Situation(factory.context()),
+        "context": factory.context(),
         "seconds": 0.5,
         "first": True,
         "totals": Totals(3, 12, 1, 2),

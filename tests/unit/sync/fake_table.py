@@ -6,11 +6,13 @@ import errno
 from collections.abc import Callable, Container, Iterable
 from typing import Self
 
+from tests.unit.sync.flow_making import OWN_ADDRESSES
+
 from pointsman.kernel.conntrack import DeadlinePassed, FlowsLeft
 from pointsman.kernel.tracked_flows import Flow, FlowQuery, Wanted
 from pointsman.model.addresses import Family
 from pointsman.obs.registry import Metrics
-from pointsman.sync.stale import StaleFlowCleaner
+from pointsman.sync.flow_cleaner import StaleFlowCleaner
 
 
 class FakeTable:
@@ -45,9 +47,7 @@ class FakeTable:
             and wanted(entry.destination, entry.destination_port, entry.reply_source, entry.reply_source_port)
         ]
         if expired():
-            passed = DeadlinePassed("too slow")
-            passed.found = tuple(found)
-            raise passed
+            raise DeadlinePassed("too slow")
         self.after_dump()
         return found
 
@@ -65,9 +65,11 @@ class FakeTable:
 
 
 def cleaner(table: FakeTable, metrics: Metrics | None = None, **options: object) -> StaleFlowCleaner:
-    return StaleFlowCleaner(
+    made = StaleFlowCleaner(
         Family.IPV4,
         metrics or Metrics("nftables"),
         open_table=table.open,  # type: ignore[arg-type]
         **options,  # type: ignore[arg-type]
     )
+    made.set_addresses(OWN_ADDRESSES)
+    return made

@@ -7,16 +7,19 @@ from typing import Any
 from pointsman.kernel.tracked_flows import Flow
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint, EndpointState
-from pointsman.model.node_context import NodeContext, Situation
+from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
+from pointsman.sync.reconcile import PlanChange
+from pointsman.sync.stale_flows import FlowCheck, extend_check
 
 CLUSTER, EXTERNAL, BALANCER = b"\x0a\x60\0\x0a", b"\xc0\0\x02\x05", b"\xc0\0\x02\x06"
 NODE, OTHER_HOST, CLIENT = b"\x0a\0\0\x01", b"\x0a\0\0\x63", b"\x0a\xf4\x09\x09"
 POD_A, POD_B = (b"\x0a\xf4\0\x05", 5353), (b"\x0a\xf4\0\x06", 5353)
 NODE_PORT = 30053
-SITUATION = Situation(NodeContext(Family.IPV4, "n", node_ips=(NODE,)), (NODE, b"\x7f\0\0\x01"))
+CONTEXT = NodeContext(Family.IPV4, "n", node_ips=(NODE,))
+OWN_ADDRESSES = (NODE, b"\x7f\0\0\x01")
 NAME = ServicePortName("kube-system", "dns", "dns", Protocol.UDP)
 SCTP_NAME, TCP_NAME = (ServicePortName("a", "b", "", protocol) for protocol in (Protocol.SCTP, Protocol.TCP))
 
@@ -35,9 +38,28 @@ def plan(
 ) -> ServicePlan:
     """The first address is the cluster IP."""
     described = ServicePort(name, Family.IPV4, addresses[0], port, node_port, addresses[1:], **more)
-    made = plan_service_port(described, endpoints, SITUATION.context)
+    made = plan_service_port(described, endpoints, CONTEXT)
     assert isinstance(made, ServicePlan)
     return made
+
+
+def check_after(
+    *changes: PlanChange,
+    context: NodeContext = CONTEXT,
+    own_addresses: tuple[bytes, ...] = OWN_ADDRESSES,
+) -> FlowCheck:
+    """The check that follows these changes of different service ports."""
+    pending = [(name_of(change), extend_check(None, change)) for change in changes]
+    plans = {change.new.name: change.new for change in changes if change.new is not None}
+    return FlowCheck(
+        [(name, check) for name, check in pending if check is not None], plans, context, own_addresses
+    )
+
+
+def name_of(change: PlanChange) -> ServicePortName:
+    either = change.new or change.old
+    assert either is not None
+    return either.name
 
 
 def flow(

@@ -13,7 +13,6 @@ from tests.fake.virtual_time import run
 from pointsman.backends.contract import PRESENT, Difference, OtherProxy
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
-from pointsman.model.node_context import Situation
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Changes, Tracker
@@ -76,7 +75,7 @@ class LoopHarness:
             self.tracker,
             Reconciler(self.backend),
             Pacer(Pace(min_period, 30.0, drift_period), now),
-            situation=lambda: Situation(context()),
+            context=context,
             run_blocking=self._inline,
             listeners=[self.notes, *([listener] if listener is not None else [])],
         )

@@ -10,12 +10,13 @@ from tests.unit.sync.fake_table import FakeTable, cleaner
 from tests.unit.sync.flow_making import (
     BALANCER,
     CLUSTER,
+    CONTEXT,
     EXTERNAL,
     NAME,
     NODE_PORT,
+    OWN_ADDRESSES,
     POD_A,
     POD_B,
-    SITUATION,
     TCP_NAME,
     flow,
     plan,
@@ -34,7 +35,7 @@ def test_a_run_deletes_what_is_stale_and_counts_it() -> None:
     metrics = Metrics("nftables")
     table = FakeTable([flow(CLUSTER, 53, POD_A), flow(CLUSTER, 53, POD_B, source_port=5000)])
     driver = cleaner(table, metrics)
-    assert driver.add({NAME: PlanChange(plan(pod(POD_A), pod(POD_B)), plan(pod(POD_B)))}, SITUATION)
+    assert driver.add({NAME: PlanChange(plan(pod(POD_A), pod(POD_B)), plan(pod(POD_B)))}, CONTEXT)
     report = driver.run()
     assert (report.deleted, report.problem) == (1, "")
     assert table.entries == [flow(CLUSTER, 53, POD_B, source_port=5000)]
@@ -48,25 +49,25 @@ def test_changes_that_leave_nothing_stale_ask_the_kernel_nothing() -> None:
     table = FakeTable([flow(CLUSTER, 53, POD_A, protocol=6)])
     driver = cleaner(table)
     more = PlanChange(plan(pod(POD_A), name=TCP_NAME), plan(pod(POD_A), pod(POD_B), name=TCP_NAME))
-    assert not driver.add({TCP_NAME: more}, SITUATION)
+    assert not driver.add({TCP_NAME: more}, CONTEXT)
     assert driver.run().deleted == 0
     assert table.queries == []
 
 
 def test_every_service_port_can_be_checked_without_a_change() -> None:
     table = FakeTable([])
-    driver = cleaner(table, second_look=timedelta(0))
+    driver = cleaner(table, second_check_delay=timedelta(0))
     tcp = plan(pod(POD_A), name=TCP_NAME)
-    driver.add({NAME: PlanChange(None, plan(pod(POD_A))), TCP_NAME: PlanChange(None, tcp)}, SITUATION)
+    driver.add({NAME: PlanChange(None, plan(pod(POD_A))), TCP_NAME: PlanChange(None, tcp)}, CONTEXT)
     driver.run()
     slipped = [flow(CLUSTER, 53, None), syn(CLUSTER, 53)]
     kept = [flow(EXTERNAL, 53, POD_A), syn(EXTERNAL, 53, replied=True), syn(BALANCER, 53, POD_B)]
     table.entries = [*slipped, *kept]
-    assert not driver.add({}, SITUATION)
+    assert not driver.add({}, CONTEXT)
     assert driver.add_everything()
     assert driver.run().deleted == 2
     assert table.entries == kept
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), None)}, SITUATION)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), None)}, CONTEXT)
     driver.run()
     driver.run()
     table.queries.clear()
@@ -78,7 +79,7 @@ def test_every_service_port_can_be_checked_without_a_change() -> None:
 def test_a_handshake_that_was_answered_while_flows_were_listed_is_spared() -> None:
     table = FakeTable([syn(CLUSTER, 53)])
     driver = cleaner(table)
-    driver.add({TCP_NAME: PlanChange(None, plan(pod(POD_A), name=TCP_NAME))}, SITUATION)
+    driver.add({TCP_NAME: PlanChange(None, plan(pod(POD_A), name=TCP_NAME))}, CONTEXT)
 
     def answered() -> None:
         table.entries = [syn(CLUSTER, 53, replied=True)]
@@ -94,7 +95,7 @@ def test_after_a_restart_only_flows_without_a_serving_endpoint_go() -> None:
     table = FakeTable([flow(CLUSTER, 53, POD_A, source_port=1), *kept])
     driver = cleaner(table)
     unchanged = plan(pod(POD_A), name=other, addresses=(b"\x0a\x60\0\x0b",), node_port=0, port=443)
-    driver.add({NAME: PlanChange(None, plan(pod(POD_B))), other: PlanChange(None, unchanged)}, SITUATION)
+    driver.add({NAME: PlanChange(None, plan(pod(POD_B))), other: PlanChange(None, unchanged)}, CONTEXT)
     assert driver.run().deleted == 1
     assert table.entries == kept
 
@@ -103,10 +104,10 @@ def test_a_failed_run_keeps_its_notes_and_the_next_one_knows_newer_changes() -> 
     table = FakeTable([flow(CLUSTER, 53, POD_A), flow(CLUSTER, 53, POD_B, source_port=2)])
     table.failure = Rejected("no buffer space", errno.ENOBUFS)
     driver = cleaner(table)
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, SITUATION)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, CONTEXT)
     assert "no buffer space" in driver.run().problem
     assert driver.waiting == 1
-    driver.add({NAME: PlanChange(plan(), plan(pod(POD_B)))}, SITUATION)
+    driver.add({NAME: PlanChange(plan(), plan(pod(POD_B)))}, CONTEXT)
     table.failure = None
     assert driver.run().deleted == 1
     assert table.entries == [flow(CLUSTER, 53, POD_B, source_port=2)]
@@ -116,30 +117,28 @@ def test_frontends_lost_between_two_failed_runs_are_still_checked() -> None:
     table = FakeTable([flow(BALANCER, 53, POD_A)])
     table.failure = Rejected("busy")
     driver = cleaner(table)
-    driver.add({NAME: PlanChange(None, plan(pod(POD_A)))}, SITUATION)
+    driver.add({NAME: PlanChange(None, plan(pod(POD_A)))}, CONTEXT)
     driver.run()
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), None)}, SITUATION)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), None)}, CONTEXT)
     table.failure = None
     assert driver.run().deleted == 1
 
 
-def test_a_run_past_its_deadline_deletes_what_it_found_and_keeps_its_notes() -> None:
-    """What was found in time would otherwise be looked for again and again."""
+def test_a_run_past_its_deadline_deletes_nothing_and_keeps_its_checks() -> None:
     now = iter(range(0, 1000, 20))
     table = FakeTable([flow(CLUSTER, 53, POD_A)])
-    driver = cleaner(table, deadline=timedelta(seconds=10), monotonic=lambda: float(next(now)))
+    driver = cleaner(table, timeout=timedelta(seconds=10), monotonic=lambda: float(next(now)))
     alone: dict[str, Any] = {"addresses": (CLUSTER,), "node_port": 0}
-    driver.add({NAME: PlanChange(plan(pod(POD_A), **alone), plan(**alone))}, SITUATION)
+    driver.add({NAME: PlanChange(plan(pod(POD_A), **alone), plan(**alone))}, CONTEXT)
     report = driver.run()
-    assert (report.deleted, report.problem) == (1, "too slow")
-    assert table.entries == []
+    assert (report.deleted, report.problem, report.unfinished) == (0, "too slow", True)
     assert driver.waiting == 1
 
 
 def test_a_run_ends_soon_when_the_process_does() -> None:
     table = FakeTable([flow(CLUSTER, 53, POD_A)])
-    driver = cleaner(table, stopping=lambda: True)
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, SITUATION)
+    driver = cleaner(table, is_stopping=lambda: True)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, CONTEXT)
     assert driver.run().deleted == 0
     assert len(table.queries) == 1
 
@@ -156,7 +155,7 @@ def test_a_kernel_that_ignores_filters_walks_over_its_flows_once_per_protocol() 
     for selects, looks in ((True, 7), (False, 2)):
         table = FakeTable(flows, selects=selects)
         driver = cleaner(table)
-        driver.add(changes, SITUATION)
+        driver.add(changes, CONTEXT)
         assert driver.run().deleted == len(flows)
         assert len(table.queries) == looks
 
@@ -165,21 +164,21 @@ def test_flows_that_cannot_be_deleted_are_told_of_and_not_tried_for_ever() -> No
     kept, other = flow(CLUSTER, 53, POD_A), flow(CLUSTER, 53, POD_A, source_port=2)
     table = FakeTable([kept, other])
     table.undeletable = (kept,)
-    driver = cleaner(table, second_look=timedelta(0))
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, SITUATION)
+    driver = cleaner(table, second_check_delay=timedelta(0))
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, CONTEXT)
     report = driver.run()
     assert (report.deleted, report.problem) == (1, "Device or resource busy")
     assert table.entries == [kept]
     assert driver.waiting == 0
     assert driver.run().problem
-    assert not driver.looks_again
+    assert not driver.has_second_checks
 
 
 def test_a_kernel_without_conntrack_netlink_is_reported_and_not_asked_again_for_the_same() -> None:
     table = FakeTable([])
     table.failure = NotSupported("list tracked flows: the kernel needs CONFIG_NF_CT_NETLINK")
     driver = cleaner(table)
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, SITUATION)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, CONTEXT)
     assert "CONFIG_NF_CT_NETLINK" in driver.run().problem
     assert driver.waiting == 0
 
@@ -188,20 +187,20 @@ def test_a_bug_met_in_a_run_is_reported_and_later_runs_work() -> None:
     table = FakeTable([flow(CLUSTER, 53, POD_A)])
     table.failure = ZeroDivisionError()
     driver = cleaner(table)
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, SITUATION)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, CONTEXT)
     assert "ZeroDivisionError" in driver.run().problem
     assert driver.waiting == 0
     table.failure = None
-    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, SITUATION)
+    driver.add({NAME: PlanChange(plan(pod(POD_A)), plan())}, CONTEXT)
     assert driver.run().deleted == 1
 
 
 def test_an_endpoint_that_came_back_while_flows_were_listed_keeps_them() -> None:
     table = FakeTable([flow(CLUSTER, 53, POD_A)])
     driver = cleaner(table)
-    driver.add({NAME: PlanChange(plan(pod(POD_A), pod(POD_B)), plan(pod(POD_B)))}, SITUATION)
+    driver.add({NAME: PlanChange(plan(pod(POD_A), pod(POD_B)), plan(pod(POD_B)))}, CONTEXT)
     back = PlanChange(plan(pod(POD_B)), plan(pod(POD_A), pod(POD_B)))
-    table.after_dump = lambda: driver.add({NAME: back}, SITUATION)
+    table.after_dump = lambda: driver.add({NAME: back}, CONTEXT)
     assert driver.run().deleted == 0
     assert driver.waiting == 1
     assert driver.run().deleted == 0
@@ -213,13 +212,13 @@ def test_connections_to_an_endpoint_that_came_back_after_a_failed_run_are_not_re
     driver = cleaner(table)
     resetting: dict[str, Any] = {"name": TCP_NAME, "balancing": BalancingRequest(reset_gone=True)}
     both, one = plan(pod(POD_A), pod(POD_B), **resetting), plan(pod(POD_B), **resetting)
-    driver.add({TCP_NAME: PlanChange(None, both)}, SITUATION)
+    driver.add({TCP_NAME: PlanChange(None, both)}, CONTEXT)
     driver.run()
     table.failure = Rejected("busy")
-    driver.add({TCP_NAME: PlanChange(both, one)}, SITUATION)
+    driver.add({TCP_NAME: PlanChange(both, one)}, CONTEXT)
     assert driver.run().problem
     table.failure = None
-    driver.add({TCP_NAME: PlanChange(one, both)}, SITUATION)
+    driver.add({TCP_NAME: PlanChange(one, both)}, CONTEXT)
     driver.run()
     assert table.entries == [syn(CLUSTER, 53, POD_A, replied=True)]
 
@@ -231,15 +230,15 @@ def test_node_ports_are_checked_when_the_node_gains_an_address() -> None:
     driver = cleaner(table)
     inner = ServicePortName("a", "inner", "", Protocol.UDP)
     plans = {NAME: plan(pod(POD_A)), inner: plan(pod(POD_A), name=inner, node_port=0, port=54)}
-    driver.add({name: PlanChange(made, made) for name, made in plans.items()}, SITUATION)
+    driver.add({name: PlanChange(made, made) for name, made in plans.items()}, CONTEXT)
     driver.run()
     table.entries.append(flow(CLUSTER, 54, None, source_port=2))
-    here = SITUATION._replace(own_addresses=(*SITUATION.own_addresses, floating))
-    assert driver.readdressed(here)
+    here = (*OWN_ADDRESSES, floating)
+    assert driver.set_addresses(here)
     assert driver.waiting == 1
     driver.run()
     assert flow(floating, NODE_PORT, None) not in table.entries
-    assert not driver.readdressed(here)
-    link_local = (*here.own_addresses, b"\xa9\xfe\0\1")
-    assert not driver.readdressed(here._replace(own_addresses=link_local)), "every new pod may bring one"
-    assert not driver.readdressed(SITUATION), "what left is nothing to look for"
+    assert not driver.set_addresses(here)
+    link_local = (*here, b"\xa9\xfe\0\1")
+    assert not driver.set_addresses(link_local), "every new pod may bring one"
+    assert not driver.set_addresses(OWN_ADDRESSES), "what left is nothing to look for"
