@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from pointsman.printable import printable
+from pointsman.text import escape
 
 BAR_WIDTH = 28
 _BLOCKS = " ▏▎▍▌▋▊▉█"
@@ -96,7 +96,7 @@ def laid_out(content: Iterable[str | Table], screen: Screen = PLAIN) -> str:
     """Lines and tables as text for the screen, ending with a newline; what came from outside cannot act on it."""
     lines: list[str] = []
     for part in content:
-        lines += _table_lines(part, screen) if isinstance(part, Table) else _wrapped(printable(part), screen)
+        lines += _table_lines(part, screen) if isinstance(part, Table) else _wrapped(escape(part), screen)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -142,7 +142,7 @@ def _toned_after_indent(piece: str, tone: Tone, screen: Screen) -> str:
 
 
 def _table_lines(table: Table, screen: Screen) -> Iterator[str]:
-    rows = [[printable(cell) for cell in row] for row in table.rows]
+    rows = [[escape(cell) for cell in row] for row in table.rows]
     widths, gap = _widths(rows, screen.width)
     for number, row in enumerate(rows):
         tones = [Tone.BOLD if table.heading and number == 0 else table.tones.get(cell) for cell in row]

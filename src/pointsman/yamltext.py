@@ -2,9 +2,9 @@
 
 Differences from a plain safe load: time stamps stay text, as they do in JSON; whole numbers beyond 64 bits are floating
 ones, as they are for Go, because Python refuses to print long ones; errors carry the line but never a piece of the text,
-which may be a secret; and three kinds of text are refused before they are built: documents nested absurdly deep, because
-libyaml overflows the C stack on them and takes the process along, aliases that a few lines turn into millions of values,
-and more values than memory should hold: each takes 350 bytes while its document is built.
+which may be a secret; and two kinds of text are refused before they are built: documents nested absurdly deep, because
+libyaml overflows the C stack on them and takes the process along, and aliases that a few lines turn into millions of
+values. How long a text may be is for the caller to limit.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import functools
 import math
 import re
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
-_DEEPEST = 100
-_LONGEST_INTEGER = 100
-"""Characters; a number of 64 bits has 66 at most, written with zeros and ones."""
-_MOST_VALUES_BY_ALIASES = 100_000
-_BEFORE_A_VALUE = (b",", b",", b"\n", b"\r", b":", b"-", b"?", b"[", b"{")
-"""A comma twice: in braces, a key may stand alone, and its value is one as well."""
-_DEEP_INDENT = re.compile(rb"(?m)^[ \t?:-]{%d}" % _DEEPEST)
+_MAX_DEPTH = 100
+_MAX_INTEGER_CHARACTERS = 100
+"""A number of 64 bits has 66 at most, written with zeros and ones."""
+_MAX_ALIASED_VALUES = 100_000
+_DEEP_INDENT = re.compile(rb"(?m)^[ \t?:-]{%d}" % _MAX_DEPTH)
 _STARTS = ("MappingStartEvent", "SequenceStartEvent")
 _ENDS = ("MappingEndEvent", "SequenceEndEvent")
 
@@ -29,30 +27,18 @@ OnDuplicate = Callable[[str], None]
 """Called with a key that stands twice in one mapping; the last value counts."""
 
 
-class MostValues(NamedTuple):
-    """How many values may be built."""
-
-    in_document: int = 1_000_000
-    in_all: int = 3_000_000
-
-
-_MOST = MostValues()
-
-
 class YamlError(ValueError):
     """The text is not usable YAML; the message says where and why."""
 
 
-def load_documents(
-    data: bytes, on_duplicate: OnDuplicate | None = None, most: MostValues = _MOST
-) -> list[Any]:
-    """All documents of a stream. Raises YamlError."""
+def load_documents(data: bytes, on_duplicate: OnDuplicate | None = None) -> list[Any]:
+    """Return all documents of a stream. Raises YamlError."""
     import yaml
 
     loader = _loader() if on_duplicate is None else _noticing_loader(on_duplicate)
     try:
-        if _may_be_excessive(data, most):
-            _Excess(most).refuse(yaml.parse(data, Loader=loader))
+        if _may_be_excessive(data):
+            _refuse_excess(yaml.parse(data, Loader=loader))
         return list(yaml.load_all(data, Loader=loader))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -67,75 +53,47 @@ def load_documents(
         raise YamlError(f"a value cannot be read: {type(error).__name__}") from None
 
 
-def _may_be_excessive(data: bytes, most: MostValues) -> bool:
-    """Cheap and on the safe side: depth needs brackets or indentation, an alias its two marks, every value a mark before it."""
+def _may_be_excessive(data: bytes) -> bool:
+    """Return whether the events must be looked at: depth needs brackets or indentation, an alias its two marks."""
     return (
-        data.count(b"[") + data.count(b"{") >= _DEEPEST
+        data.count(b"[") + data.count(b"{") >= _MAX_DEPTH
         or (b"&" in data and b"*" in data)
         or _DEEP_INDENT.search(data) is not None
-        or sum(map(data.count, _BEFORE_A_VALUE)) >= most.in_document
     )
 
 
-class _Excess:
-    """Follows the events of a stream and counts what building them would cost."""
-
-    def __init__(self, most: MostValues) -> None:
-        self._most = most
-        self._built = 0
-        self._allowed = 0
-        self._by_aliases = 0
-        self._open: list[tuple[str | None, int]] = []
-        """Anchor of each collection that has begun, and the number of values built before it."""
-        self._sizes: dict[str, int] = {}
-        """Values that an alias of this anchor stands for."""
-
-    def refuse(self, events: Any) -> None:
-        """Raises YamlError or RecursionError at the first event that is too much."""
-        for event in events:
-            name = type(event).__name__
-            if name in _STARTS:
-                self._open.append((event.anchor, self._built))
-                if len(self._open) > _DEEPEST:
-                    raise RecursionError
-                self._build(1, event)
-            elif name in _ENDS:
-                anchor, before = self._open.pop()
-                if anchor is not None:
-                    self._sizes[anchor] = self._built - before
-            elif name == "ScalarEvent":
-                self._build(1, event)
-                if event.anchor is not None:
-                    self._sizes[event.anchor] = 1
-            elif name == "AliasEvent":
-                self._alias(event)
-            elif name == "DocumentStartEvent":
-                self._sizes.clear()
-                self._allowed = min(self._built + self._most.in_document, self._most.in_all)
-
-    def _build(self, values: int, event: Any) -> None:
-        self._built += values
-        if self._built > self._allowed:
-            raise YamlError(
-                f"line {_line(event)}: more than {self._most.in_document} values in one document, "
-                f"or {self._most.in_all} in all; use more files, or JSON"
-            )
-
-    def _alias(self, event: Any) -> None:
-        if any(event.anchor == outer for outer, _ in self._open):
-            raise YamlError(f"line {_line(event)}: an alias refers to what it is a part of")
-        size = self._sizes.get(event.anchor, 0)
-        self._by_aliases += size
-        if self._by_aliases > _MOST_VALUES_BY_ALIASES:
-            raise YamlError(
-                f"line {_line(event)}: aliases stand for more than {_MOST_VALUES_BY_ALIASES} values; write them out"
-            )
-        self._build(size, event)
-
-
-def _line(event: Any) -> int:
-    number: int = event.start_mark.line + 1
-    return number
+def _refuse_excess(events: Any) -> None:
+    """Raise YamlError or RecursionError at the first event that is too deep, or that aliases too many values."""
+    built = aliased = 0
+    open_anchors: list[tuple[str | None, int]] = []
+    """Anchor of each collection that has begun, and the number of values before it."""
+    sizes: dict[str, int] = {}
+    """Values that an alias of this anchor stands for."""
+    for event in events:
+        name = type(event).__name__
+        if name in _STARTS:
+            open_anchors.append((event.anchor, built))
+            if len(open_anchors) > _MAX_DEPTH:
+                raise RecursionError
+            built += 1
+        elif name in _ENDS:
+            anchor, before = open_anchors.pop()
+            if anchor is not None:
+                sizes[anchor] = built - before
+        elif name == "ScalarEvent":
+            built += 1
+            if event.anchor is not None:
+                sizes[event.anchor] = 1
+        elif name == "AliasEvent":
+            line = event.start_mark.line + 1
+            if any(event.anchor == anchor for anchor, _ in open_anchors):
+                raise YamlError(f"line {line}: an alias refers to what it is a part of")
+            built += sizes.get(event.anchor, 0)
+            aliased += sizes.get(event.anchor, 0)
+            if aliased > _MAX_ALIASED_VALUES:
+                raise YamlError(
+                    f"line {line}: aliases stand for more than {_MAX_ALIASED_VALUES} values; write them out"
+                )
 
 
 @functools.cache
@@ -151,7 +109,7 @@ def _loader() -> type[Any]:
     plain: Callable[[Any, Any], int] = base.yaml_constructors[integer]
 
     def bounded(loader: Any, node: Any) -> int | float:
-        if len(node.value) > _LONGEST_INTEGER:
+        if len(node.value) > _MAX_INTEGER_CHARACTERS:
             return math.inf
         found = plain(loader, node)
         return found if -(1 << 63) <= found < 1 << 64 else float(found)
@@ -167,7 +125,7 @@ def _loader() -> type[Any]:
 
 
 def _noticing_loader(on_duplicate: OnDuplicate) -> type[Any]:
-    """A loader whose keys are text, as JSON's are, and that tells of those given twice."""
+    """Return a loader whose keys are text, as JSON's are, and that reports those given twice."""
     base = _loader()
 
     def construct_mapping(self: Any, node: Any, deep: bool = False) -> dict[Hashable, Any]:

@@ -31,8 +31,8 @@ from pointsman.model.service_findings import ServiceFindings
 from pointsman.model.tracker import Tracker
 from pointsman.node.node_context import node_context, pod_ranges
 from pointsman.source.manifest_files import load_objects
-from pointsman.suggestions import did_you_mean
 from pointsman.sync.reconcile import Reconciler
+from pointsman.text import did_you_mean
 from pointsman.wording.findings import render_finding
 
 BOTH_FAMILIES = (Family.IPV4, Family.IPV6)

@@ -19,7 +19,7 @@ from pointsman.config.mode_table import BY_PREFERENCE, MODES
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.files import CONTROL_SOCKET
 from pointsman.model.addresses import Family
-from pointsman.printable import printable, printable_json
+from pointsman.text import escape, escape_json
 
 if TYPE_CHECKING:
     from pointsman.config.options import RunOptions
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         name = argument.partition("=")[0]
         if not name.startswith("--"):
             return argument
-        from pointsman.suggestions import did_you_mean
+        from pointsman.text import did_you_mean
 
         known = [flag for flag in self._option_string_actions if flag.startswith("--")]
         if self.takes_run_flags:
@@ -224,11 +224,11 @@ def warn(command: str, problems: Sequence[str]) -> None:
 
 def _say(command: str, problems: Sequence[str]) -> None:
     for problem in problems:
-        sys.stderr.write(f"pointsman {command}: {printable(problem)}\n")
+        sys.stderr.write(f"pointsman {command}: {escape(problem)}\n")
 
 
 def print_json(value: object) -> None:
-    text = printable_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    text = escape_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
     if not screen().unicode:
         text = "".join(one if one.isascii() else ascii_escape(one) for one in text)
     sys.stdout.write(f"{text}\n")

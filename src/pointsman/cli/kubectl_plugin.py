@@ -19,12 +19,11 @@ from pointsman.cli.arguments import ERROR, add_colour, parser, print_json
 from pointsman.cli.output import delivered, screen
 from pointsman.errors import PointsmanError
 from pointsman.explain.report import Explanation
-from pointsman.printable import printable
 from pointsman.report.fleet import FleetReport, fleet_explain, fleet_list, fleet_status, fleet_text
 from pointsman.report.service_list import ServiceList
 from pointsman.report.status import StatusReport
 from pointsman.screen import laid_out
-from pointsman.suggestions import similar
+from pointsman.text import escape, find_similar
 
 _ABOUT = """Ask the Pointsman pods of a cluster. Without NODE all are asked. With one node the command runs there as if you were on the
 node; with several, status, list and explain put the answers side by side and name the nodes that disagree, and other commands are
@@ -86,12 +85,12 @@ def _run(argv: Sequence[str]) -> int:
     given = made.parse_args(argv)
     nodes, asked = split_words(given.words)
     if not asked:
-        meant = [f"; did you mean {near}?" for word in nodes[-1:] for near in similar(word, COMMANDS)]
+        meant = [f"; did you mean {near}?" for word in nodes[-1:] for near in find_similar(word, COMMANDS)]
         made.error(f"name a command: {', '.join(COMMANDS)}{''.join(meant)}")
     try:
         return _ask(given, nodes, asked)
     except PointsmanError as error:
-        sys.stderr.write(f"kubectl pointsman: {printable(str(error))}\n")
+        sys.stderr.write(f"kubectl pointsman: {escape(str(error))}\n")
         return ERROR
 
 

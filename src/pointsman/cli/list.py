@@ -27,9 +27,9 @@ from pointsman.cli.control_client import NoProxy, ask
 from pointsman.cli.output import screen
 from pointsman.explain.verdict import Verdict
 from pointsman.model.labels import selector_from_text
-from pointsman.printable import printable, printable_json
 from pointsman.report.overview import ServiceRow
 from pointsman.report.service_list import SORTS, ListQuery, ServiceList, list_text, service_list
+from pointsman.text import escape, escape_json
 
 _ABOUT = """List the Services that this node serves, one line per port and IP family: where it answers, how many of its endpoints are
 used, its traffic policies, and whether it answers: everybody, partly, or not at all (down). `pointsman explain` gives the reasons
@@ -139,7 +139,7 @@ def _print(given: argparse.Namespace, found: ServiceList) -> None:
         sys.stdout.write(yaml.safe_dump(msgspec.to_builtins(found), sort_keys=False))
     elif given.output == "name":
         names = dict.fromkeys(row.service for row in found.rows)
-        sys.stdout.write("".join(f"{printable(name)}\n" for name in names))
+        sys.stdout.write("".join(f"{escape(name)}\n" for name in names))
     else:
         _print_table(given, found.rows, heading=True)
 
@@ -175,7 +175,7 @@ def _watch(given: argparse.Namespace, asked: Ask, before: ServiceList) -> None:
         ]
         known = current
         if given.output == "json":
-            rows = (printable_json(msgspec.json.encode(row).decode()) for row in changed)
+            rows = (escape_json(msgspec.json.encode(row).decode()) for row in changed)
             sys.stdout.write("".join(f"{row}\n" for row in rows))
         elif changed:
             _print_table(given, changed, heading=False)

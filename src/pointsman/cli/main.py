@@ -47,7 +47,7 @@ def _answer(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     name = "version" if name == "--version" else name
     if name not in SUBCOMMANDS:
-        from pointsman.suggestions import did_you_mean
+        from pointsman.text import did_you_mean
 
         close = did_you_mean(name, SUBCOMMANDS)
         sys.stderr.write(f"pointsman: unknown sub-command {name}{close}\n\n{usage()}")

@@ -20,7 +20,7 @@ from pointsman.config.durations import (
     duration_from_text,
     duration_text,
 )
-from pointsman.suggestions import did_you_mean
+from pointsman.text import did_you_mean
 
 _Block = TypeVar("_Block", bound=msgspec.Struct)
 _LARGEST_FLOAT32 = 3.4028234663852886e38

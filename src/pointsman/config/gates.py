@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pointsman.suggestions import did_you_mean
+from pointsman.text import did_you_mean
 
 
 class Stage(enum.Enum):

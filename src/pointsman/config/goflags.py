@@ -22,7 +22,7 @@ from pointsman.config.durations import bytes_from_quantity, duration_from_text
 from pointsman.config.types import VModuleItem
 from pointsman.errors import ConfigError
 from pointsman.model.addresses import address_from_text, port_from_text, split_host_port
-from pointsman.suggestions import did_you_mean
+from pointsman.text import did_you_mean
 
 _INTEGER = re.compile(
     r"([+-]?)(0[xX](?:_?[0-9a-fA-F])+|0[bB](?:_?[01])+|0[oO]?(?:_?[0-7])+|[1-9](?:_?[0-9])*|0)"

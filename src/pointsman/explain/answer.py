@@ -35,7 +35,7 @@ from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan, TopologyMode
 from pointsman.model.service import ServicePortName
 from pointsman.model.topology import endpoint_reason
-from pointsman.suggestions import similar
+from pointsman.text import find_similar
 
 ADDRESSES_CONCERNED = 500
 """More are not looked at on the host, however many endpoints there are."""
@@ -120,7 +120,10 @@ def _not_found(view: View, target: Target) -> Cause:
     asked = f"{target.namespace or 'default'}/{target.service}"
     names = {key.partition("/")[2] for key in known}
     close = [
-        key for name in similar(target.service, names, 3) for key in known if key.partition("/")[2] == name
+        key
+        for name in find_similar(target.service, names, 3)
+        for key in known
+        if key.partition("/")[2] == name
     ]
     advice = f"did you mean {listed(close)}?" if close else "does it exist, and in this namespace?"
     where = "is known to the running proxy" if view.live else "in the manifests"

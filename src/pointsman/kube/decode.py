@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from pointsman.errors import KubeError
-from pointsman.json_density import is_too_dense
+from pointsman.kube.json_density import is_too_dense
 from pointsman.model.objects import EndpointSlice, KubeObject
 
 T = TypeVar("T", bound=KubeObject)

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from pointsman.obs.redact import REDACTED, is_secret_key, redacted
-from pointsman.printable import printable_json, printable_lines
+from pointsman.text import escape_json, escape_lines
 
 LONGEST_VALUE = 8192
 """Characters of a message, value or traceback; the rest is left out and counted."""
@@ -106,12 +106,12 @@ def _shown(text: str) -> str:
 
 
 def _indented(text: str) -> str:
-    return "\n".join(f"\t{line}" for line in printable_lines(text))
+    return "\n".join(f"\t{line}" for line in escape_lines(text))
 
 
 def _quoted(text: str) -> str:
-    return printable_json(json.dumps(text, ensure_ascii=False))
+    return escape_json(json.dumps(text, ensure_ascii=False))
 
 
 def _compact(value: Any) -> str:
-    return printable_json(msgspec.json.encode(value, enc_hook=str).decode())
+    return escape_json(msgspec.json.encode(value, enc_hook=str).decode())

@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 
-from pointsman.json_density import is_too_dense
 from pointsman.model.findings import DOCUMENT, FILE, Code, Finding, ObjectReference, Severity
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.source.admission import Admitted, Refused, admit
-from pointsman.suggestions import similar
+from pointsman.text import find_similar
 from pointsman.yamltext import YamlError, load_documents
 
 LISTED_AT_MOST = 200
@@ -103,8 +102,6 @@ def parse(data: bytes, name: str, admission: Admission = admit) -> Parsed:
 
 def _documents(data: bytes) -> list[Any]:
     if data.lstrip()[:1] == b"{":
-        if is_too_dense(data):
-            raise YamlError("more values than objects of Kubernetes have in so few bytes")
         try:
             return [msgspec.json.decode(data)]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -168,7 +165,7 @@ def _add(parsed: Parsed, where: str, document: Any, listed_kind: str, admission:
 
 def _pass_over(parsed: Parsed, where: str, kind: str) -> None:
     """Another kind is none of our business, unless it is one of ours, misspelt."""
-    close = similar(kind, _KINDS, likeness=_LIKELY_TYPING_ERROR)
+    close = find_similar(kind, _KINDS, likeness=_LIKELY_TYPING_ERROR)
     if not close:
         _count(parsed, kind)
         return

@@ -16,8 +16,8 @@ from pointsman.files import Signature, read_file, signature_of
 from pointsman.model.findings import Code, Finding, ObjectReference
 from pointsman.model.objects import KubeObject, Node
 from pointsman.model.source_events import Delete, SourceEvent, Upsert
-from pointsman.printable import printable
 from pointsman.source.documents import LISTED_AT_MOST, Parsed, parse, rejected, unreadable_file
+from pointsman.text import escape
 
 LARGEST_FILE = 64 * 1024 * 1024
 """Tens of thousands of objects; more can be spread over several files."""
@@ -60,9 +60,9 @@ def load_objects(*paths: Path) -> tuple[list[KubeObject], list[Finding]]:
             if owner is path:
                 objects[identity] = item
             else:
-                first = printable(str(owner))
+                first = escape(str(owner))
                 message = f"already in {first}, which counts"
-                findings.append(_duplicate(identity, message, printable(str(path))))
+                findings.append(_duplicate(identity, message, escape(str(path))))
     return list(objects.values()), findings
 
 
@@ -175,7 +175,7 @@ class ManifestFiles:
 
     def _name(self, path: Path) -> str:
         """For people: a file name may hold anything but a slash, and need not be text."""
-        return printable(path.name if path != self._path else str(path))
+        return escape(path.name if path != self._path else str(path))
 
 
 def _with_last_good(

@@ -216,16 +216,3 @@ def test_a_bug_of_ours_that_one_object_meets_spares_the_others() -> None:
     assert [render_finding(found) for found in parsed.findings] == [
         "app.yaml: document 1: cannot be read: ZeroDivisionError"
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (b"[" + b"1," * 1_000_001 + b"]", "line 1: more than 1000000 values in one document"),
-        (b'{"kind":"List","items":[' + b"{}," * 500_000 + b"{}]}", "more values than objects of Kubernetes"),
-    ],
-    ids=["YAML", "JSON"],
-)
-def test_more_values_than_memory_should_hold_are_not_built(text: bytes, reason: str) -> None:
-    (rejection,) = parse(text, "app.yaml").rejected
-    assert reason in render_finding(rejection)
