@@ -127,6 +127,10 @@ class FakeApiServer:
         """The next `times` matching requests are answered with this status."""
         self._faults.add(Fault(status, **rest))
 
+    def clear_faults(self) -> None:
+        """Answer all further requests as usual."""
+        self._faults.clear()
+
     def watch_count(self, kind: str = "") -> int:
         """Open watches, without those that asked for initial events."""
         return self._watches.count(kind)

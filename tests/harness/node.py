@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.harness.kube_objects import BACKEND_PORT
+from tests.harness.metrics import read_metric
 from tests.harness.waiting import wait_until
 
 from pointsman.lab import HOSTS, Cluster, Outcome, Probe
@@ -89,13 +90,7 @@ class LabNode:
             connection.close()
 
     def metric(self, name: str, **labels: str) -> float:
-        """Sum the samples of that name with these labels; 0 without any."""
-        total = 0.0
-        for line in self.get("/metrics").body.splitlines():
-            found = re.fullmatch(rf"{re.escape(name)}(\{{[^}}]*\}})? (\S+)", line)
-            if found and all(f'{label}="{value}"' in (found[1] or "") for label, value in labels.items()):
-                total += float(found[2])
-        return total
+        return read_metric(self.get("/metrics").body, name, **labels)
 
     def connect(self, address: str, port: int = 80, timeout: float = LONG_TIMEOUT_SECONDS) -> Outcome:
         return connect(self.cluster, Probe("n1", address, port), timeout)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 
+import msgspec
 import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.kernel.nft_kernel import everything, needs_nft, part, table
@@ -15,7 +16,7 @@ from tests.kernel.nft_kernel import everything, needs_nft, part, table
 from pointsman.backends.contract import Difference
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.element_counts import element_counts
-from pointsman.backends.nftables.reader import KernelSet, Reader
+from pointsman.backends.nftables.reader import KernelTable, Reader
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
@@ -30,12 +31,16 @@ Plans = dict[ServicePortName, ServicePlan]
 @pytest.fixture
 def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before Linux 6.16."""
-    read = Reader._sets
+    read = Reader.table
 
-    def without_counts(reader: Reader) -> dict[str, KernelSet]:
-        return {name: held._replace(elements=None) for name, held in read(reader).items()}
+    def without_counts(reader: Reader) -> KernelTable | None:
+        held = read(reader)
+        if held is None:
+            return None
+        sets = {name: one._replace(elements=None) for name, one in held.sets.items()}
+        return msgspec.structs.replace(held, sets=sets)
 
-    monkeypatch.setattr(Reader, "_sets", without_counts)
+    monkeypatch.setattr(Reader, "table", without_counts)
 
 
 def made(number: int, endpoints: int = 2) -> ServicePlan:

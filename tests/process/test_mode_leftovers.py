@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.factory import context, endpoint, plan, service_port
 from tests.fake.iptables_tables import IptablesTables
+from tests.harness.node import LabNode, needs_root
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import CleanupContext, SyncRequest
@@ -66,15 +67,16 @@ def test_after_a_switch_to_ipvs_nothing_rejects_for_iptables_mode_any_more(
                 assert f"-A {jump.line}" in text
 
 
+@needs_root[0]
+@needs_root[1]
 def test_after_a_switch_to_iptables_the_chains_of_ipvs_alone_go(
-    tables: IptablesTables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tables: IptablesTables, tmp_path: Path, node: LabNode
 ) -> None:
     _ipvs_mode(tables)
     _iptables_mode(tables, tmp_path)
     serving = {table: set(chains) for table, chains in tables.tables.items()}
-    monkeypatch.setattr(ipvs_cleanup, "_device_exists", lambda: False)
-    monkeypatch.setattr(ipvs_cleanup, "_remove_sets", lambda: iter(()))
-    assert list(ipvs_cleanup.cleanup([Iptables(Family.IPV4, tables)], mode_named("iptables").chains))
+    with node.namespace.entered():  # its kernel holds neither virtual servers nor sets
+        assert list(ipvs_cleanup.cleanup([Iptables(Family.IPV4, tables)], mode_named("iptables").chains))
     for table in ("nat", "filter"):
         gone = serving[table] - set(tables.tables[table])
         assert gone == ipvs_cleanup.OWN_CHAINS & set(ipvs_rules.CHAINS[table])

@@ -57,7 +57,7 @@ def test_nothing_is_programmed_before_every_kind_was_listed(
     assert node.get("/healthz").status == 200
     assert _tables(node) == []
     with node.backend():
-        api.call(lambda server: server._faults.clear())
+        api.call(lambda server: server.clear_faults())
         process.wait_synced(30)
         node.wait_served("10.96.0.10")
 

@@ -14,7 +14,7 @@ from pointsman.config.document import plain_from_block, shown
 from pointsman.config.options import RunOptions
 from pointsman.errors import ConfigError
 
-_LIVE = (
+LIVE_FIELDS = (
     "logging",
     "healthzBindAddress",
     "metricsBindAddress",
@@ -34,7 +34,7 @@ _LIVE = (
     "conntrack",
     "configSyncPeriod",
 )
-_WITHOUT_EFFECT = (
+FIELDS_WITHOUT_EFFECT = (
     "winkernel",
     "portRange",
     "windowsRunAsService",
@@ -94,8 +94,8 @@ def decide(running: RunOptions, found: RunOptions | ConfigError) -> Decision:
     if isinstance(found, ConfigError):
         return Rejected(str(found))
     changes = list(_changes("", plain_from_block(running.config), plain_from_block(found.config)))
-    without_effect = tuple(change for change in changes if _under(change.path, _WITHOUT_EFFECT))
-    live = tuple(change for change in changes if _under(change.path, _LIVE))
+    without_effect = tuple(change for change in changes if _under(change.path, FIELDS_WITHOUT_EFFECT))
+    live = tuple(change for change in changes if _under(change.path, LIVE_FIELDS))
     restart = tuple(change for change in changes if change not in without_effect and change not in live)
     if restart:
         return Restart(found, restart)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.harness.metrics import read_metric
 
 from pointsman.app.announcements import FindingReport
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity
@@ -30,7 +31,8 @@ class Events:
 
 
 def skipped(metrics: Metrics) -> float:
-    return float(metrics.objects_skipped.labels(kind="Service", reason="Invalid")._value.get())
+    text = metrics.exposition().decode()
+    return read_metric(text, "pointsman_objects_skipped_total", kind="Service", reason="Invalid")
 
 
 def test_a_rejection_is_logged_once_counted_and_told_as_an_event(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from tests import factory
 from tests.harness.assembled import Assembly, assembled
+from tests.harness.metrics import read_metric
 from tests.harness.waiting import async_wait_until
 
 from pointsman.explain.report import Explanation
@@ -25,8 +26,8 @@ class Probed:
 
     @property
     def failures(self) -> float:
-        counter = self.running.metrics.datapath_probes.labels(ip_family="IPv4", result="failure")
-        return float(counter._value.get())
+        text = self.running.metrics.exposition().decode()
+        return read_metric(text, "pointsman_datapath_probes_total", ip_family="IPv4", result="failure")
 
     @property
     def verdict(self) -> str:

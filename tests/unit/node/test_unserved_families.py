@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests import factory
 from tests.harness.assembled import assembled
+from tests.harness.metrics import read_metric
 
 from pointsman.model.addresses import Family
 from pointsman.node.inspector import Inspector
@@ -29,8 +30,8 @@ async def test_it_is_told_where_the_node_has_an_address_of_it(
         assert failing.get("IPv6-served", "") == (WHY if told else "")
         status = await Inspector(running.proxy, ReloadReport).status()
         assert status.degraded == ({"IPv6 not served": WHY} if told else {})
-        degraded = running.metrics.degraded.labels(check="IPv6 not served")
-        assert degraded._value.get() == float(told)
+        text = running.metrics.exposition().decode()
+        assert read_metric(text, "pointsman_degraded", check="IPv6 not served") == float(told)
 
 
 async def test_what_is_told_follows_the_addresses_of_the_node() -> None:
