@@ -28,6 +28,7 @@ from bench.objects import service_json, slice_json
 
 from pointsman.app import modes
 from pointsman.backends import mode_named
+from pointsman.conditions import ConditionBoard
 from pointsman.config.command_line import parse_run
 from pointsman.config.defaults import with_mode
 from pointsman.explain.target import target_from_text
@@ -38,7 +39,6 @@ from pointsman.machine.own_addresses import LinuxMachine
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from pointsman.model.source_events import SourceEvent, Synced, Upsert
-from pointsman.node.degraded import DegradedChecks
 from pointsman.node.inspector import Inspector
 from pointsman.node.proxy import Proxy
 from pointsman.node.state import Settings
@@ -66,7 +66,7 @@ class Objects:
     """A source that has everything in memory."""
 
     statuses: Mapping[str, WatchStatus] = {}
-    trouble = ""
+    server = advice = ""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[SourceEvent | None] = asyncio.Queue()
@@ -126,8 +126,8 @@ async def measure(
             LinuxMachine(),
             metrics,
             SilentRecorder(),
-            DegradedChecks(metrics),
-            refused={},
+            ConditionBoard(),
+            unsupported={},
             listeners=(heard,),
         )
         running = asyncio.create_task(proxy.run())

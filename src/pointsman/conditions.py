@@ -10,22 +10,31 @@ A change that adds a condition must also add its type to the table in docs/opera
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import time
 from collections.abc import Callable, Iterable
 
 import msgspec
 
+from pointsman.model.addresses import Family
 from pointsman.obs.log import get_log
+
+STARTED = "Started"
+"""Everything that the first sync needs has been listed."""
+NODE_ELIGIBLE = "NodeEligible"
+"""The Node object exists and is not on its way out."""
+RUNNING = "Running"
+"""The process is not shutting down."""
 
 AS_EXPECTED = "AsExpected"
 """The reason of a condition that is true."""
 
-REFRESH_SECONDS = 3.0
-"""Between two looks at sources that are functions. The first look is not before that, so that a normal start raises nothing."""
-
 _log = get_log(__name__)
+
+
+def sync_progress_type(family: Family) -> str:
+    """Name the condition that a family keeps up with changes."""
+    return f"SyncProgress{family.value}"
 
 
 class Status(enum.Enum):
@@ -90,6 +99,11 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
     def is_true(self) -> bool:
         return self.status is Status.TRUE
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether it is known to be false."""
+        return self.status is Status.FALSE
+
     def does_block(self, what: Blocks) -> bool:
         """Whether it keeps `what` from working now."""
         return not self.is_true and self.blocks.includes(what)
@@ -120,7 +134,7 @@ class ConditionBoard:
         self._note_transitions()
 
     def add_source(self, scope: str, source: Source) -> None:
-        """Call `source` at every refresh and for every view; it must be quick and must not raise."""
+        """Call `source` at every refresh and for every view; it must be quick. One that raises leaves its scope as it was."""
         self._scopes[scope] = ()
         self._sources[scope] = source
 
@@ -128,12 +142,6 @@ class ConditionBoard:
         """Ask the sources that are functions."""
         self._ask_sources()
         self._note_transitions()
-
-    async def run(self, period: float = REFRESH_SECONDS) -> None:
-        """Refresh until cancelled."""
-        while True:
-            await asyncio.sleep(period)
-            self.refresh()
 
     def current(self) -> tuple[Condition, ...]:
         """All conditions as of now, in the order in which their scopes were first named."""
@@ -144,9 +152,16 @@ class ConditionBoard:
         """The conditions that keep `what` from working now."""
         return [condition for condition in self.current() if condition.does_block(what)]
 
+    def measure(self) -> dict[tuple[str, ...], float]:
+        """Return 1 for each condition that is not true and 0 for the others, by type and reason: a gauge."""
+        return {(one.type, one.reason): 0.0 if one.is_true else 1.0 for one in self.current()}
+
     def _ask_sources(self) -> None:
         for scope, source in self._sources.items():
-            self._scopes[scope] = tuple(source())
+            try:
+                self._scopes[scope] = tuple(source())
+            except Exception as error:  # noqa: BLE001 a bug in one source must not fail /livez
+                _log.exception("Cannot determine conditions", err=error, scope=scope)
 
     def _merge(self) -> dict[str, Condition]:
         """By type. Where two scopes have the same type, one that is not true counts."""
@@ -163,11 +178,11 @@ class ConditionBoard:
         before, self._known = self._known, self._merge()
         for type_, condition in before.items():
             now = self._known.get(type_)
-            if condition.status is Status.FALSE and (now is None or now.is_true):
+            if condition.is_failing and (now is None or now.is_true):
                 _log.info("Condition cleared", type=type_, reason=condition.reason)
         for type_, condition in self._known.items():
             earlier = before.get(type_)
-            if condition.status is Status.FALSE and (
+            if condition.is_failing and (
                 earlier is None or (earlier.status, earlier.reason) != (condition.status, condition.reason)
             ):
                 _log.warning(

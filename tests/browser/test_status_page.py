@@ -17,7 +17,7 @@ from tests import factory
 from tests.browser.chromium import CHROMIUM, Browser, running_chromium
 from tests.unit.cli.live_proxy import LiveProxy, live_proxy
 
-from pointsman.kernel.sysctl import Degraded
+from pointsman.conditions import Condition
 
 HOSTILE = "<img src=x onerror=document.title='harmed'>"
 NODE = factory.node("n1", addresses=[{"type": "InternalIP", "address": "192.168.1.10"}])
@@ -44,7 +44,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveProxy]:
     objects.append(factory.endpoint_slice(remote, name="edge-a", service_name="edge"))
     objects.append(factory.service(HOSTILE, clusterIP="10.96.2.2"))
     with live_proxy(tmp_path_factory.mktemp("page"), *objects) as running:
-        running.degrade(Degraded("oom_score_adj", "not permitted"))
+        running.raise_conditions(Condition.false("OOMScore", "NotPermitted", "not permitted"))
         yield running
 
 
@@ -79,14 +79,14 @@ def test_the_page_shows_status_history_and_services(browser: Browser, proxy: Liv
 
 def test_nothing_is_green_where_something_is_degraded_or_down(browser: Browser, proxy: LiveProxy) -> None:
     shown = opened(browser, proxy)
-    assert "oom_score_adj: not permitted" in shown
+    assert "OOMScore not permitted" in shown
     assert "1 of 122 service ports is down" in shown
-    assert browser.evaluate("document.querySelectorAll('#troubles .fine').length") == 0
+    assert browser.evaluate("document.querySelectorAll('#conditions .healthy').length") == 0
 
 
 def test_the_count_of_services_that_are_down_leads_to_them(browser: Browser, proxy: LiveProxy) -> None:
     opened(browser, proxy)
-    browser.evaluate("document.querySelector('#troubles .notice a').click()")
+    browser.evaluate("document.querySelector('#conditions .notice a').click()")
     browser.until("document.getElementById('found').textContent.startsWith('1 of')")
     assert "onerror" in browser.text()
     browser.until("document.querySelector('.detail') !== null")

@@ -24,8 +24,9 @@ from pointsman.backends.contract import (
     Traffic,
 )
 from pointsman.backends.packet_quirks import PacketQuirks
+from pointsman.conditions import Condition
 from pointsman.config.mode_table import MODES, ModeRow
-from pointsman.kernel.sysctl import Degraded, Sysctls
+from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.plan import FrontendKind
 from pointsman.model.service import ServicePortName
@@ -96,8 +97,8 @@ def _preflight(_setup: Setup, _family: Family) -> Sequence[str]:
     return () if Path(os.environ[KERNEL]).is_dir() else ("the toy kernel is missing",)
 
 
-def _prepare(_setup: Setup, _sysctls: Sysctls, _families: Sequence[Family]) -> Sequence[Degraded]:
-    return (Degraded("toy", "a toy is only a toy"),)
+def _prepare(_setup: Setup, _sysctls: Sysctls, _families: Sequence[Family]) -> Sequence[Condition]:
+    return (Condition.false("Toy", "OnlyAToy", "a toy is only a toy"),)
 
 
 def _backend(_setup: Setup, family: Family, _sysctls: Sysctls) -> ToyBackend:

@@ -57,7 +57,7 @@ def _table(node: LabNode) -> str:
 
 
 def _contested(node: LabNode) -> float:
-    return node.metric("pointsman_degraded", check="IPv4 rules contested")
+    return node.metric("pointsman_condition", type="RuleOwnershipIPv4")
 
 
 def test_another_proxy_is_backed_off_from_named_and_outlived(node: LabNode, process: NodeProcess) -> None:
@@ -69,7 +69,7 @@ def test_another_proxy_is_backed_off_from_named_and_outlived(node: LabNode, proc
         with node.traffic(("10.96.0.10", 80)) as traffic:
             with Rival(node) as rival:
                 wait_until(lambda: _contested(node) == 1)
-                assert "kube-proxy rewrites our rules again and again" in process.log_text
+                wait_until(lambda: "kube-proxy keeps rewriting our rules" in process.log_text)
                 before = rival.rewrites
                 wait_until(lambda: rival.rewrites, lambda rewrites: rewrites > before)
             wait_until(lambda: "Pointsman" in _table(node))

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.fake.recording import RecordingBackend
 
+from pointsman.conditions import Condition, ConditionBoard
 from pointsman.config.defaults import with_file_defaults, with_mode
 from pointsman.config.mode_table import NFTABLES
 from pointsman.config.types import KubeProxyConfiguration
@@ -17,7 +18,6 @@ from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.model.source_events import SourceEvent, Synced, Upsert
-from pointsman.node.degraded import DegradedChecks
 from pointsman.node.proxy import Proxy
 from pointsman.node.state import Settings
 from pointsman.node.surroundings import SYNCING, SilentRecorder
@@ -38,7 +38,7 @@ class ScriptedSource:
     """Delivers what a test puts in."""
 
     statuses: Mapping[str, WatchStatus] = {}
-    trouble = ""
+    server = advice = ""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[SourceEvent | None] = asyncio.Queue()
@@ -98,7 +98,7 @@ class Assembly:
         service_range_wait: float = 30.0,
         pod_range_wait: float = 30.0,
         families: Iterable[Family] = Family,
-        refused: Mapping[Family, str] | None = None,
+        unsupported: Mapping[Family, str] | None = None,
         node_name: str = "n1",
         listeners: Sequence[SyncListener] = (),
         **fields: Any,
@@ -110,7 +110,7 @@ class Assembly:
         self.recorder = ServiceEvents()
         self.backends = {family: RecordingBackend(family) for family in families}
         self.metrics = Metrics(NFTABLES)
-        self.degraded = DegradedChecks(self.metrics)
+        self.board = ConditionBoard()
         self.proxy = Proxy(
             Settings(
                 config=with_mode(defaults, NFTABLES),
@@ -124,10 +124,14 @@ class Assembly:
             self.machine,
             self.metrics,
             self.recorder,
-            self.degraded,
-            refused=refused or {},
+            self.board,
+            unsupported=unsupported or {},
             listeners=listeners,
         )
+
+    def condition(self, type_: str) -> Condition | None:
+        """The condition of that type, if there is one."""
+        return next((one for one in self.board.current() if one.type == type_), None)
 
     @property
     def syncs(self) -> int:

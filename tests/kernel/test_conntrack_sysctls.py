@@ -45,7 +45,7 @@ def test_timeouts_are_set_and_put_back_by_a_later_process(namespace: Namespace, 
         tcp_be_liberal=True,
     )
     report = apply_conntrack(settings, Sysctls(journal=journal), 2)
-    assert report.degraded == []
+    assert report.conditions == []
     sysctls = Sysctls()
     assert sysctls.read_int(f"{PREFIX}tcp_timeout_established") == 25200
     assert sysctls.read_int(f"{PREFIX}udp_timeout") == 77
@@ -54,10 +54,10 @@ def test_timeouts_are_set_and_put_back_by_a_later_process(namespace: Namespace, 
     assert {name: sysctls.read(f"{PREFIX}{name}") for name in before} == before
 
 
-def test_a_read_only_table_size_is_degraded_and_the_rest_is_set(namespace: Namespace) -> None:
+def test_a_read_only_table_size_is_a_condition_and_the_rest_is_set(namespace: Namespace) -> None:
     wanted = (Sysctls().read_int(f"{PREFIX}max") or 0) + 4
     settings = Conntrack(max_per_core=1, min=wanted, udp_timeout=timedelta(seconds=78))
     report = apply_conntrack(settings, Sysctls(), 1)
-    assert "sysctl nf_conntrack_max" in [problem.check for problem in report.degraded]
+    assert "SysctlNfConntrackMax" in [problem.type for problem in report.conditions]
     assert Sysctls().read_int(f"{PREFIX}udp_timeout") == 78
     assert Sysctls().read_int(f"{PREFIX}max") == wanted - 4

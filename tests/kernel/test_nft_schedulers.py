@@ -372,7 +372,7 @@ def test_a_kernel_without_hashes_balances_at_random_and_says_so(world: Scheduler
     with world.namespace.entered():
         poor = NftablesBackend(world.family, lacks_hash=lambda _socket, _traits: True)
         report = poor.sync(everything(node, {made.name: made}))
-        assert [found.check for found in report.degraded] == ["source-hash"]
+        assert [found.reason for found in report.conditions] == ["HashMissing"]
         assert poor.comparison(everything(node, {made.name: made})).differences() == []
         poor.close()
     found = [Counter(world.send(clients(world.family, 200)).values()) for _ in range(2)]
@@ -395,12 +395,12 @@ def test_hashes_that_were_missing_are_looked_for_again_by_a_full_sync_and_report
             NftablesBackend(world.family, lacks_hash=lambda _socket, _traits: next(answers))
         ) as backend,
     ):
-        assert backend.sync(everything(node, {name: hashed})).degraded
-        assert not backend.sync(part(node, {name: plain}, name)).degraded
-        assert backend.sync(part(node, {name: hashed}, name)).degraded
-        assert backend.sync(everything(node, {name: hashed})).degraded
-        assert not backend.sync(everything(node, {name: hashed})).degraded
-        assert not backend.sync(everything(node, {name: hashed})).degraded, (
+        assert backend.sync(everything(node, {name: hashed})).conditions
+        assert not backend.sync(part(node, {name: plain}, name)).conditions
+        assert backend.sync(part(node, {name: hashed}, name)).conditions
+        assert backend.sync(everything(node, {name: hashed})).conditions
+        assert not backend.sync(everything(node, {name: hashed})).conditions
+        assert not backend.sync(everything(node, {name: hashed})).conditions, (
             "what is there is not asked for again"
         )
     first, again = (world.send(clients(world.family, 200)) for _ in range(2))

@@ -58,7 +58,7 @@ def test_it_serves_repairs_reports_and_takes_over(toy: NodeProcess, node: LabNod
     assert node.get("/proxyMode").body == "toy"
     assert node.metric("toy_families_total") == 2
     assert node.metric("pointsman_rules_owned", table="lines", ip_family="IPv4") == 1
-    assert node.metric("pointsman_degraded", check="toy") == 1
+    assert node.metric("pointsman_condition", type="Toy", reason="OnlyAToy") == 1
     assert node.metric("kubeproxy_sync_full_proxy_rules_duration_seconds_count", ip_family="IPv4") == 1
     toy_mode.held(Family.IPV4).unlink()
     wait_until(toy_mode.held(Family.IPV4).exists)

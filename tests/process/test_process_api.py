@@ -77,10 +77,11 @@ def test_a_pod_that_finds_no_api_server_says_where_it_looked_and_what_to_do(
     node.run("ip", "neigh", "replace", "10.96.0.1", "lladdr", "02:00:00:00:00:01", "dev", "eth0")
     process.start(f"--control-socket={control}", from_api=True, wrap=("unshare", "--mount", str(pod)))
     line = wait_until(
-        lambda: [one for one in process.log_text.splitlines() if "API server cannot be reached" in one],
+        lambda: [one for one in process.log_text.splitlines() if "cannot reach the API server" in one],
         seconds=60,
     )[0]
-    assert 'err="no answer for 3 s" server="https://10.96.0.1:443"' in line
+    assert 'type="APIServer" reason="NoAnswer"' in line
+    assert "https://10.96.0.1:443: no answer for 3 s" in line
     assert "--master=https://HOST:PORT" in line
     status = subprocess.run(
         [sys.executable, "-m", "pointsman", "status", f"--control-socket={control}"],
@@ -89,9 +90,9 @@ def test_a_pod_that_finds_no_api_server_says_where_it_looked_and_what_to_do(
     )
     assert status.returncode == 1
     (trouble,) = [one for one in status.stdout.splitlines() if "10.96.0.1" in one]
-    assert trouble.startswith("✗ the API server cannot be reached at https://10.96.0.1:443")
+    assert trouble.startswith("✗ APIServer: cannot reach the API server at https://10.96.0.1:443")
     assert "--master=https://HOST:PORT" in trouble
-    assert "watch of" not in status.stdout
+    assert "✗ Watch" not in status.stdout
 
 
 def test_a_node_on_its_way_out_fails_healthz_but_not_livez(

@@ -138,19 +138,20 @@ def test_a_read_only_proc_sys_degrades_until_nothing_is_asked_of_it_and_is_not_f
         process.start(wrap=("unshare", "--mount", str(read_only)))
         process.wait_synced()
         node.wait_served("10.96.0.10")
-        conntrack, localnet = "sysctl nf_conntrack_tcp_timeout_close_wait", "sysctl route_localnet"
-        for check in (conntrack, localnet):
-            assert node.metric("pointsman_degraded", check=check) == 1
+        conntrack, localnet = "SysctlNfConntrackTcpTimeoutCloseWait", "SysctlRouteLocalnet"
+        for type_ in (conntrack, localnet):
+            assert node.metric("pointsman_condition", type=type_) == 1
+        wait_until(lambda: f'"Condition raised" type="{localnet}"' in process.log_text)
         process.configure(mode="iptables", conntrack=NOTHING_OF_CONNTRACK, oomScoreAdj=0)
-        wait_until(lambda: node.metric("pointsman_degraded", check=conntrack) == 0)
-        assert node.metric("pointsman_degraded", check=localnet) == 1
+        wait_until(lambda: node.metric("pointsman_condition", type=conntrack) == 0)
+        assert node.metric("pointsman_condition", type=localnet) == 1
         process.configure(mode="nftables", conntrack=NOTHING_OF_CONNTRACK, oomScoreAdj=0)
         wait_until(lambda: node.get("/proxyMode").body == "nftables")
         process.wait_synced()
-        assert node.metric("pointsman_degraded", check=localnet) == 0
+        assert node.metric("pointsman_condition", type=localnet) == 0
         assert process.stop() == 0
-    for check in (conntrack, localnet):
-        assert process.log_text.count(f'"Degraded" check="{check}"') == 1
+    for type_ in (conntrack, localnet):
+        assert process.log_text.count(f'"Condition raised" type="{type_}"') == 1
     assert "set it on the host" in process.log_text
 
 

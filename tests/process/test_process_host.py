@@ -129,18 +129,18 @@ def test_a_running_kube_proxy_is_named_in_one_sentence_and_what_it_left_goes_wit
         metrics = http.server.ThreadingHTTPServer(("127.0.0.1", METRICS_PORT), KubeProxyPorts)
     serving = threading.Thread(target=metrics.serve_forever)
     serving.start()
-    sentence = (
-        "a proxy in iptables mode already serves this node and holds "
-        f"0.0.0.0:{HEALTH_PORT} and 127.0.0.1:{METRICS_PORT}: run one proxy per node"
+    message = (
+        "another proxy in iptables mode serves this node and holds "
+        f"0.0.0.0:{HEALTH_PORT} and 127.0.0.1:{METRICS_PORT}"
     )
     try:
         node.run("iptables", "-t", "nat", "-N", "KUBE-SERVICES")
         process.start(f"--control-socket={control}")
-        wait_until(lambda: sentence in process.log_text, seconds=60)
+        wait_until(lambda: message in process.log_text, seconds=60)
         wait_until(lambda: process.log_text.count("Synced") >= 2)
         told = _status(control)
-        assert next(line for line in told.splitlines() if "another proxy" in line).startswith("! degraded")
-        assert sentence in told
+        assert next(line for line in told.splitlines() if "another proxy" in line).startswith("✗ Listening: ")
+        assert f"{message}: run one proxy per node" in told
         wait_until(lambda: "KUBE-SERVICES" not in node.run("iptables-save"), seconds=60)
         node.run("iptables", "-t", "nat", "-N", "KUBE-SERVICES")  # written again by the one that still runs
     finally:

@@ -29,28 +29,30 @@ def test_a_node_is_ready_when_its_own_packets_are_translated(node: LabNode, proc
     process.start(PROBE)
     _, body = wait_until(readyz, lambda found: found[0] == 200, seconds=30)
     assert [line.removeprefix("[+]").removesuffix(" ok") for line in body.splitlines()] == [
-        "sources-listed",
-        "IPv4-synced",
-        "IPv6-synced",
-        "IPv4-keeping-up",
-        "IPv6-keeping-up",
-        "IPv4-rules-intact",
-        "IPv6-rules-intact",
-        "IPv4-datapath",
-        "IPv6-datapath",
-        "ports-open",
-        "staying",
+        "Started",
+        "SyncProgressIPv4",
+        "SyncProgressIPv6",
+        "NodeEligible",
+        "Running",
+        "SyncIPv4",
+        "RulesIPv4",
+        "SyncIPv6",
+        "RulesIPv6",
+        "HealthCheckNodePorts",
+        "Listening",
+        "DatapathIPv4",
+        "DatapathIPv6",
         "readyz check passed",
     ]
     node.run("nft", "-f", "-", text=FOREIGN_DROP)
     _, body = wait_until(readyz, lambda found: "likely cause" in found[1], seconds=30)
-    assert "[-]IPv4-datapath failed: no answer from 192.0.2.77 within 2 s; likely cause: " in body
+    assert "[-]DatapathIPv4 failed: no answer from 192.0.2.77 within 2 s; likely cause: " in body
     assert "others" in body
-    assert "[+]IPv6-datapath ok" in body
+    assert "[+]DatapathIPv6 ok" in body
     assert node.get("/livez", HEALTH_PORT).status == 200
     assert node.get("/healthz", HEALTH_PORT).status == 200
-    assert node.metric("pointsman_degraded", check="IPv4 datapath") == 1
+    assert node.metric("pointsman_condition", type="DatapathIPv4") == 1
     assert node.metric("pointsman_datapath_probes_total", ip_family="IPv4", result="failure") >= 1
     node.run("nft", "delete", "table", "ip", "others")
     wait_until(readyz, lambda found: found[0] == 200, seconds=30)
-    assert node.metric("pointsman_degraded", check="IPv4 datapath") == 0
+    assert node.metric("pointsman_condition", type="DatapathIPv4") == 0

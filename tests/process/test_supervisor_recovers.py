@@ -18,19 +18,19 @@ from pointsman.app.modes import Choice
 from pointsman.app.reload_record import ReloadRecord
 from pointsman.app.supervisor import Assembled, Supervisor
 from pointsman.backends.contract import Mode
+from pointsman.conditions import ConditionBoard
 from pointsman.config.command_line import parse_run
 from pointsman.config.mode_table import MODES
 from pointsman.config.options import RunOptions
 from pointsman.config.reload import Live
 from pointsman.errors import ConfigError, KernelError, NotSupported
 from pointsman.node.aftercare import Tidied
-from pointsman.node.degraded import DegradedChecks
 
 
 class UntouchedHost(Host):
     """The machine of the tests stays as it is."""
 
-    def prepare(self, choice: Choice, degraded: DegradedChecks) -> None:
+    def prepare(self, choice: Choice, board: ConditionBoard) -> None:
         """No setting is made."""
 
     def remove_leftovers(self, mode: Mode) -> Tidied:
@@ -339,14 +339,14 @@ SETTING = "net/ipv4/ip_forward"
 class SettingHost(UntouchedHost):
     """One setting is made, below a directory that stands for the machine."""
 
-    def prepare(self, choice: Choice, degraded: DegradedChecks) -> None:
+    def prepare(self, choice: Choice, board: ConditionBoard) -> None:
         self.sysctls.ensure(SETTING, 1)
 
 
 class NoHost(UntouchedHost):
     """It must not come to this."""
 
-    def prepare(self, choice: Choice, degraded: DegradedChecks) -> None:
+    def prepare(self, choice: Choice, board: ConditionBoard) -> None:
         raise AssertionError("the host was touched")
 
 

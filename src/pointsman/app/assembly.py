@@ -17,6 +17,7 @@ from pointsman.app.host_preparation import Attempt, Host
 from pointsman.app.reload_record import ReloadRecord
 from pointsman.app.servers import Servers
 from pointsman.backends.contract import Mode
+from pointsman.conditions import ConditionBoard
 from pointsman.config.flags import flagz
 from pointsman.config.gates import effective_gates
 from pointsman.config.options import RunOptions
@@ -38,18 +39,18 @@ from pointsman.machine.host_facts import LinuxHost
 from pointsman.machine.own_addresses import LinuxMachine
 from pointsman.model.addresses import address_from_text, family_of
 from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
-from pointsman.node.degraded import DegradedChecks
+from pointsman.node.checks import LooseTrackingCheck
 from pointsman.node.inspector import Inspector
-from pointsman.node.loose_tracking import LooseTracking
 from pointsman.node.proxy import Proxy
 from pointsman.node.service_metrics import ServiceMetrics
 from pointsman.node.state import Settings
 from pointsman.node.surroundings import ApiRecorder, EventSource, Recorder, SilentRecorder
-from pointsman.node.watch_metrics import expose_watches
+from pointsman.node.watches import expose_watches
 from pointsman.obs.log import configure, get_log
 from pointsman.obs.registry import Metrics
 from pointsman.source.api import ApiSource
 from pointsman.sync.flow_cleaner import StaleFlowCleaner
+from pointsman.sync.loop import SyncListener
 
 _log = get_log(__name__)
 
@@ -103,11 +104,11 @@ class Running(msgspec.Struct):
         self.choice = self.choice._replace(setup=setup)
         configure(setup.config.logging.to_settings())
         if live.touches("conntrack", "oomScoreAdj"):
-            self.host.prepare(self.choice, self.proxy.degraded)
+            self.host.prepare(self.choice, self.proxy.board)
 
     def leave(self) -> None:
         """Turn load balancers away; everything else goes on."""
-        self.proxy.health.leave()
+        self.proxy.health.is_draining = True
 
 
 async def first_ended(*work: Coroutine[Any, Any, Any]) -> None:
@@ -138,11 +139,11 @@ async def assembled(
     node_name = config.hostname_override or socket.gethostname().strip().lower()
     _log.info("Starting", mode=mode.name, why=choice.why, node=node_name)
     metrics = _metrics(mode, reloads)
-    degraded = DegradedChecks(metrics)
+    board = ConditionBoard()
     async with contextlib.AsyncExitStack() as closing:
         source, recorder = await closing.enter_async_context(_outside(options, config, node_name, metrics))
         attempt = closing.enter_context(Attempt(host.sysctls))
-        host.prepare(choice, degraded)
+        host.prepare(choice, board)
         backends = modes.make_backends(choice, host.sysctls)
         background = Background()
         closing.push_async_callback(background.close)
@@ -150,12 +151,12 @@ async def assembled(
             family: StaleFlowCleaner(family, metrics, is_stopping=lambda: background.closed)
             for family in backends
         }
-        flows = FlowCare(cleaners, background, degraded)
-        resets = (
-            [LooseTracking(degraded, host.sysctls.read_int)]
-            if mode.capabilities.resets_need_loose_tracking
-            else []
-        )
+        flows = FlowCare(cleaners, background)
+        listeners: list[SyncListener] = [flows]
+        if mode.capabilities.resets_need_loose_tracking:
+            check = LooseTrackingCheck(host.sysctls.read_int)
+            board.add_source("loose tracking", check.conditions)
+            listeners.append(check)
         tidying = {
             "remove leftovers of other modes": lambda: host.remove_leftovers(mode),
             "give memory back": _settled,
@@ -174,10 +175,12 @@ async def assembled(
             LinuxMachine(),
             metrics,
             recorder,
-            degraded,
-            refused=choice.refused,
-            listeners=(flows, tidy_up, *resets),
+            board,
+            unsupported=choice.refused,
+            listeners=(*listeners, tidy_up),
         )
+        board.add_source("flows", flows.conditions)
+        board.add_source("configuration", reloads.conditions)
         attempt.succeeded = lambda: proxy.started
         expose_watches(source, metrics, ages=options.manifests is None)
         inspector = Inspector(

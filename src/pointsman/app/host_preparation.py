@@ -8,12 +8,12 @@ from typing import Self
 
 from pointsman.app import modes
 from pointsman.backends.contract import CleanupStatus, Mode
+from pointsman.conditions import ConditionBoard
 from pointsman.config.options import RunOptions
 from pointsman.errors import KernelError
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.machine.settings import apply_conntrack, apply_oom_score, core_count
 from pointsman.node.aftercare import Tidied
-from pointsman.node.degraded import DegradedChecks
 from pointsman.obs.log import configure, flush, get_log
 
 _log = get_log(__name__)
@@ -27,13 +27,13 @@ class Host:
         self.sysctls = modes.sysctl_journal(state_dir, root)
         """One for all, because its memory covers for a journal that cannot be written."""
 
-    def prepare(self, choice: modes.Choice, degraded: DegradedChecks) -> None:
+    def prepare(self, choice: modes.Choice, board: ConditionBoard) -> None:
         """Sysctls, the OOM score and what the mode needs; what cannot be had is reported and never fatal."""
         config, sysctls = choice.setup.config, self.sysctls
         settings = apply_conntrack(config.conntrack, sysctls, core_count())
         score = apply_oom_score(config.oom_score_adj)
-        degraded.report("host settings", (*settings.degraded, *score.degraded))
-        degraded.report("proxy mode", choice.mode.prepare(choice.setup, sysctls, choice.families))
+        board.replace("host settings", (*settings.conditions, *score.conditions))
+        board.replace("proxy mode", choice.mode.prepare(choice.setup, sysctls, choice.families))
 
     def remove_leftovers(self, mode: Mode) -> Tidied:
         """Remove what other modes left."""
@@ -87,10 +87,12 @@ def initialise(options: RunOptions) -> int:
     report = apply_conntrack(options.config.conntrack, sysctls, core_count())
     for setting in report.applied:
         _log.info("Set", setting=setting)
-    found = [*report.degraded]
-    for step in (choice.mode.prepare, choice.mode.before_unprivileged):
-        found += step(choice.setup, sysctls, choice.families)
-    for degraded in found:
-        _log.warning("Degraded", check=degraded.check, reason=degraded.message)
+    board = ConditionBoard()
+    board.replace("host settings", report.conditions)
+    for scope, step in (
+        ("proxy mode", choice.mode.prepare),
+        ("unprivileged proxy mode", choice.mode.before_unprivileged),
+    ):
+        board.replace(scope, step(choice.setup, sysctls, choice.families))
     flush()
     return 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 
+from pointsman.conditions import Blocks, Condition
 from pointsman.config.reload import Decision, Live, Rejected, Restart
 from pointsman.obs.registry import Metrics
 from pointsman.report.status import ReloadReport
@@ -47,6 +49,13 @@ class ReloadRecord:
     def report(self) -> ReloadReport:
         age = None if self._read_at is None else time.time() - self._read_at
         return ReloadReport(self.count, self._error, age)
+
+    def conditions(self) -> Iterator[Condition]:
+        if self._error:
+            message = f"the new configuration is not used: {self._error}"
+            yield Condition.false("Configuration", "ReloadRejected", message, blocks=Blocks.SERVICES)
+        else:
+            yield Condition.true("Configuration", Blocks.SERVICES)
 
     def _taken_over(self, result: str) -> None:
         self.count += 1

@@ -19,6 +19,7 @@ from pointsman.node.surroundings import Recorder
 from pointsman.obs.log import recent_lines, set_verbosity
 from pointsman.serve.control import ControlServer
 from pointsman.serve.handlers import route
+from pointsman.serve.health import HealthView
 from pointsman.serve.listeners import BindFailed, Listener
 from pointsman.serve.messages import Request, Response, text_response
 from pointsman.serve.page import page_routes
@@ -57,22 +58,24 @@ class Servers:
             extra=page_routes(page_data_routes(inspector)),
         )
 
-        taken = TakenPorts(proxy.degraded, on_ports_freed)
+        taken = TakenPorts(on_ports_freed)
+        proxy.board.add_source("ports", taken.conditions)
+        view = HealthView(proxy.board, proxy.health.last_updated)
 
         def failed(server: str, reason: str) -> Callable[[BindFailed], Awaitable[None]]:
             async def tell(failure: BindFailed) -> None:
                 recorder.node_event(reason, str(failure))
                 elsewhere = "" if self._metrics.addresses else proxy.config.metrics_bind_address
-                await taken.failed(server, failure, elsewhere)
+                await taken.on_bind_failed(server, failure, elsewhere)
 
             return tell
 
         self._health = Listener(
             "health server",
-            route(health_routes(proxy.health, proxy.metrics, proxy.readiness.checks)),
+            route(health_routes(view, proxy.metrics)),
             hard_fail=config.bind_address_hard_fail,
             on_bind_failure=failed("health server", "FailedToStartProxierHealthcheck"),
-            on_settled=partial(taken.settled, "health server"),
+            on_settled=partial(taken.on_bound, "health server"),
             connections=proxy.connections,
         )
         self._metrics = Listener(
@@ -80,7 +83,7 @@ class Servers:
             route(metrics_routes(proxy.metrics, pages)),
             hard_fail=config.bind_address_hard_fail,
             on_bind_failure=failed("metrics server", "FailedToStartMetricServer"),
-            on_settled=partial(taken.settled, "metrics server"),
+            on_settled=partial(taken.on_bound, "metrics server"),
             connections=proxy.connections,
         )
 

@@ -1,67 +1,71 @@
-"""Ports that somebody else holds: said once, and if it is another proxy, in one sentence for all of them.
+"""Ports that cannot be opened, as a condition.
 
-The usual cause is kube-proxy, still running where this proxy was started. It is recognised by what it answers at the metrics
-port: a pod cannot see the processes of others.
+The usual cause is kube-proxy, still running where this proxy was started. It is recognised by its answer at the metrics port:
+a pod cannot see the processes of other pods.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from pointsman.conditions import Blocks, Condition
 from pointsman.config.mode_table import MODES
-from pointsman.kernel.sysctl import Degraded
-from pointsman.node.degraded import PORTS, DegradedChecks
 from pointsman.serve.listeners import BindFailed, parse_bind_address
 
-_ANSWER_SECONDS = 2.0
-_LARGEST_ANSWER = 4096
+_ANSWER_TIMEOUT_SECONDS = 2.0
+_MAX_ANSWER_BYTES = 4096
 _ON_LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  where a wildcard can be reached
 
 
 class TakenPorts:
-    """What keeps the servers of a proxy from listening."""
+    """The ports of this proxy's servers that are in use by another process."""
 
-    def __init__(self, degraded: DegradedChecks, on_freed: Callable[[], None]) -> None:
-        """`on_freed` is called when the last of them could be had after all: who held them may have left rules."""
-        self._degraded = degraded
+    def __init__(self, on_freed: Callable[[], None]) -> None:
+        """`on_freed` is called when the last of them could be opened after all: the other process may have left rules."""
         self._on_freed = on_freed
         self._failures: dict[str, BindFailed] = {}
+        self._other_mode = ""
+        """The mode of the proxy that holds the ports, where it is one."""
 
-    async def failed(self, server: str, failure: BindFailed, metrics_address: str) -> None:
-        """A server cannot listen; `metrics_address` is where another proxy would answer, empty when we do."""
+    async def on_bind_failed(self, server: str, failure: BindFailed, metrics_address: str) -> None:
+        """Note that a server cannot listen; another proxy would answer at `metrics_address`, empty when we listen there."""
         self._failures[server] = failure
-        mode = await proxy_mode_at(metrics_address) if metrics_address else ""
-        if mode:
-            held = " and ".join(one.address for one in self._failures.values())
-            sentence = (
-                f"a proxy in {mode} mode already serves this node and holds {held}: run one proxy per node, "
-                "and keep kube-proxy off this one (docs/install.md)"
-            )
-            self._degraded.report(PORTS, [Degraded("another proxy", sentence)])
-        else:
-            failures = self._failures.items()
-            self._degraded.report(PORTS, [Degraded(name, str(one)) for name, one in failures])
+        self._other_mode = await find_proxy_mode(metrics_address) if metrics_address else ""
 
-    def settled(self, server: str, listens: bool) -> None:
-        """It listens after all, or need not any more; about the others their own next attempt will tell."""
+    def on_bound(self, server: str, listens: bool) -> None:
+        """Note that a server listens now, or is no longer configured."""
         self._failures.pop(server, None)
+        if not self._failures and listens:
+            self._on_freed()
+
+    def conditions(self) -> Iterator[Condition]:
         if not self._failures:
-            self._degraded.report(PORTS, ())
-            if listens:
-                self._on_freed()
+            yield Condition.true("Listening", Blocks.READINESS)
+        elif self._other_mode:
+            addresses = " and ".join(failure.address for failure in self._failures.values())
+            yield Condition.false(
+                "Listening",
+                "OtherProxyRunning",
+                f"another proxy in {self._other_mode} mode serves this node and holds {addresses}",
+                "run one proxy per node, and keep kube-proxy off this one (docs/install.md)",
+                blocks=Blocks.READINESS,
+            )
+        else:
+            failures = "; ".join(f"{server}: {failure}" for server, failure in self._failures.items())
+            yield Condition.false("Listening", "BindFailed", failures, blocks=Blocks.READINESS)
 
 
-async def proxy_mode_at(address: str) -> str:
-    """The mode of the proxy whose metrics port this is; empty when none answers there."""
+async def find_proxy_mode(address: str) -> str:
+    """Return the mode of the proxy whose metrics port this is; empty when none answers there."""
     host, port = parse_bind_address(address)
     with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(_ANSWER_SECONDS):
+        async with asyncio.timeout(_ANSWER_TIMEOUT_SECONDS):
             reader, writer = await asyncio.open_connection(_ON_LOOPBACK.get(host, host), port)
             try:
                 writer.write(b"GET /proxyMode HTTP/1.0\r\nHost: localhost\r\n\r\n")
-                answer = await _all_of(reader)
+                answer = await _read_to_end(reader)
             finally:
                 writer.close()
         body = answer.decode("ascii", "replace").partition("\r\n\r\n")[2].strip()
@@ -69,9 +73,9 @@ async def proxy_mode_at(address: str) -> str:
     return ""
 
 
-async def _all_of(reader: asyncio.StreamReader) -> bytes:
-    """Up to the end of the connection, however many pieces the answer comes in; no more than we have use for."""
+async def _read_to_end(reader: asyncio.StreamReader) -> bytes:
+    """Read up to the end of the connection, or as much as a mode may need."""
     try:
-        return await reader.readexactly(_LARGEST_ANSWER)
+        return await reader.readexactly(_MAX_ANSWER_BYTES)
     except asyncio.IncompleteReadError as ended:
         return ended.partial

@@ -27,8 +27,9 @@ from pointsman.model.service import ServicePortName
 from pointsman.obs.metric_groups import MetricGroup
 
 if TYPE_CHECKING:
+    from pointsman.conditions import Condition
     from pointsman.config.types import KubeProxyConfiguration
-    from pointsman.kernel.sysctl import Degraded, Sysctls
+    from pointsman.kernel.sysctl import Sysctls
 
 _Fragment = TypeVar("_Fragment")
 
@@ -144,8 +145,8 @@ class SyncReport(msgspec.Struct, frozen=True):
     """Node ports served by listeners of the process; None where the mode has none."""
     listeners_failed: int = 0
     """Listeners that this sync wanted to open and could not; `notes` name them."""
-    degraded: Sequence[Degraded] = ()
-    """What works less well than configured as of this sync; what is no longer named has recovered."""
+    conditions: Sequence[Condition] = ()
+    """What works less well than configured as of this sync."""
 
 
 class Comparison(Protocol):
@@ -288,7 +289,7 @@ class Setup(msgspec.Struct, frozen=True):
     service_metrics: bool = False
 
 
-def _nothing_to_prepare(_setup: Setup, _sysctls: Sysctls, _families: Sequence[Family]) -> Sequence[Degraded]:
+def _nothing_to_prepare(_setup: Setup, _sysctls: Sysctls, _families: Sequence[Family]) -> Sequence[Condition]:
     return ()
 
 
@@ -298,9 +299,9 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     preflight: Callable[[Setup, Family], Sequence[str]]
     """What this machine lacks, each with the remedy; empty when the mode can run. Changes nothing."""
-    prepare: Callable[[Setup, Sysctls, Sequence[Family]], Sequence[Degraded]] = _nothing_to_prepare
+    prepare: Callable[[Setup, Sysctls, Sequence[Family]], Sequence[Condition]] = _nothing_to_prepare
     """The part of the start that needs full privileges; says what works less well than it could."""
-    before_unprivileged: Callable[[Setup, Sysctls, Sequence[Family]], Sequence[Degraded]] = (
+    before_unprivileged: Callable[[Setup, Sysctls, Sequence[Family]], Sequence[Condition]] = (
         _nothing_to_prepare
     )
     """What `--init-only` does besides: settings a backend makes with its rules, for one that will not be allowed to."""

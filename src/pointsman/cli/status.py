@@ -10,8 +10,8 @@ from pointsman.report.status import StatusReport, status_text
 
 _ABOUT = """Show mode, syncs, pending changes, counts, watches, configuration reloads and everything that is wrong.
 
-Exit status: 0 no trouble, though some things may work less well than configured (degraded), 1 trouble, 2 no proxy
-could be asked. With -o json the field verdict says fine, degraded or trouble, and troubles lists what is wrong."""
+Exit status: 0 healthy or degraded (something works less well than configured), 1 failing (some Service, some change or the whole
+node is not served), 2 no proxy could be asked. With -o json the field health says which, and conditions lists every state."""
 
 
 def command() -> argparse.ArgumentParser:
@@ -19,5 +19,5 @@ def command() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status 0 without trouble, 1 with some, 2 when no proxy answers."""
+    """Return 0 when healthy or degraded, 1 when failing, 2 when no proxy answers."""
     return answer_live(command().parse_args(argv), "status", StatusReport, status_text)

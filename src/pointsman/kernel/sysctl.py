@@ -3,12 +3,13 @@
 Every change is written to a journal before it is made, with the value found, so that a later clean-up (another
 process, perhaps after a crash) can undo it; a value that somebody changed since is theirs and stays. A setting
 that cannot be written never stops the proxy: containers with a read-only /proc are common, and what is missing
-is reported as degraded instead (k8s 141943).
+is reported as a condition instead (k8s 141943).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Collection
@@ -16,16 +17,10 @@ from pathlib import Path
 
 import msgspec
 
+from pointsman.conditions import Condition
 from pointsman.obs.log import get_log
 
 _log = get_log(__name__)
-
-
-class Degraded(msgspec.Struct, frozen=True):
-    """Something that works less well than configured: a short name for metrics, and what to do about it."""
-
-    check: str
-    message: str
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -85,8 +80,8 @@ class Sysctls:
         except ValueError:
             return None
 
-    def ensure(self, name: str, value: int | str) -> Degraded | None:
-        """Make the setting have this value; an explanation when that is impossible."""
+    def ensure(self, name: str, value: int | str) -> Condition | None:
+        """Make the setting have this value; return a condition when that is impossible."""
         wanted = str(value)
         with self._lock:
             found = self.read(name)
@@ -100,9 +95,11 @@ class Sysctls:
             except OSError as error:
                 self._record(name, earlier)
                 have = f"it is {found}" if found is not None else "it cannot be read"
-                return Degraded(
-                    f"sysctl {name.rpartition('/')[2]}",
-                    f"cannot set {name} to {wanted} ({error.strerror}); {have}: set it on the host",
+                return Condition.false(
+                    _condition_type(name),
+                    "NotWritable",
+                    f"cannot set {name} to {wanted} ({error.strerror}); {have}",
+                    "set it on the host",
                 )
         _log.info("Changed a sysctl", name=name, value=wanted, before=found)
         return None
@@ -161,6 +158,12 @@ class Sysctls:
                     journal=str(self._journal),
                     err=error,
                 )
+
+
+def _condition_type(name: str) -> str:
+    """`SysctlNfConntrackMax` for `net/netfilter/nf_conntrack_max`."""
+    parts = re.split(r"[_-]", name.rpartition("/")[2])
+    return "Sysctl" + "".join(part.capitalize() for part in parts)
 
 
 def _write_whole(path: Path, content: bytes) -> None:

@@ -22,7 +22,7 @@ from pointsman.kube.page_cursor import PageCursor
 from pointsman.kube.resources import Resource
 from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.kube.timing import Retries, Timing
-from pointsman.kube.transport import Idle, TooLarge, Transport
+from pointsman.kube.transport import Idle, RequestFailed, TooLarge, Transport
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity
 from pointsman.model.objects import KubeObject
 from pointsman.model.source_events import SourceEvent, Synced
@@ -320,7 +320,7 @@ class ListWatch(Generic[T]):
         self._resumed_in_vain = 0
         self._retries.opened()
         self._tell_recovery()
-        self._status.answered()
+        self._status.opened()
 
     def _heard(self) -> None:
         self._tell_recovery()
@@ -343,7 +343,7 @@ class ListWatch(Generic[T]):
             if error.status < 500 or self._resumed_in_vain >= _RESUMED_IN_VAIN_AT_MOST:
                 self._version = ""
         pause = self._retries.pause(error, list_due=not self._version)
-        self._status.failed(str(error))
+        self._status.failed(str(error), answered=not isinstance(error, RequestFailed))
         _log.warning(
             "Cannot follow the API server; trying again",
             kind=self._name,

@@ -25,6 +25,8 @@ class WatchStatus:
     failures: int = 0
     """Failed attempts since the last success."""
     failures_total: int = 0
+    answered: bool = True
+    """Whether the server answered the last attempt that failed."""
     last_error: str = ""
     """Kept after a recovery: it says what the last trouble was."""
     lists: int = 0
@@ -47,18 +49,19 @@ class WatchStatus:
     def findings(self) -> tuple[Finding, ...]:
         return (*self.rejected.values(), *self.notices)
 
-    def answered(self) -> None:
+    def opened(self) -> None:
         """The server takes part, even if it has said nothing yet."""
         self.connected = True
         self.absent = False
         self.failures = 0
 
     def heard(self, now: float) -> None:
-        self.answered()
+        self.opened()
         self.last_event = now
 
-    def failed(self, error: str) -> None:
+    def failed(self, error: str, *, answered: bool = True) -> None:
         self.connected = False
+        self.answered = answered
         self.failures += 1
         self.failures_total += 1
         self.last_error = error

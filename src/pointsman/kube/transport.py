@@ -28,7 +28,6 @@ from pointsman.kube.exchange import Answer, HttpClient, HttpRequest
 from pointsman.kube.formats import JSON, decode_status
 from pointsman.kube.proxyenv import proxy_from_environment
 from pointsman.kube.ratelimit import Clock, RateLimit, Sleep
-from pointsman.kube.reachability import Reachability
 
 _ERROR_BODY_LIMIT, _ERROR_BODY_SECONDS = 64 * 1024, 5.0
 _LONGEST_DETAIL = 500
@@ -95,7 +94,6 @@ class Transport:
         environ: Mapping[str, str] | None = None,
         credentials: Credentials | None = None,
         largest_body: int = LARGEST_BODY,
-        reachability: Reachability | None = None,
         listener: RequestListener | None = None,
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
@@ -107,7 +105,6 @@ class Transport:
         self._client: HttpClient | None = None
         self._rate = RateLimit(qps, burst, clock=clock, sleep=sleep)
         self._largest_body = largest_body
-        self._reachability = Reachability(access) if reachability is None else reachability
         self._listener = listener or RequestListener()
         self._clock = clock
 
@@ -116,9 +113,9 @@ class Transport:
         return self._access.server
 
     @property
-    def trouble(self) -> str:
-        """Why the server cannot be reached at all, and what to do; empty while it answers."""
-        return self._reachability.trouble
+    def advice(self) -> str:
+        """What to do when the server cannot be reached; empty where there is nothing to change."""
+        return self._access.advice
 
     async def request(
         self,
@@ -184,7 +181,6 @@ class Transport:
             yield Stream(response.headers.get("Content-Type", ""), pieces)
 
     async def close(self) -> None:
-        self._reachability.close()
         if self._client is not None:
             self._client.close()
 
@@ -209,14 +205,11 @@ class Transport:
         await self._rate.take()
         self._listener.waited(call.method, self._clock() - asked)
         presented = await self._credentials.present()
-        self._reachability.asked()
         try:
             response = await self._headers(call, presented)
-        except RequestFailed as error:
-            self._reachability.failed(error.reason)
+        except RequestFailed:
             self._listener.answered(call.method, None)
             raise
-        self._reachability.answered()
         self._listener.answered(call.method, response.status)
         return response
 

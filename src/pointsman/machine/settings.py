@@ -1,6 +1,6 @@
 """Settings of the host that kube-proxy makes at start: conntrack limits and time-outs, and its own OOM score.
 
-None of them is needed for packets to flow, so none is fatal: what cannot be set comes back as degraded.
+None of them is needed for packets to flow, so none is fatal: what cannot be set is returned as a condition.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Final
 
 import msgspec
 
+from pointsman.conditions import Condition
 from pointsman.config.types import Conntrack
-from pointsman.kernel.sysctl import Degraded, Sysctls
+from pointsman.kernel.sysctl import Sysctls
 
 CONNTRACK_MAX_LIMIT: Final = 1_048_576
 _HASHSIZE: Final = "/sys/module/nf_conntrack/parameters/hashsize"
@@ -29,7 +30,7 @@ class HostReport(msgspec.Struct, frozen=True):
 
     applied: Sequence[str]
     """`name=value` of every setting that now has its configured value."""
-    degraded: Sequence[Degraded]
+    conditions: Sequence[Condition]
 
 
 def conntrack_max(max_per_core: int, minimum: int, cores: int) -> int:
@@ -78,21 +79,21 @@ def apply_conntrack(settings: Conntrack, sysctls: Sysctls, cores: int) -> HostRe
     is large enough.
     """
     applied: list[str] = []
-    degraded: list[Degraded] = []
+    conditions: list[Condition] = []
 
     def ensure(name: str, value: int) -> bool:
         problem = sysctls.ensure(name, value)
         if problem is None:
             applied.append(f"{name}={value}")
         elif name != _TABLE_SIZE or (sysctls.read_int(name) or 0) < value:
-            degraded.append(problem)
+            conditions.append(problem)
         return problem is None
 
     for name, value in conntrack_targets(settings, cores).items():
         is_set = ensure(name, value)
         if name == _TABLE_SIZE and is_set and (sysctls.read_int(_HASHSIZE) or 0) < value // 4:
             ensure(_HASHSIZE, value // 4)
-    return HostReport(applied, degraded)
+    return HostReport(applied, conditions)
 
 
 def apply_oom_score(score: int, root: Path = Path("/")) -> HostReport:
@@ -111,8 +112,9 @@ def apply_oom_score(score: int, root: Path = Path("/")) -> HostReport:
         if found.startswith(("-", "0")):
             return HostReport([], [])
         message = (
-            f"cannot set oom_score_adj to {score} ({error.strerror}); it is {found}, so that the kernel ends this process before "
-            "others when memory runs out: give the pod priorityClassName system-node-critical, or the unit OOMScoreAdjust"
+            f"cannot set oom_score_adj to {score} ({error.strerror}); it is {found}, so the kernel kills this process before "
+            "others when memory runs out"
         )
-        return HostReport([], [Degraded("oom_score_adj", message)])
+        remedy = "give the pod priorityClassName system-node-critical, or the unit OOMScoreAdjust"
+        return HostReport([], [Condition.false("OOMScore", "NotPermitted", message, remedy)])
     return HostReport([f"oom_score_adj={score}"], [])

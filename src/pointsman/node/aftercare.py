@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from pointsman.kernel.sysctl import Degraded
+from pointsman.conditions import Condition
 from pointsman.machine.footprint import give_back
 from pointsman.model.addresses import Family
-from pointsman.node.degraded import DegradedChecks
 from pointsman.obs.log import get_log
 from pointsman.sync.flow_cleaner import CleanReport, StaleFlowCleaner
 from pointsman.sync.loop import SyncListener
@@ -23,7 +22,6 @@ from pointsman.sync.reconcile import SyncOutcome
 T = TypeVar("T")
 
 RETRY_SECONDS = 10.0
-_FLOWS: Final = "tracked flows"
 _MANY: Final = 1000
 """Service ports; a check of so many takes memory worth giving back."""
 
@@ -68,12 +66,9 @@ class Background:
 class FlowCare(SyncListener):
     """Has stale flows deleted after every sync that may have left some."""
 
-    def __init__(
-        self, cleaners: Mapping[Family, StaleFlowCleaner], background: Background, degraded: DegradedChecks
-    ) -> None:
+    def __init__(self, cleaners: Mapping[Family, StaleFlowCleaner], background: Background) -> None:
         self._cleaners = cleaners
         self._background = background
-        self._degraded = degraded
         self._problems: dict[Family, str] = {}
         self._busy: set[Family] = set()
         self._resting: set[Family] = set()
@@ -107,7 +102,7 @@ class FlowCare(SyncListener):
     def _cleaned(self, family: Family, report: CleanReport) -> None:
         """What came meanwhile is done at once; what failed waits a little."""
         self._busy.discard(family)
-        self._tell(family, report.problem)
+        self._problems[family] = report.problem
         cleaner = self._cleaners[family]
         if report.unfinished:
             self._resting.add(family)
@@ -126,13 +121,15 @@ class FlowCare(SyncListener):
         pause.discard(family)
         self._clean(family)
 
-    def _tell(self, family: Family, problem: str) -> None:
-        self._problems[family] = problem
+    def conditions(self) -> Iterator[Condition]:
         found = [f"{family.value}: {problem}" for family, problem in self._problems.items() if problem]
-        message = (
-            f"stale flows could not all be deleted, so that some clients may hear nobody ({'; '.join(found)})"
-        )
-        self._degraded.report(_FLOWS, [Degraded(_FLOWS, message)] if found else [])
+        if found:
+            message = (
+                f"stale flows could not be deleted, so some clients may get no replies ({'; '.join(found)})"
+            )
+            yield Condition.false("FlowCleanup", "CleanupFailed", message)
+        else:
+            yield Condition.true("FlowCleanup")
 
 
 class Tidied(enum.Enum):

@@ -16,7 +16,7 @@ from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Tracker
-from pointsman.serve.health import ProxyHealth
+from pointsman.node.health import ProxyHealth
 from pointsman.sync.loop import SyncListener, SyncLoop
 from pointsman.sync.pacing import Pace, Pacer
 from pointsman.sync.reconcile import Reconciler, Snapshot
@@ -79,11 +79,11 @@ class FamilyProxy:
         """Run on this family's worker thread, where the backend and the plans live."""
 
         def watched() -> T:
-            self._health.busy(self.family)
+            self._health.on_worker_busy(self.family)
             try:
                 return call()
             finally:
-                self._health.idle(self.family)
+                self._health.on_worker_idle(self.family)
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, watched)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
+from pointsman.conditions import Blocks, Condition
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.node_context import NodeContext
 from pointsman.model.tracker import Tracker
+from pointsman.node.health import ProxyHealth, join_first
 from pointsman.node.surroundings import LISTENING, Recorder
 from pointsman.serve.connections import Connections
-from pointsman.serve.health import ProxyHealth
 from pointsman.serve.service_health import ServiceHealth, ServiceHealthPorts
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.reconcile import SyncOutcome
@@ -33,7 +34,7 @@ class HealthCheckPorts(SyncListener):
         self._ports = {
             family: ServiceHealthPorts(
                 node_name,
-                lambda: health.health().invites_traffic,
+                lambda: health.accepts_traffic,
                 partial(self._not_opened, family),
                 connections,
             )
@@ -67,10 +68,14 @@ class HealthCheckPorts(SyncListener):
         self._closed[family] = {}
         await self._ports[family].sync(wanted, [address_text(address) for address in addresses])
 
-    @property
-    def closed(self) -> dict[str, str]:
-        """Services whose port could not be opened after the last sync, and why; it is tried again with the next."""
-        return {key: why for found in self._closed.values() for key, why in found.items()}
+    def conditions(self) -> Iterator[Condition]:
+        """A port that could not be opened is tried again after the next sync."""
+        closed = [f"{key}: {why}" for found in self._closed.values() for key, why in found.items()]
+        type_ = "HealthCheckNodePorts"
+        if closed:
+            yield Condition.false(type_, "BindFailed", join_first(closed), blocks=Blocks.READINESS)
+        else:
+            yield Condition.true(type_, Blocks.READINESS)
 
     def _not_opened(self, family: Family, service: ServiceHealth, message: str) -> None:
         self._closed[family][service.key] = message

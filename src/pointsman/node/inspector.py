@@ -38,6 +38,7 @@ from pointsman.report.status import (
     REJECTED_REPORTED,
     FamilyStatus,
     FamilyVerification,
+    ProxyState,
     ReloadReport,
     StatusReport,
     Verification,
@@ -87,6 +88,7 @@ class Inspector:
         """Counters, the recent past, and how many Services answer as of the last sync."""
         states = await self._service_states()
         proxy, now = self._proxy, time.monotonic()
+        conditions = proxy.board.current()
         return StatusReport(
             version=__version__,
             mode=proxy.config.mode,
@@ -94,8 +96,6 @@ class Inspector:
             zone=proxy.node.facts.zone,
             addresses=tuple(address_text(address) for address in proxy.node.facts.ips),
             uptime=time.time() - self._started_at,
-            waiting_for=proxy.gate.waiting_for,
-            source_trouble=proxy.source.trouble,
             families=tuple(self._family_status(family) for family in proxy.families.values()),
             watches=tuple(
                 WatchReport(
@@ -115,10 +115,10 @@ class Inspector:
                 for kind, status in proxy.source.statuses.items()
             ),
             reload=self._reload(),
-            degraded=proxy.degraded.current,
+            health=ProxyState.of(conditions),
+            conditions=conditions,
             service_states=states,
-            closed_ports=proxy.closed_health_check_ports,
-        ).judged()
+        )
 
     async def _service_states(self) -> dict[str, int]:
         """Counted again only after a sync, and once for all who ask; the last count when a worker is too busy to say what it holds.
@@ -138,11 +138,9 @@ class Inspector:
         record = self._proxy.reporter.records[family.family]
         totals, history = record.totals, tuple(record.history)
         last = next((point.at for point in reversed(history) if not point.error), None)
-        health = self._proxy.health.health().status.get(family.family)
         return FamilyStatus(
             family=family.family.value,
             last_sync_age=None if last is None else max(0.0, time.time() - last),
-            unhealthy="" if health is None else health.reason,
             pending=family.pending,
             service_ports=totals.service_ports,
             endpoints=totals.endpoints,

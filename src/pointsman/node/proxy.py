@@ -13,6 +13,7 @@ from functools import partial
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Backend
+from pointsman.conditions import ConditionBoard
 from pointsman.config.gates import effective_gates
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError, KernelError, PointsmanError
@@ -23,26 +24,28 @@ from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Servi
 from pointsman.model.service_findings import ServiceFindings
 from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.model.tracker import Tracker
-from pointsman.node.degraded import PORTS, DegradedChecks
+from pointsman.node.checks import find_unserved_families
 from pointsman.node.family import FamilyProxy
+from pointsman.node.health import ProxyHealth, SyncConditions
 from pointsman.node.health_check_ports import HealthCheckPorts
-from pointsman.node.readiness import Readiness
 from pointsman.node.reporter import Reporter
 from pointsman.node.second_look import SecondLook
 from pointsman.node.share_keeper import ShareKeeper
 from pointsman.node.state import NodeState, Settings, StartGate
 from pointsman.node.surroundings import EventSource, Machine, Recorder
-from pointsman.node.unserved_families import UnservedFamilies
+from pointsman.node.watches import WatchConditions
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
 from pointsman.serve.connections import Connections, ErrorLog, HttpError
-from pointsman.serve.health import ProxyHealth
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.pacing import Pace
 
 _log = get_log(__name__)
 
 _ADDRESS_RETRY = 1.0
+
+CONDITION_REFRESH_SECONDS = 3.0
+"""The first refresh is not before that, so that a normal start raises nothing."""
 
 
 class Proxy:
@@ -56,12 +59,12 @@ class Proxy:
         machine: Machine,
         metrics: Metrics,
         recorder: Recorder,
-        degraded: DegradedChecks,
+        board: ConditionBoard,
         *,
-        refused: Mapping[Family, str],
+        unsupported: Mapping[Family, str],
         listeners: Sequence[SyncListener] = (),
     ) -> None:
-        """`refused` are families without a backend, and why; `listeners` hear of every sync, after our own parts."""
+        """`unsupported` are families without a backend, and why; `listeners` are called after our own parts."""
         self.started_at = time.time()
         self.source = source
         self.metrics = metrics
@@ -69,11 +72,11 @@ class Proxy:
         self.gate = StartGate(settings.node_name, needs_node=not settings.from_manifests)
         self.started = False
         """Everything waited for has come, and this node can be served: from now on there are syncs."""
-        self.health = ProxyHealth(_nanoseconds(settings.config), waiting_for=lambda: self.gate.waiting_for)
+        self.health = ProxyHealth(settings.config.sync_period.total_seconds(), self.gate)
         self.service_findings = ServiceFindings()
         self.labels = ServiceLabels()
-        self.degraded = degraded
-        self.reporter = Reporter(backends, metrics, self.health, recorder, degraded)
+        self.board = board
+        self.reporter = Reporter(backends, metrics, recorder)
         self._machine = machine
         self._impossible: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._node_news = asyncio.Event()
@@ -85,15 +88,13 @@ class Proxy:
         self._health_ports = HealthCheckPorts(
             trackers, settings.node_name, self.health, recorder, self.connections
         )
-        unserved = UnservedFamilies(refused, self.node, degraded)
-        self.readiness = Readiness(
-            backends,
-            self.health,
-            unserved=lambda: unserved.current,
-            waiting_for=lambda: self.gate.waiting_for,
-            closed_ports=lambda: {**degraded.of(PORTS), **self._health_ports.closed},
-        )
-        self._heard_by = (self.reporter, self.readiness, self._health_ports, unserved, *listeners)
+        syncs = SyncConditions(backends)
+        board.add_source("health", self.health.conditions)
+        board.add_source("families", partial(find_unserved_families, unsupported, self.node))
+        board.add_source("syncs", syncs.conditions)
+        board.add_source("watches", WatchConditions(source).conditions)
+        board.add_source("health check node ports", self._health_ports.conditions)
+        self._heard_by = (self.reporter, self.health, syncs, self._health_ports, *listeners)
         self.families = {
             family: FamilyProxy(
                 trackers[family],
@@ -109,6 +110,9 @@ class Proxy:
         self._share_keepers = {
             family: ShareKeeper(proxy.tracker, proxy.loop.request) for family, proxy in self.families.items()
         }
+        metrics.add_scraped_gauge(
+            "pointsman_condition", "1 where a condition is not true", ("type", "reason"), board.measure
+        )
         metrics.service_changes_pending.set_function(
             lambda: max(tracker.pending_services for tracker in trackers.values())
         )
@@ -119,11 +123,6 @@ class Proxy:
     @property
     def config(self) -> KubeProxyConfiguration:
         return self.node.config
-
-    @property
-    def closed_health_check_ports(self) -> dict[str, str]:
-        """By Service, and why."""
-        return self._health_ports.closed
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -137,6 +136,7 @@ class Proxy:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._end_when_impossible())
             tasks.create_task(self._consume())
+            tasks.create_task(self._refresh_conditions())
             tasks.create_task(self._stop_waiting_for_node())
             tasks.create_task(self._stop_waiting_for_service_ranges())
             tasks.create_task(self._follow_addresses())
@@ -148,6 +148,11 @@ class Proxy:
             if period is not None:
                 for family in self.families.values():
                     tasks.create_task(self._second_look(family).run(period))
+
+    async def _refresh_conditions(self) -> None:
+        while True:
+            await asyncio.sleep(CONDITION_REFRESH_SECONDS)
+            self.board.refresh()
 
     def _second_look(self, family: FamilyProxy) -> SecondLook:
         record = self.reporter.records[family.family]
@@ -179,7 +184,7 @@ class Proxy:
             if new:
                 raise ConfigError(new)
         self.node.configured(config)
-        self.health.set_sync_period(_nanoseconds(config))
+        self.health.sync_period = config.sync_period.total_seconds()
         for family in self.families.values():
             family.loop.pacer.pace = _pace(config)
         self._node_known_better()
@@ -260,7 +265,7 @@ class Proxy:
         """Follow the own Node; a deleted one leaves the rules as they are and makes /healthz fail."""
         if name != self.node.name:
             return
-        self.health.node_changed(node)
+        self.health.node = node
         if node is None:
             _log.warning("The Node object is gone; its last known addresses and zone stay in use", node=name)
             return
@@ -291,7 +296,7 @@ class Proxy:
         self.started = True
         self._warn_of_doubts()
         if self.node.node_object is None and self.node.settings.from_manifests:
-            self.health.node_changed(Node(Meta(name=self.node.name)))
+            self.health.node = Node(Meta(name=self.node.name))
         self._request_all()
 
     def _warn_of_doubts(self) -> None:
@@ -393,7 +398,3 @@ def _pace(config: KubeProxyConfiguration) -> Pace:
     sync_period = config.sync_period.total_seconds()
     drift_period = mode_named(config.mode).drift_seconds or sync_period
     return Pace(config.min_sync_period.total_seconds(), sync_period, drift_period)
-
-
-def _nanoseconds(config: KubeProxyConfiguration) -> int:
-    return int(config.sync_period.total_seconds() * 1_000_000_000)

@@ -8,18 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from pointsman.backends.contract import Difference, OtherProxy
-from pointsman.kernel.sysctl import Degraded
+from pointsman.backends.contract import Difference
 from pointsman.model.addresses import Family
 from pointsman.model.findings import Finding, Severity
 from pointsman.model.service import ServicePortName
-from pointsman.node.degraded import DegradedChecks
 from pointsman.node.surroundings import Recorder
 from pointsman.obs.line_budget import LineBudget
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
 from pointsman.report.status import SyncPoint
-from pointsman.serve.health import ProxyHealth
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.reconcile import SyncFailed, SyncOutcome, Totals
 from pointsman.wording.findings import render_message
@@ -28,17 +25,6 @@ HISTORY = 240
 """Syncs remembered for `status` and the status page."""
 
 _log = get_log(__name__)
-
-
-def _contest(family: Family) -> str:
-    return f"{family.value} contest"
-
-
-def _contested(family: Family, other: OtherProxy) -> Degraded:
-    return Degraded(
-        f"{family.value} rules contested",
-        f"{other.value} rewrites our rules again and again: run one proxy per node (docs/install.md)",
-    )
 
 
 class FamilyRecord(msgspec.Struct):
@@ -59,16 +45,12 @@ class Reporter(SyncListener):
         self,
         families: Iterable[Family],
         metrics: Metrics,
-        health: ProxyHealth,
         recorder: Recorder,
-        degraded: DegradedChecks,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.records = {family: FamilyRecord() for family in families}
         self._metrics = metrics
-        self._health = health
         self._recorder = recorder
-        self._degraded = degraded
         self._lines = LineBudget(clock)
         for family in self.records:
             self._count_from_zero(family.value)
@@ -85,15 +67,12 @@ class Reporter(SyncListener):
             counter.labels(ip_family=label)
 
     def on_queued(self, family: Family) -> None:
-        self._health.queued(family)
         self._metrics.last_queued.labels(ip_family=family.value).set(time.time())
 
     def on_synced(self, outcome: SyncOutcome) -> None:
         family, report, now = outcome.family, outcome.report, time.time()
-        self._health.updated(family)
         self._measure(outcome, now)
         self.report_findings(outcome.findings)
-        self._degraded.report(f"{family.value} sync", report.degraded)
         record = self.records[family]
         record.rejected = report.rejected
         record.totals = outcome.totals
@@ -112,7 +91,6 @@ class Reporter(SyncListener):
 
     def on_sync_failed(self, family: Family, failure: SyncFailed, retry_in: float) -> None:
         metrics, label = self._metrics, family.value
-        self._health.queued(family)
         metrics.nftables_failures.labels(ip_family=label).inc()
         metrics.restore_failures.labels(ip_family=label).inc()
         if not failure.full:
@@ -139,11 +117,6 @@ class Reporter(SyncListener):
         )
         note = f"{family.value} rules were changed by others: {drift}"
         self._recorder.node_event("ProxyRulesRestored", note)
-        if drift.other_proxy is not None and restored_in > 0:
-            self._degraded.report(_contest(family), [_contested(family, drift.other_proxy)])
-
-    def on_conflict_ended(self, family: Family) -> None:
-        self._degraded.report(_contest(family), ())
 
     def report_findings(self, findings: Iterable[Finding]) -> None:
         """Count each in a metric, log it within bounds, and emit an event on a Service."""

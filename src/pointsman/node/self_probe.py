@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
 
+from pointsman.conditions import Blocks, Condition
 from pointsman.explain.report import Explanation
 from pointsman.explain.target import Target, target_from_text
-from pointsman.kernel.sysctl import Degraded
 from pointsman.model import probe_service
 from pointsman.model.addresses import Family, address_from_text, address_text, family_of, find_unusable_reason
 from pointsman.node.proxy import Proxy
@@ -72,8 +72,12 @@ class SelfProbe:
         self._period, self._patience, self._cause_patience = period, patience, cause_patience
         self._echoes: dict[Family, _Echo] = {}
         self._guesses: dict[Family, _Guess] = {}
+        self._conditions: dict[Family, Condition] = {}
+        proxy.board.add_source("datapath", self.conditions)
         for family in self._addresses:
-            proxy.readiness.probed(family, "not yet")
+            type_, message = f"Datapath{family.value}", "not probed yet"
+            unknown = Condition.unknown(type_, "NotProbedYet", message, blocks=Blocks.READINESS)
+            self._conditions[family] = unknown
             for result in ("success", "failure"):
                 proxy.metrics.datapath_probes.labels(ip_family=family.value, result=result)
 
@@ -104,14 +108,22 @@ class SelfProbe:
             return  # a late sync is reported elsewhere
         result = "failure" if trouble else "success"
         self._proxy.metrics.datapath_probes.labels(ip_family=family.value, result=result).inc()
-        self._proxy.readiness.probed(family, trouble)
+        self._note(family, trouble)
         if trouble:
-            trouble += f"; {await self._likely_cause(family, trouble)}"
-            self._proxy.readiness.probed(family, trouble)
+            self._note(family, f"{trouble}; {await self._likely_cause(family, trouble)}")
         else:
             self._guesses.pop(family, None)
-        check = f"{family.value} datapath"
-        self._proxy.degraded.report(check, [Degraded(check, trouble)] if trouble else ())
+
+    def conditions(self) -> Iterable[Condition]:
+        return self._conditions.values()
+
+    def _note(self, family: Family, trouble: str) -> None:
+        type_ = self._conditions[family].type
+        self._conditions[family] = (
+            Condition.false(type_, "ProbeFailed", trouble, blocks=Blocks.READINESS)
+            if trouble
+            else Condition.true(type_, Blocks.READINESS)
+        )
 
     def _rules_awaited(self, family: Family) -> bool:
         """Whether the rules of the probe's own Service are on their way; other Services may change all the time."""

@@ -22,8 +22,12 @@ class EventSource(Protocol):
         """How each watch is doing, by kind; empty where there is none."""
 
     @property
-    def trouble(self) -> str:
-        """What keeps it from saying anything at all, and what to do; empty when nothing does."""
+    def server(self) -> str:
+        """The URL of the API server; empty where there is none."""
+
+    @property
+    def advice(self) -> str:
+        """What to do when the API server cannot be reached."""
 
     def events(self) -> AsyncIterator[SourceEvent]:
         """Every object, then changes, until closed."""

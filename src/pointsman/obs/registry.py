@@ -346,7 +346,6 @@ class Metrics:
         self.services_rejected = family.gauge(
             "pointsman_services_rejected", "Service ports the kernel refused in the last sync", by_family
         )
-        self.degraded = family.gauge("pointsman_degraded", "1 where a check of the node failed", ["check"])
 
     def add_scraped_counter(self, name: str, text: str, labels: Sequence[str], read: Reading) -> None:
         """Expose a counter kept by somebody else; `read` runs at every scrape and must not block or raise."""

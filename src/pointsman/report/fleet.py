@@ -7,11 +7,11 @@ from typing import TypeVar
 
 import msgspec
 
+from pointsman.conditions import Blocks
 from pointsman.explain.report import Explanation, PortAnswer
 from pointsman.report.overview import RowIdentity, ServiceRow
 from pointsman.report.service_list import ServiceList
 from pointsman.report.status import StatusReport
-from pointsman.report.troubles import Weight
 from pointsman.screen import PLAIN, Screen, Table, laid_out
 
 _NODES_SHOWN = 8
@@ -76,7 +76,7 @@ def _each(answers: Mapping[str, T], says: Callable[[T], str]) -> dict[str, str]:
 
 def fleet_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, str]) -> FleetReport:
     """Versions, modes and numbers of every node, and all their troubles."""
-    rows = [("NODE", "VERSION", "MODE", "SERVICE PORTS", "ENDPOINTS", "PENDING", "VERDICT")]
+    rows = [("NODE", "VERSION", "MODE", "SERVICE PORTS", "ENDPOINTS", "PENDING", "HEALTH")]
     for node, status in sorted(answers.items()):
         families = status.families
         numbers = (
@@ -84,12 +84,12 @@ def fleet_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, s
             "+".join(str(family.endpoints) for family in families),
             str(sum(family.pending for family in families)),
         )
-        rows.append((node, status.version, status.mode, *numbers, status.verdict.value))
+        rows.append((node, status.version, status.mode, *numbers, status.health.value))
     troubles: dict[str, list[str]] = {}
     for node, status in sorted(answers.items()):
-        for trouble in status.troubles:
-            if trouble.weight is Weight.TROUBLE:
-                troubles.setdefault(trouble.message, []).append(node)
+        for condition in status.conditions:
+            if condition.is_failing and condition.does_block(Blocks.SERVICES):
+                troubles.setdefault(f"{condition.type}: {condition.text}", []).append(node)
     found: list[Disagreement] = []
     found += disagreement("the version", _each(answers, lambda status: status.version))
     found += disagreement("the mode", _each(answers, lambda status: status.mode))

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Iterable, Iterator
+
 import msgspec
 
 from pointsman.backends.contract import Difference
+from pointsman.conditions import Blocks, Condition
+from pointsman.explain.verdict import Verdict
 from pointsman.model.findings import Finding
-from pointsman.report.troubles import ProxyVerdict, Trouble, Weight, troubles_of, verdict_on
 from pointsman.screen import PLAIN, Screen, Table, laid_out
 
 DIFFERENCES_SHOWN = 100
 REJECTED_REPORTED = 1000
+
+
+class ProxyState(enum.Enum):
+    """The proxy in one word."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    """Works less well than configured."""
+    FAILING = "failing"
+    """Some Service, some change or the whole node is not served."""
+
+    @classmethod
+    def of(cls, conditions: Iterable[Condition]) -> ProxyState:
+        failing = [condition for condition in conditions if condition.is_failing]
+        if any(condition.does_block(Blocks.SERVICES) for condition in failing):
+            return cls.FAILING
+        return cls.DEGRADED if failing else cls.HEALTHY
 
 
 class SyncPoint(msgspec.Struct, frozen=True, rename="camel"):
@@ -30,8 +51,6 @@ class FamilyStatus(msgspec.Struct, frozen=True, rename="camel"):
     family: str
     last_sync_age: float | None
     """Seconds since the last successful sync; None before the first."""
-    unhealthy: str
-    """Why /livez fails because of this family; empty when it does not."""
     pending: int
     """Service ports that changed and are not in the kernel yet."""
     service_ports: int
@@ -81,31 +100,17 @@ class StatusReport(msgspec.Struct, frozen=True, rename="camel"):
     zone: str
     addresses: tuple[str, ...]
     uptime: float
-    waiting_for: str
-    """What it needs before the first sync; empty once started."""
-    source_trouble: str
-    """Why the API server cannot be reached, and what to do; empty while it can."""
     families: tuple[FamilyStatus, ...]
     watches: tuple[WatchReport, ...]
     reload: ReloadReport
-    degraded: dict[str, str]
-    """Host settings that could not be made, and why; packets flow without them."""
-
+    health: ProxyState
+    conditions: tuple[Condition, ...]
     service_states: dict[str, int] = {}
     """Service ports by whether they answer; see `explain.verdict`."""
-    closed_ports: dict[str, str] = {}
-    """Health check node ports that cannot be opened, by Service, and why."""
-    verdict: ProxyVerdict = ProxyVerdict.FINE
-    troubles: tuple[Trouble, ...] = ()
-
-    def judged(self) -> StatusReport:
-        """With the troubles that follow from the rest, and the verdict that follows from them."""
-        troubles = tuple(troubles_of(self))
-        return msgspec.structs.replace(self, troubles=troubles, verdict=verdict_on(troubles))
 
     @property
     def exit_status(self) -> int:
-        return 1 if self.verdict is ProxyVerdict.TROUBLE else 0
+        return 1 if self.health is ProxyState.FAILING else 0
 
 
 class FamilyVerification(msgspec.Struct, frozen=True, rename="camel"):
@@ -153,15 +158,26 @@ def status_text(status: StatusReport, screen: Screen = PLAIN) -> str:
     if status.reload.age is not None:
         state = "rejected" if status.reload.error else "in use"
         lines.append(f"Configuration read again {age_text(status.reload.age)} ago: {state}")
-    for trouble in status.troubles:
-        advice = f"; {trouble.advice}" if trouble.advice else ""
-        lines.append(f"{_SIGNS[trouble.weight]} {trouble.message}{advice}")
-    if status.verdict is ProxyVerdict.FINE:
-        lines.append("✓ no known problems" + (" of the proxy itself" if status.troubles else ""))
+    failing = [condition for condition in status.conditions if condition.is_failing]
+    for condition in sorted(failing, key=lambda one: not one.does_block(Blocks.SERVICES)):
+        sign = "✗" if condition.does_block(Blocks.SERVICES) else "! degraded:"
+        lines.append(f"{sign} {condition.type}: {condition.text}")
+    unserved = list(_unserved_lines(status.service_states))
+    lines += unserved
+    if not failing:
+        lines.append("✓ no known problems" + (" of the proxy itself" if unserved else ""))
     return laid_out(lines, screen)
 
 
-_SIGNS = {Weight.TROUBLE: "✗", Weight.DEGRADED: "! degraded:", Weight.NOTICE: "!"}
+def _unserved_lines(states: dict[str, int]) -> Iterator[str]:
+    """Count Services without a healthy endpoint: seldom the proxy's fault, and no condition of it."""
+    total = sum(states.values())
+    for verdict, text in ((Verdict.DOWN, "down"), (Verdict.PARTLY, "answered for some clients only")):
+        count = states.get(verdict.value, 0)
+        if count:
+            verb = "is" if count == 1 else "are"
+            hint = f"to see which: pointsman list --state {verdict.value}"
+            yield f"! {count} of {total} service ports {verb} {text}; {hint}"
 
 
 def _family_row(family: FamilyStatus) -> list[str]:

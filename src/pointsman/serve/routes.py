@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -12,9 +12,8 @@ from pointsman.config.gates import FeatureGates
 from pointsman.obs.registry import CONTENT_TYPE, Metrics
 from pointsman.serve.debug import debug_routes
 from pointsman.serve.handlers import require_address
-from pointsman.serve.health import ProxyHealth
+from pointsman.serve.health import HealthView
 from pointsman.serve.messages import Handler, Request, Response, reply, text_response
-from pointsman.serve.readiness import Check, readyz_answer
 
 _NOTICE = (
     "Warning: this page is meant for people. Its layout may change at any time; do not build tools on it.\n"
@@ -22,9 +21,7 @@ _NOTICE = (
 _SECOND = 1_000_000_000
 
 
-def health_routes(
-    health: ProxyHealth, metrics: Metrics, checks: Callable[[], Iterable[Check]] = tuple
-) -> dict[str, Handler]:
+def health_routes(health: HealthView, metrics: Metrics) -> dict[str, Handler]:
     """Build /healthz, /livez and /readyz; the first two are counted by their status."""
 
     async def healthz(_request: Request) -> Response:
@@ -38,7 +35,7 @@ def health_routes(
         return answer
 
     async def readyz(_request: Request) -> Response:
-        return readyz_answer(tuple(checks()))
+        return health.readyz()
 
     return {"/healthz": healthz, "/livez": livez, "/readyz": readyz}
 

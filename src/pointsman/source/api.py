@@ -63,9 +63,13 @@ class ApiSource:
         return self._statuses
 
     @property
-    def trouble(self) -> str:
-        """Why the API server cannot be reached, and what to do; empty while it answers."""
-        return self._transport.trouble
+    def server(self) -> str:
+        return self._transport.server
+
+    @property
+    def advice(self) -> str:
+        """What to do when the API server cannot be reached."""
+        return self._transport.advice
 
     async def events(self) -> AsyncGenerator[SourceEvent, None]:
         """Ends only after `close`; raises only what is a fault of ours. To be iterated once."""

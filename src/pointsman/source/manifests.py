@@ -25,6 +25,8 @@ _EVENTS_AT_A_TIME = 200
 class ManifestSource:
     """The same interface as ApiSource, fed by files. Reading and parsing happen on a thread of their own."""
 
+    server = advice = ""
+
     def __init__(
         self,
         path: Path,
@@ -48,11 +50,6 @@ class ManifestSource:
     @property
     def statuses(self) -> Mapping[str, WatchStatus]:
         return {"manifests": self._status}
-
-    @property
-    def trouble(self) -> str:
-        """Never any of the source as a whole: the status names single files."""
-        return ""
 
     async def events(self) -> AsyncGenerator[SourceEvent, None]:
         """The objects, Synced for every kind, then whatever changes. Ends after `close`. To be iterated once.

@@ -86,8 +86,8 @@ def _assert_settings(step: scenarios.Step, dump: Dump | None) -> None:
 
 
 def _prepare(scenario: scenarios.Scenario, families: list[Family]) -> None:
-    degraded = mode_named("ipvs").prepare(Setup(scenario.config), Sysctls(), families)
-    assert [found for found in degraded if found.check.startswith("sysctl")] == []
+    conditions = mode_named("ipvs").prepare(Setup(scenario.config), Sysctls(), families)
+    assert [found for found in conditions if found.type.startswith("Sysctl")] == []
 
 
 def _replay(

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pointsman.app.taken_ports import proxy_mode_at
+from pointsman.app.taken_ports import find_proxy_mode
 
 
 @pytest.mark.parametrize(("body", "mode"), [(b"iptables", "iptables"), (b"hello", "")])
@@ -22,5 +22,5 @@ async def test_a_proxy_is_recognised_though_its_answer_comes_in_pieces(body: byt
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        assert await proxy_mode_at(f"127.0.0.1:{port}") == mode
-    assert await proxy_mode_at(f"127.0.0.1:{port}") == ""
+        assert await find_proxy_mode(f"127.0.0.1:{port}") == mode
+    assert await find_proxy_mode(f"127.0.0.1:{port}") == ""

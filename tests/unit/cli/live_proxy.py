@@ -13,7 +13,7 @@ from tests.fake.recording import RecordingBackend
 from tests.harness.assembled import Assembly
 
 from pointsman.app.control_handlers import control_routes, page_data_routes
-from pointsman.kernel.sysctl import Degraded
+from pointsman.conditions import Condition
 from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
 from pointsman.model.host import HostFacts, Route
@@ -90,12 +90,12 @@ class LiveProxy:
             assert time.monotonic() < until, "no sync was tried"
             time.sleep(0.01)
 
-    def degrade(self, *found: Degraded) -> None:
+    def raise_conditions(self, *conditions: Condition) -> None:
         """Have checks of the node fail."""
         assembly, loop = self._assembly, self._loop
         assert assembly is not None
         assert loop is not None
-        loop.call_soon_threadsafe(assembly.degraded.report, "a test", found)
+        loop.call_soon_threadsafe(assembly.board.replace, "a test", conditions)
 
     async def serve(self, objects: Sequence[KubeObject], ready: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -106,12 +106,12 @@ def test_a_node_that_knows_other_endpoints_is_named(fleet: Fleet, capsys: Captur
     assert [position["nodes"] for position in found["positions"]] == [["n1"], ["n2"]]
 
 
-def test_troubles_name_their_nodes(fleet: Fleet, capsys: Captured) -> None:
+def test_conditions_name_their_nodes(fleet: Fleet, capsys: Captured) -> None:
     fleet.proxies["n2"].backend.failures += [KernelError("no memory")] * 100
     fleet.proxies["n2"].put_without_waiting(factory.service("second", clusterIP="10.96.0.11"))
     assert main(["status"]) == 1
     text = capsys.readouterr().out
-    assert "✗ n2: IPv4: last sync failed: no memory" in text
+    assert "✗ n2: SyncIPv4: the last sync failed: no memory" in text
 
 
 def test_a_node_that_cannot_be_asked_is_reported_and_the_others_answer(

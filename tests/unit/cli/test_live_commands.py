@@ -18,8 +18,8 @@ from tests import factory
 from tests.unit.cli.live_proxy import LiveProxy, live_proxy
 
 from pointsman.cli.main import main
+from pointsman.conditions import Blocks, Condition
 from pointsman.errors import KernelError
-from pointsman.kernel.sysctl import Degraded
 from pointsman.report.status import ReloadReport
 
 NODE = factory.node("n1", addresses=[{"type": "InternalIP", "address": "192.168.1.10"}])
@@ -65,14 +65,17 @@ def test_status_as_json_has_the_history(proxy: LiveProxy, capsys: pytest.Capture
 
 def test_status_shows_what_went_wrong(proxy: LiveProxy, capsys: pytest.CaptureFixture[str]) -> None:
     proxy.reload = ReloadReport(count=1, error="mode: unknown", age=12)
-    proxy.degrade(Degraded("oom_score_adj", "not permitted"))
+    proxy.raise_conditions(
+        Condition.false("Configuration", "ReloadRejected", "mode: unknown", blocks=Blocks.SERVICES),
+        Condition.false("OOMScore", "NotPermitted", "not permitted"),
+    )
     proxy.backend.failures.append(KernelError("no memory"))
     proxy.put(factory.service("second", clusterIP="10.96.0.11"))
     status, text, _ = output(["status", *proxy.arguments], capsys)
     assert status == 1
-    assert "the new configuration is not used: mode: unknown" in text
+    assert "✗ Configuration: mode: unknown" in text
     assert "Configuration read again 12s ago: rejected" in text
-    assert "! degraded: oom_score_adj: not permitted" in text
+    assert "! degraded: OOMScore: not permitted" in text
     assert "✓" not in text
 
 
@@ -89,8 +92,8 @@ def test_status_counts_the_services_that_are_down_and_says_how_to_list_them(
     assert "web" not in listed
     _, text, _ = output(["status", "-o", "json", *proxy.arguments], capsys)
     document = json.loads(text)
-    assert (document["verdict"], document["serviceStates"]["down"]) == ("fine", 1)
-    assert [(entry["weight"], entry["search"]) for entry in document["troubles"]] == [("notice", "down")]
+    assert (document["health"], document["serviceStates"]["down"]) == ("healthy", 1)
+    assert not [entry for entry in document["conditions"] if entry["status"] == "False"]
 
 
 def test_explain_asks_the_kernel_of_the_running_proxy(

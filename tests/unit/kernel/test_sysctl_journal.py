@@ -69,12 +69,12 @@ def test_a_crash_between_record_and_change_restores_nothing(root: Path) -> None:
     assert value(root) == "0"
 
 
-def test_a_missing_or_unwritable_setting_is_degraded_and_not_recorded(root: Path) -> None:
+def test_a_missing_or_unwritable_setting_is_a_condition_and_not_recorded(root: Path) -> None:
     sysctls = Sysctls(root, root / "journal.json")
     missing = sysctls.ensure("net/netfilter/nf_conntrack_max", 5)
     assert missing is not None
     assert "cannot set net/netfilter/nf_conntrack_max to 5" in missing.message
-    assert missing.check == "sysctl nf_conntrack_max"
+    assert missing.type == "SysctlNfConntrackMax"
     directory = root / "proc/sys/net/blocked"
     directory.mkdir()
     assert sysctls.ensure("net/blocked", 5) is not None

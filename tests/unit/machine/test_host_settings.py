@@ -87,7 +87,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_settings_reach_their_files_and_the_hash_table_grows(root: Path) -> None:
     report = apply_conntrack(Conntrack(), Sysctls(root), 8)
-    assert report.degraded == []
+    assert report.conditions == []
     assert (root / "proc/sys" / f"{P}max").read_text() == "262144"
     assert (root / "proc/sys" / f"{P}tcp_timeout_established").read_text() == "86400"
     assert (root / HASHSIZE).read_text() == "65536"
@@ -100,19 +100,19 @@ def test_a_larger_hash_table_is_not_shrunk(root: Path) -> None:
     assert (root / HASHSIZE).read_text() == "1000000\n"
 
 
-def test_what_cannot_be_set_is_degraded_and_the_rest_is_set(root: Path) -> None:
+def test_what_cannot_be_set_is_a_condition_and_the_rest_is_set(root: Path) -> None:
     blocked = root / "proc/sys" / f"{P}max"
     blocked.unlink()
     blocked.mkdir()
     report = apply_conntrack(Conntrack(), Sysctls(root), 8)
-    assert [problem.check for problem in report.degraded] == ["sysctl nf_conntrack_max"]
+    assert [problem.type for problem in report.conditions] == ["SysctlNfConntrackMax"]
     assert (root / "proc/sys" / f"{P}tcp_timeout_close_wait").read_text() == "3600"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a read-only mount")
-@pytest.mark.parametrize(("found", "checks"), [("4194304", []), ("1024", ["sysctl nf_conntrack_max"])])
+@pytest.mark.parametrize(("found", "types"), [("4194304", []), ("1024", ["SysctlNfConntrackMax"])])
 def test_a_connection_table_that_is_large_enough_is_not_missed_where_it_cannot_be_set(
-    found: str, checks: list[str], tmp_path: Path
+    found: str, types: list[str], tmp_path: Path
 ) -> None:
     """Nodes of kind and k3d share the table of their host and may not change its size."""
     table = tmp_path / "proc/sys" / f"{P}max"
@@ -123,9 +123,9 @@ def test_a_connection_table_that_is_large_enough_is_not_missed_where_it_cannot_b
         "from pointsman.machine.settings import apply_conntrack\n"
         "from datetime import timedelta; none = timedelta(0)\n"
         "asked = Conntrack(tcp_established_timeout=none, tcp_close_wait_timeout=none)\n"
-        "found = apply_conntrack(asked, Sysctls(root), 8).degraded\n"
+        "found = apply_conntrack(asked, Sysctls(root), 8).conditions\n"
     )
-    assert _checks_where_nothing_can_be_written(tmp_path, code) == checks
+    assert _conditions_where_nothing_can_be_written(tmp_path, code) == types
 
 
 def test_cores_are_those_of_the_machine(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ def test_cores_are_those_of_the_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a read-only mount")
-@pytest.mark.parametrize(("found", "checks"), [("-997", []), ("0", []), ("500", ["oom_score_adj"])])
+@pytest.mark.parametrize(("found", "types"), [("-997", []), ("0", []), ("500", ["OOMScore"])])
 def test_a_score_that_may_not_be_set_is_missed_only_where_nobody_else_saw_to_it(
-    found: str, checks: list[str], tmp_path: Path
+    found: str, types: list[str], tmp_path: Path
 ) -> None:
     """The kubelet gives the shipped pod -997, or 0 where it has no choice, and the pod may not change it."""
     score = tmp_path / "proc/self/oom_score_adj"
@@ -149,14 +149,14 @@ def test_a_score_that_may_not_be_set_is_missed_only_where_nobody_else_saw_to_it(
     score.write_text(f"{found}\n")
     code = (
         "from pointsman.machine.settings import apply_oom_score\n"
-        "found = apply_oom_score(-999, root).degraded\n"
+        "found = apply_oom_score(-999, root).conditions\n"
     )
-    assert _checks_where_nothing_can_be_written(tmp_path, code) == checks
+    assert _conditions_where_nothing_can_be_written(tmp_path, code) == types
 
 
-def _checks_where_nothing_can_be_written(root: Path, code: str) -> list[str]:
-    """The names of what the code finds degraded; root's own rights would let it write, a read-only mount does not."""
-    told = "\nprint(*(problem.check for problem in found), sep='\\n', end='')"
+def _conditions_where_nothing_can_be_written(root: Path, code: str) -> list[str]:
+    """The types of the conditions that the code returns; root's own rights would let it write, a read-only mount does not."""
+    told = "\nprint(*(problem.type for problem in found), sep='\\n', end='')"
     begin = "import sys; from pathlib import Path; root = Path(sys.argv[1])\n"
     confined = 'mount --bind -o ro "$1" "$1" && exec "$0" -c "$2" "$1"'
     done = subprocess.run(
@@ -168,8 +168,8 @@ def _checks_where_nothing_can_be_written(root: Path, code: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_oom_score_is_written_or_degraded(tmp_path: Path) -> None:
-    assert apply_oom_score(-999, tmp_path).degraded[0].check == "oom_score_adj"
+def test_oom_score_is_written_or_a_condition(tmp_path: Path) -> None:
+    assert apply_oom_score(-999, tmp_path).conditions[0].type == "OOMScore"
     score = tmp_path / "proc/self/oom_score_adj"
     score.parent.mkdir(parents=True)
     score.write_text("0\n")

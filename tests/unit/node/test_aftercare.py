@@ -19,7 +19,6 @@ from pointsman.kernel.tracked_flows import Flow, FlowQuery, Wanted
 from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol
 from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
-from pointsman.node.degraded import DegradedChecks
 from pointsman.obs.registry import Metrics
 from pointsman.sync.flow_cleaner import StaleFlowCleaner
 from pointsman.sync.reconcile import PlanChange, SyncOutcome
@@ -89,7 +88,6 @@ class SlowTable:
 def flow_care(
     table: SlowTable,
     background: Background,
-    degraded: DegradedChecks | None = None,
     second_check_delay: timedelta = timedelta(hours=1),
 ) -> FlowCare:
     metrics = Metrics("iptables")
@@ -100,7 +98,7 @@ def flow_care(
         is_stopping=lambda: background.closed,
     )
     cleaner.set_addresses((OWN_ADDRESS,))
-    return FlowCare({Family.IPV4: cleaner}, background, degraded or DegradedChecks(metrics))
+    return FlowCare({Family.IPV4: cleaner}, background)
 
 
 @pytest.mark.virtual_time
@@ -296,18 +294,17 @@ async def test_flows_are_looked_at_again_a_little_later_and_then_no_more() -> No
 
 
 @pytest.mark.parametrize("failure", [Busy("no buffer space"), NotSupported("the kernel needs CONFIG_X")])
-async def test_flows_that_cannot_be_checked_are_a_degraded_check_until_they_can(failure: KernelError) -> None:
+async def test_flows_that_cannot_be_checked_are_a_condition_until_they_can(failure: KernelError) -> None:
     table, background = SlowTable(), Background(retry_seconds=0.01)
     table.go_on.set()
     table.failure = failure
-    degraded = DegradedChecks(Metrics("iptables"))
-    care = flow_care(table, background, degraded)
+    care = flow_care(table, background)
     care.on_synced(synced(change=MOVED))
-    await async_wait_until(lambda: bool(degraded.current))
-    assert str(failure) in degraded.current["tracked flows"]
+    await async_wait_until(lambda: not next(care.conditions()).is_true)
+    assert str(failure) in next(care.conditions()).message
     table.failure = None
     care.on_synced(synced(change=MOVED))
-    await async_wait_until(lambda: not degraded.current)
+    await async_wait_until(lambda: next(care.conditions()).is_true)
     await background.close()
 
 

@@ -1,4 +1,4 @@
-"""What syncs and failures leave in metrics, health, history and events: all of it is made by the reporter."""
+"""What syncs and failures leave in metrics, history and events: all of it is made by the reporter."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import pytest
 from tests import factory
 
 from pointsman.backends import mode_named
-from pointsman.backends.contract import PRESENT, Difference, OtherProxy, SyncReport
+from pointsman.backends.contract import PRESENT, Difference, SyncReport
 from pointsman.model.addresses import Family
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity, bad_annotation
-from pointsman.node.degraded import DegradedChecks
 from pointsman.node.reporter import Reporter
 from pointsman.obs.registry import Metrics
-from pointsman.serve.health import ProxyHealth
 from pointsman.sync.reconcile import PlanChange, SyncFailed, SyncOutcome, Totals
 from pointsman.wording.findings import render_message
 
@@ -42,11 +40,7 @@ class Desk:
         self.now = 0.0
         self.metrics = Metrics(mode, mode_named(mode).metrics)
         self.events = Events()
-        self.health = ProxyHealth(1)
-        self.degraded = DegradedChecks(self.metrics)
-        self.reporter = Reporter(
-            [Family.IPV4], self.metrics, self.health, self.events, self.degraded, clock=lambda: self.now
-        )
+        self.reporter = Reporter([Family.IPV4], self.metrics, self.events, clock=lambda: self.now)
         self.record = self.reporter.records[Family.IPV4]
 
     def metric(self, name: str) -> float | None:
@@ -83,7 +77,7 @@ def outcome(**fields: object) -> SyncOutcome:
     return SyncOutcome(**{**made, **fields})  # type: ignore[arg-type]
 
 
-def test_one_sync_sets_all_its_metrics_its_history_and_health() -> None:
+def test_one_sync_sets_all_its_metrics_and_its_history() -> None:
     desk = Desk()
     desk.reporter.on_queued(Family.IPV4)
     desk.reporter.on_synced(outcome())
@@ -106,7 +100,6 @@ def test_one_sync_sets_all_its_metrics_its_history_and_health() -> None:
     assert [(point.seconds, point.full, point.changed) for point in desk.record.history] == [(0.5, False, 1)]
     assert desk.record.totals.endpoints == 12
     assert desk.record.rejected == {WEB.name: "EINVAL"}
-    assert Family.IPV4 in desk.health.health().status
 
 
 @pytest.mark.parametrize(("full", "counted"), [(True, 0), (False, 1)])
@@ -177,18 +170,6 @@ def test_repaired_drift_is_counted_and_told_on_the_node() -> None:
     assert desk.record.drift_repaired == 1
     assert desk.metric('pointsman_drift_repaired_total{ip_family="IPv4"}') == 1
     assert [entry[:3] for entry in desk.events.told] == [("node", "warning", "ProxyRulesRestored")]
-
-
-def test_another_proxy_that_keeps_rewriting_the_rules_is_a_degraded_check_until_it_stops() -> None:
-    desk = Desk()
-    rewritten = Difference("table ip kube-proxy", "ours", "theirs", other_proxy=OtherProxy.KUBE_PROXY)
-    desk.reporter.on_drift(Family.IPV4, rewritten, 0.0)
-    assert desk.degraded.current == {}
-    desk.reporter.on_drift(Family.IPV4, rewritten, 2.0)
-    assert "kube-proxy rewrites our rules" in desk.degraded.current["IPv4 rules contested"]
-    assert desk.metric('pointsman_degraded{check="IPv4 rules contested"}') == 1
-    desk.reporter.on_conflict_ended(Family.IPV4)
-    assert desk.degraded.current == {}
 
 
 def test_failures_and_repairs_are_counted_from_zero() -> None:

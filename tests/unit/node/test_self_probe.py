@@ -31,7 +31,9 @@ class Probed:
 
     @property
     def verdict(self) -> str:
-        return {check.name: check.reason for check in self.running.proxy.readiness.checks()}["IPv4-datapath"]
+        found = self.running.condition("DatapathIPv4")
+        assert found is not None
+        return found.message
 
     async def fails(self, times: int) -> None:
         """Until so many more probes have failed."""
@@ -125,6 +127,6 @@ async def test_a_failure_does_not_count_before_the_rules_of_the_probe_are_due() 
     let_go = threading.Event()
     async with probed(clueless, stuck=let_go) as made:
         await asyncio.sleep(0.1)
-        assert (made.failures, made.verdict) == (0, "not yet")
+        assert (made.failures, made.verdict) == (0, "not probed yet")
         let_go.set()
         await made.fails(1)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 import aiohttp
 import pytest
 
+from pointsman.conditions import NODE_ELIGIBLE, Blocks, Condition, ConditionBoard
 from pointsman.config.gates import FeatureGates, effective_gates
 from pointsman.model.addresses import Family
-from pointsman.model.objects import Meta, Node
 from pointsman.obs.registry import Metrics
 from pointsman.serve.handlers import route
-from pointsman.serve.health import ProxyHealth
+from pointsman.serve.health import HealthView
 from pointsman.serve.listeners import Listener
 from pointsman.serve.messages import Handler, Request, Response, text_response
 from pointsman.serve.routes import (
@@ -71,14 +71,15 @@ async def asked(
 
 
 async def test_health_port_serves_healthz_and_livez_and_counts_them() -> None:
-    metrics, health = Metrics("nftables"), ProxyHealth(30 * SECOND)
-    health.updated(Family.IPV4)
+    metrics, board = Metrics("nftables"), ConditionBoard()
+    board.replace("node", [Condition.false(NODE_ELIGIBLE, "NodeUnknown", "", blocks=Blocks.TRAFFIC)])
+    health = HealthView(board, {Family.IPV4: 30 * SECOND})
     answers = await asked(health_routes(health, metrics), "/healthz", "/livez", "/livez", "/", "/nope")
     assert [status for status, _, _ in answers] == [503, 200, 200, 404, 404]
     for _, headers, _ in answers[:3]:
         assert headers["Content-Type"] == "application/json"
         assert headers["X-Content-Type-Options"] == "nosniff"
-    health.node_changed(Node(metadata=Meta(name="n")))
+    board.replace("node", [Condition.true(NODE_ELIGIBLE, Blocks.TRAFFIC)])
     assert (await asked(health_routes(health, metrics), "/healthz"))[0][0] == 200
     text = metrics.exposition().decode()
     assert 'kubeproxy_proxy_healthz_total{code="503"} 1.0' in text

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+import msgspec
+
 from pointsman.backends.contract import (
     Difference,
     SyncReport,
@@ -44,11 +46,12 @@ from pointsman.backends.iptables.settings import (
 from pointsman.backends.netfilter import names, saved
 from pointsman.backends.netfilter.jumps import Jump
 from pointsman.backends.netfilter.sleeping import sleeping, wake
+from pointsman.conditions import Condition
 from pointsman.errors import KernelError
 from pointsman.kernel import nfacct
 from pointsman.kernel.iptables import FILTER, NAT, Incompatible, Iptables, RestoreRejected
 from pointsman.kernel.nft_ruleset import LEGACY, Ruleset
-from pointsman.kernel.sysctl import Degraded, Sysctls
+from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
 
@@ -85,7 +88,7 @@ class IptablesBackend:
         self._settings: Settings | None = None
         self._memory = Memory()
         self._rejected: dict[ServicePortName, str] = {}
-        self._degraded: tuple[Degraded, ...] = ()
+        self._conditions: tuple[Condition, ...] = ()
         self._in_doubt = True
 
     def sync(self, request: SyncRequest) -> SyncReport:
@@ -157,7 +160,7 @@ class IptablesBackend:
         self._rejected = rejected
         if settings.localhost_node_ports:
             found = self._sysctls.ensure(ROUTE_LOCALNET, 1)
-            self._degraded = () if found is None else (_without_localhost(found),)
+            self._conditions = () if found is None else (_without_localhost(found),)
         return self._report(settings, True, text, notes)
 
     def _prepare(self, request: SyncRequest) -> Settings:
@@ -287,9 +290,10 @@ class IptablesBackend:
             rules_last={table: rules_written(text, table) for table in totals},
             batch_bytes=len(text),
             notes=tuple(notes),
-            degraded=self._degraded,
+            conditions=self._conditions,
         )
 
 
-def _without_localhost(found: Degraded) -> Degraded:
-    return Degraded(found.check, f"node ports do not answer on 127.0.0.1: {found.message}")
+def _without_localhost(found: Condition) -> Condition:
+    message = f"node ports do not answer on 127.0.0.1: {found.message}"
+    return msgspec.structs.replace(found, message=message)

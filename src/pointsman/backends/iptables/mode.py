@@ -11,8 +11,9 @@ from pointsman.backends.iptables.cleanup import cleanup
 from pointsman.backends.iptables.render import render
 from pointsman.backends.netfilter.runners import missing_programs, ruleset_of, runner_for, runners_in_use
 from pointsman.backends.packet_quirks import LoopbackNodePort, PacketQuirks
+from pointsman.conditions import Condition
 from pointsman.config.mode_table import IPTABLES
-from pointsman.kernel.sysctl import Degraded, Sysctls
+from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family
 from pointsman.model.balancing import Capabilities, Scheduler
 from pointsman.model.node_ports import node_port_addresses
@@ -29,7 +30,7 @@ def _loopback_denial(asked: LoopbackNodePort) -> str:
 
 def _allow_loopback_node_ports(
     setup: Setup, sysctls: Sysctls, families: Sequence[Family]
-) -> Sequence[Degraded]:
+) -> Sequence[Condition]:
     config = setup.config
     where = node_port_addresses(config.node_port_addresses, Family.IPV4, node_ips=(), local_addresses=())
     if Family.IPV4 not in families or not config.iptables.localhost_node_ports or not where.loopback:

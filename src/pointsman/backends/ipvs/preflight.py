@@ -9,10 +9,11 @@ from pointsman.backends.contract import Setup
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.schedulers import KNOWN
 from pointsman.backends.netfilter.runners import missing_programs
+from pointsman.conditions import Condition
 from pointsman.kernel.ipset import IpsetSocket
 from pointsman.kernel.ipvs import IpvsSocket
 from pointsman.kernel.release import kernel_version
-from pointsman.kernel.sysctl import Degraded, Sysctls
+from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family
 
 _REUSE_MODE_APPEARED = (4, 1)
@@ -43,14 +44,17 @@ def preflight(setup: Setup, family: Family) -> list[str]:
     return missing_programs(family)
 
 
-def prepare(setup: Setup, sysctls: Sysctls, _families: Sequence[Family]) -> list[Degraded]:
+def prepare(setup: Setup, sysctls: Sysctls, _families: Sequence[Family]) -> list[Condition]:
     """Sysctls and timeouts; a timeout of 0 leaves the kernel's value."""
     ipvs = setup.config.ipvs
     wanted = wanted_sysctls(os.uname().release, strict_arp=ipvs.strict_arp)
-    degraded = [found for name, value in wanted.items() if (found := sysctls.ensure(name, value))]
+    conditions = [found for name, value in wanted.items() if (found := sysctls.ensure(name, value))]
     if sysctls.read_int("net/bridge/bridge-nf-call-iptables") == 0:
-        message = "net/bridge/bridge-nf-call-iptables is 0: pods on a Linux bridge reach services without our rules; set it to 1"
-        degraded.append(Degraded("bridge-nf-call-iptables", message))
+        message = (
+            "net/bridge/bridge-nf-call-iptables is 0: pods on a Linux bridge reach Services without our rules"
+        )
+        remedy = "sysctl -w net.bridge.bridge-nf-call-iptables=1"
+        conditions.append(Condition.false("BridgeNetfilter", "Disabled", message, remedy))
     timeouts = [int(t.total_seconds()) for t in (ipvs.tcp_timeout, ipvs.tcp_fin_timeout, ipvs.udp_timeout)]
     if any(timeouts):
         sock = IpvsSocket()
@@ -58,7 +62,7 @@ def prepare(setup: Setup, sysctls: Sysctls, _families: Sequence[Family]) -> list
             sock.set_timeouts(*timeouts)
         finally:
             sock.close()
-    return degraded
+    return conditions
 
 
 def wanted_sysctls(kernel_release: str, *, strict_arp: bool) -> dict[str, int]:

@@ -33,17 +33,18 @@ from pointsman.backends.nftables.loopback import LoopbackNodePorts
 from pointsman.backends.nftables.preflight import lacks_hash
 from pointsman.backends.nftables.reader import KernelTable, Reader
 from pointsman.backends.nftables.schema import TABLE
+from pointsman.conditions import Condition
 from pointsman.errors import Busy, KernelError, Rejected
 from pointsman.kernel.netlink import Message
 from pointsman.kernel.nfnl import BatchRefused, Fault, NftablesSocket, nftables_message
-from pointsman.kernel.sysctl import Degraded
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 
 _BLAME_ROUNDS = 5
-_NO_HASH = Degraded(
-    "source-hash",
+_NO_HASH = Condition.false(
+    "KernelFeatures",
+    "HashMissing",
     "the kernel lacks CONFIG_NFT_HASH (nft_hash): Services that ask for it are balanced at random",
 )
 
@@ -254,7 +255,7 @@ class NftablesBackend:
             notes=(*notes, *unopened),
             listeners=self._loopback.listeners if self._loopback is not None else None,
             listeners_failed=len(unopened),
-            degraded=(_NO_HASH,) if self._unhashed else (),
+            conditions=(_NO_HASH,) if self._unhashed else (),
         )
 
     # --- compiling ------------------------------------------------------------------------------------------

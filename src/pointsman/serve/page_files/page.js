@@ -64,10 +64,15 @@ function showStatus(status) {
   byId("summary").textContent = `${status.mode} mode on ${status.node}` + (status.zone ? ` in zone ${status.zone}` : "") +
     ` (${status.addresses.join(", ")}), up ${age(status.uptime)}, version ${status.version}`;
   document.title = "Pointsman on " + status.node;
-  const list = status.troubles.map((trouble) => make("li", { class: trouble.weight },
-    make("strong", {}, trouble.weight === "trouble" ? "" : trouble.weight + " "), trouble.message,
-    trouble.search ? searchLink(trouble.search, "show them") : trouble.advice ? "; " + trouble.advice : null));
-  byId("troubles").replaceChildren(...(list.length ? list : [make("li", { class: "fine" }, "No known problems")]));
+  const failing = status.conditions.filter((condition) => condition.status === "False").map((condition) =>
+    make("li", { class: condition.blocks === "nothing" ? "degraded" : "failing" }, make("strong", {}, condition.type + " "),
+      condition.message + (condition.remedy ? ": " + condition.remedy : "")));
+  const total = Object.values(status.serviceStates).reduce((sum, count) => sum + count, 0);
+  const unserved = [["down", "down"], ["partly", "answered for some clients only"]].filter(([state]) => status.serviceStates[state])
+    .map(([state, text]) => make("li", { class: "notice" }, `${status.serviceStates[state]} of ${total} service ports ` +
+      `${status.serviceStates[state] === 1 ? "is" : "are"} ${text}`, searchLink(state, "show them")));
+  const list = [...failing, ...unserved];
+  byId("conditions").replaceChildren(...(list.length ? list : [make("li", { class: "healthy" }, "No known problems")]));
   byId("states").replaceChildren(...Object.entries(status.serviceStates).map(([state, count]) =>
     make("a", { class: "badge " + (count ? state : "faint"), href: "#" + state }, `${count.toLocaleString()} ${state}`)));
   byId("families").replaceChildren(...status.families.map(familyCard));
@@ -164,7 +169,7 @@ async function refresh() {
     await showServices();
     byId("refreshed").textContent = "· refreshed " + new Date().toLocaleTimeString();
   } catch (error) {
-    byId("troubles").replaceChildren(make("li", {}, "The proxy does not answer: " + error.message));
+    byId("conditions").replaceChildren(make("li", {}, "The proxy does not answer: " + error.message));
   }
   timer = setTimeout(refresh, REFRESH);
 }

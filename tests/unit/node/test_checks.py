@@ -8,9 +8,7 @@ from pointsman.backends.contract import SyncReport
 from pointsman.machine.settings import LOOSE_TRACKING
 from pointsman.model.addresses import Family
 from pointsman.model.balancing import BalancingRequest
-from pointsman.node.degraded import DegradedChecks
-from pointsman.node.loose_tracking import LooseTracking
-from pointsman.obs.registry import Metrics
+from pointsman.node.checks import LooseTrackingCheck
 from pointsman.sync.reconcile import PlanChange, SyncOutcome
 
 ASKING = factory.plan(factory.service_port("web", balancing=BalancingRequest(reset_gone=True)))
@@ -22,22 +20,21 @@ def synced(change: PlanChange | None = None) -> SyncOutcome:
     return SyncOutcome(SyncReport(full=False), changes, {}, factory.context(Family.IPV4), 0.0, first=False)
 
 
-def test_it_is_reported_as_long_as_somebody_asks_and_the_setting_is_0() -> None:
+def test_it_is_reported_as_long_as_a_service_asks_and_the_setting_is_0() -> None:
     settings: dict[str, int | None] = {LOOSE_TRACKING: 0}
-    degraded = DegradedChecks(Metrics("nftables"))
-    check = LooseTracking(degraded, settings.get)
+    check = LooseTrackingCheck(settings.get)
     check.on_synced(synced(PlanChange(None, NOT_ASKING)))
-    assert not degraded.current
+    assert not list(check.conditions())
     check.on_synced(synced(PlanChange(NOT_ASKING, ASKING)))
-    (message,) = degraded.current.values()
-    assert "gone endpoints of default/web are not reset" in message
-    assert "sysctl -w net.netfilter.nf_conntrack_tcp_loose=1" in message
+    (found,) = check.conditions()
+    assert "removed endpoints of default/web are not reset" in found.message
+    assert "sysctl -w net.netfilter.nf_conntrack_tcp_loose=1" in found.remedy
     for value in (1, None):
         settings[LOOSE_TRACKING] = value
         check.on_synced(synced())
-        assert not degraded.current
+        assert not list(check.conditions())
     settings[LOOSE_TRACKING] = 0
     check.on_synced(synced())
-    assert degraded.current
+    assert list(check.conditions())
     check.on_synced(synced(PlanChange(ASKING, None)))
-    assert not degraded.current
+    assert not list(check.conditions())

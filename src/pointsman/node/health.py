@@ -1,0 +1,225 @@
+"""Health of the proxy as sources of conditions: kube-proxy's own rules, and the results of the syncs.
+
+As in kube-proxy, a family is unhealthy when a change has been pending for two sync periods, whether or not a sync ever
+succeeded before. Ours is also unhealthy when its worker thread has been busy with one call for that long. Both block liveness:
+a restart may help. The eligibility of the Node, draining, and objects that the first sync still needs after two sync periods block
+traffic only: a restart would not help. Ages are taken from a monotonic clock, so a jump of the wall clock does not matter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+
+from pointsman.backends.contract import Difference
+from pointsman.conditions import NODE_ELIGIBLE, RUNNING, STARTED, Blocks, Condition, sync_progress_type
+from pointsman.model.addresses import Family
+from pointsman.model.objects import AUTOSCALER_TAINT, Node
+from pointsman.node.state import StartGate
+from pointsman.sync.loop import SyncListener
+from pointsman.sync.reconcile import SyncFailed, SyncOutcome
+
+Nanoseconds = int
+Clock = Callable[[], Nanoseconds]
+
+MAX_REJECTED_NAMED = 20
+_SECOND = 1_000_000_000
+
+
+def find_ineligibility(node: Node | None) -> str:
+    """Return why load balancers should stop choosing this node, as a reason code; empty when they should not."""
+    if node is None:
+        return "NodeUnknown"
+    if node.metadata.deletion_timestamp:
+        return "NodeBeingDeleted"
+    tainted = any(taint.key == AUTOSCALER_TAINT for taint in node.spec.taints or ())
+    return "NodeBeingScaledDown" if tainted else ""
+
+
+_INELIGIBILITY_TEXT = {
+    "NodeUnknown": "the Node object does not exist or is not known yet",
+    "NodeBeingDeleted": "the Node object is being deleted",
+    "NodeBeingScaledDown": f"the Node has the taint {AUTOSCALER_TAINT}",
+}
+
+
+class ProxyHealth(SyncListener):
+    """kube-proxy's health rules; lives in the event loop.
+
+    `on_worker_busy` and `on_worker_idle` alone are called on worker threads: a thread that hangs sends nothing by which the event
+    loop could notice. Each is one step on a dictionary.
+    """
+
+    def __init__(
+        self,
+        sync_period: float,
+        gate: StartGate,
+        *,
+        wall: Clock = time.time_ns,
+        monotonic: Clock = time.monotonic_ns,
+    ) -> None:
+        self.last_updated: dict[Family, Nanoseconds] = {}
+        """Unix time of the last successful sync."""
+        self.node: Node | None = None
+        """The own Node as last seen; None when it is deleted or not known yet."""
+        self.is_draining = False
+        """The process is to end and keeps syncing until load balancers have stopped choosing this node."""
+        self.sync_period = sync_period
+        self._gate = gate
+        self._wall, self._monotonic = wall, monotonic
+        self._started = monotonic()
+        self._oldest_queued: dict[Family, Nanoseconds] = {}
+        self._busy_since: dict[Family, Nanoseconds] = {}
+
+    def on_queued(self, family: Family) -> None:
+        self._oldest_queued.setdefault(family, self._monotonic())
+
+    def on_synced(self, outcome: SyncOutcome) -> None:
+        self._oldest_queued.pop(outcome.family, None)
+        self.last_updated[outcome.family] = self._wall()
+
+    def on_sync_failed(self, family: Family, _failure: SyncFailed, _retry_in: float) -> None:
+        self.on_queued(family)
+
+    def on_worker_busy(self, family: Family) -> None:
+        """The family's worker thread begins a call."""
+        self._busy_since[family] = self._monotonic()
+
+    def on_worker_idle(self, family: Family) -> None:
+        """The worker thread finished its call."""
+        self._busy_since.pop(family, None)
+
+    @property
+    def accepts_traffic(self) -> bool:
+        """Whether health check node ports may send clients here."""
+        return not self.is_draining and not any(self._find_delay(family)[0] for family in Family)
+
+    def conditions(self) -> Iterator[Condition]:
+        yield self._started_condition()
+        for family in Family:
+            type_ = sync_progress_type(family)
+            reason, message = self._find_delay(family)
+            if reason:
+                yield Condition.false(type_, reason, message, blocks=Blocks.LIVENESS)
+            elif family in self.last_updated:
+                yield Condition.true(type_, Blocks.LIVENESS)
+        ineligible = find_ineligibility(self.node)
+        if ineligible:
+            message = _INELIGIBILITY_TEXT[ineligible]
+            yield Condition.false(NODE_ELIGIBLE, ineligible, message, blocks=Blocks.TRAFFIC)
+        else:
+            yield Condition.true(NODE_ELIGIBLE, Blocks.TRAFFIC)
+        if self.is_draining:
+            message = "the process is shutting down"
+            yield Condition.false(RUNNING, "Draining", message, blocks=Blocks.TRAFFIC)
+        else:
+            yield Condition.true(RUNNING, Blocks.TRAFFIC)
+
+    def _started_condition(self) -> Condition:
+        missing = self._gate.waiting_for
+        if not missing:
+            return Condition.true(STARTED, Blocks.READINESS)
+        is_late = self._monotonic() - self._started >= self._timeout
+        blocks = Blocks.TRAFFIC if is_late else Blocks.READINESS
+        return Condition.false(STARTED, "WaitingForObjects", f"waiting for {missing}", blocks=blocks)
+
+    def _find_delay(self, family: Family) -> tuple[str, str]:
+        """Return reason and message of a family that does not keep up; empty when it does."""
+        now = self._monotonic()
+        busy = now - self._busy_since.get(family, now)
+        if busy >= self._timeout:
+            return "WorkerHangs", f"the worker thread has not come back for {busy // _SECOND} s"
+        pending = now - self._oldest_queued.get(family, now)
+        if pending >= self._timeout:
+            return "SyncOverdue", f"no sync has succeeded for {pending // _SECOND} s"
+        return "", ""
+
+    @property
+    def _timeout(self) -> Nanoseconds:
+        return int(2 * self.sync_period * _SECOND)
+
+
+class _FamilyConditions(msgspec.Struct):
+    """What the last sync and the last drift check of one IP family found."""
+
+    sync: Condition
+    rules: Condition
+    service_ports: Condition
+    ownership: Condition
+    from_backend: Sequence[Condition] = ()
+
+
+class SyncConditions(SyncListener):
+    """Results of syncs and drift checks, per IP family."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = {family: _first_conditions(family.value) for family in families}
+
+    def conditions(self) -> Iterator[Condition]:
+        for found in self._families.values():
+            yield from (found.sync, found.rules, found.service_ports, found.ownership, *found.from_backend)
+
+    def on_synced(self, outcome: SyncOutcome) -> None:
+        found = self._families[outcome.family]
+        found.sync = Condition.true(found.sync.type, Blocks.READINESS)
+        found.from_backend = outcome.report.conditions
+        rejected = [f"{name}: {reason}" for name, reason in outcome.report.rejected.items()]
+        if rejected:
+            found.service_ports = Condition.false(
+                found.service_ports.type,
+                "RejectedByKernel",
+                f"the kernel rejected {len(rejected)} service ports: {join_first(rejected)}",
+                blocks=Blocks.SERVICES,
+            )
+        else:
+            found.service_ports = Condition.true(found.service_ports.type, Blocks.SERVICES)
+
+    def on_sync_failed(self, family: Family, failure: SyncFailed, _retry_in: float) -> None:
+        found = self._families[family]
+        message = f"the last sync failed: {failure}"
+        found.sync = Condition.false(found.sync.type, "SyncFailed", message, blocks=Blocks.READINESS)
+
+    def on_drift_check_passed(self, family: Family) -> None:
+        found = self._families[family]
+        found.rules = Condition.true(found.rules.type, Blocks.READINESS)
+
+    def on_drift(self, family: Family, drift: Difference, restored_in: float) -> None:
+        found = self._families[family]
+        message = f"modified externally: {drift}"
+        found.rules = Condition.false(
+            found.rules.type, "ModifiedExternally", message, blocks=Blocks.READINESS
+        )
+        if drift.other_proxy is not None and restored_in > 0:
+            found.ownership = Condition.false(
+                found.ownership.type,
+                "OtherProxy",
+                f"{drift.other_proxy.value} keeps rewriting our rules",
+                "run one proxy per node (docs/install.md)",
+            )
+
+    def on_drift_check_failed(self, family: Family, error: Exception) -> None:
+        found = self._families[family]
+        message = f"the rules cannot be read: {error}"
+        found.rules = Condition.false(found.rules.type, "Unreadable", message, blocks=Blocks.READINESS)
+
+    def on_conflict_ended(self, family: Family) -> None:
+        found = self._families[family]
+        found.ownership = Condition.true(found.ownership.type)
+
+
+def _first_conditions(label: str) -> _FamilyConditions:
+    return _FamilyConditions(
+        sync=Condition.unknown(f"Sync{label}", "NotSyncedYet", "no sync yet", blocks=Blocks.READINESS),
+        rules=Condition.unknown(f"Rules{label}", "NotCheckedYet", "not checked yet", blocks=Blocks.READINESS),
+        service_ports=Condition.true(f"ServicePorts{label}", Blocks.SERVICES),
+        ownership=Condition.true(f"RuleOwnership{label}"),
+    )
+
+
+def join_first(texts: Sequence[str]) -> str:
+    """Join what fits into a message."""
+    named = "; ".join(texts[:MAX_REJECTED_NAMED])
+    more = len(texts) - MAX_REJECTED_NAMED
+    return f"{named}; and {more} more (status -o json lists them)" if more > 0 else named
