@@ -166,7 +166,7 @@ def catching_up(world: SchedulerNode, *, adjusting: bool) -> list[int]:
             counts = counted(three)
             history.append(counts.get(three[2].identity, 0))
             if adjusting:
-                now = compute_shares(now, counts, compute_weights(three, port.balancing))
+                now = compute_shares(now, counts, compute_weights(three, port.service.balancing))
             world.change(
                 port,
                 *(e.with_share(round(now.get(e.identity, 100.0))) for e in three),

@@ -12,7 +12,7 @@ from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, Meta, Node, Service, ServiceCIDR, ServiceCIDRSpec
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
-from pointsman.model.service import Protocol, ServicePort, ServicePortName
+from pointsman.model.service import Protocol, ServicePort, ServicePortName, ServiceSettings, SourceRanges
 
 
 def packed(text: str) -> bytes:
@@ -98,13 +98,26 @@ def service_port(
         if field in fields:
             fields[field] = tuple(packed(text) for text in fields[field])
     address = packed(cluster_ip)
+    settings = take_settings(fields)
     return ServicePort(
         name=ServicePortName(namespace, name, port_name, protocol),
         family=family_of(address),
         cluster_ip=address,
         port=port,
+        service=settings,
         **fields,
     )
+
+
+def take_settings(fields: dict[str, Any]) -> ServiceSettings:
+    """Take the fields of a ServiceSettings, and those of its source ranges, out of a dictionary."""
+    ranges = SourceRanges(
+        fields.pop("source_ranges", ()),
+        fields.pop("ranges_everywhere", False),
+        fields.pop("ranges_of_other_family", False),
+    )
+    names = [name for name in ServiceSettings.__struct_fields__ if name in fields]
+    return ServiceSettings(source_ranges=ranges, **{name: fields.pop(name) for name in names})
 
 
 def context(family: Family = Family.IPV4, **fields: Any) -> NodeContext:

@@ -287,7 +287,7 @@ def test_a_fresh_replica_catches_up_with_those_that_have_long_lived_connections(
         shares: dict[Identity, float] = {}
         for _ in range(10):
             shares = compute_shares(
-                shares, held([*old, fresh]), compute_weights([*old, fresh], port.balancing)
+                shares, held([*old, fresh]), compute_weights([*old, fresh], port.service.balancing)
             )
             now = [one.with_share(round(shares[one.identity])) for one in (*old, fresh)]
             world.change(port, *now)

@@ -271,7 +271,7 @@ def _port_answer(
         protocol=plan.name.protocol.name,
         family=family.family.value,
         number=plan.port.port,
-        affinity_seconds=plan.port.affinity_seconds,
+        affinity_seconds=plan.port.service.affinity_seconds,
         topology=_topology(plan, family),
         balancing=balancing_words(plan),
         gone=RESET_GONE if plan.resets_gone else "",

@@ -45,7 +45,7 @@ def balancing_words(plan: ServicePlan) -> str:
         how += " while new endpoints start slowly"
     if balance.weights:
         how += f"; shares {listed(_shares(plan.reachable_endpoints, balance))}"
-    if balance.scheduler.hashes and plan.port.affinity_seconds:
+    if balance.scheduler.hashes and plan.port.service.affinity_seconds:
         how += "; session affinity comes from the hash and has no timeout"
     return how
 

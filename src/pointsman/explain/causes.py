@@ -125,8 +125,8 @@ def _missing_local(plan: ServicePlan, family: FamilyView) -> Iterator[Cause]:
     policies = [
         name
         for name, local in (
-            ("internalTrafficPolicy", plan.port.internal_local),
-            ("externalTrafficPolicy", plan.port.external_local and plan.port.externally_accessible),
+            ("internalTrafficPolicy", plan.port.service.internal_local),
+            ("externalTrafficPolicy", plan.port.service.external_local and plan.port.externally_accessible),
         )
         if local
     ]
@@ -197,16 +197,16 @@ def _open(frontends: tuple[Frontend, ...]) -> str:
 def _remarks(port: ServicePort, plan: ServicePlan, view: View) -> Iterator[Cause]:
     for finding in map(describe, view.service_findings.get(port.name.key, ())):
         yield Cause(finding.code.value, finding.message, finding.remedy, fatal=False)
-    if port.external_ips_ignored:
+    if port.service.external_ips_ignored:
         yield Cause(
             "ExternalIPsIgnored",
             "externalIPs are switched off by the feature gate AllowServiceExternalIPs",
             fatal=False,
         )
-    if plan.port.health_check_node_port and not plan.local_endpoints:
+    if plan.port.service.health_check_node_port and not plan.local_endpoints:
         yield Cause(
             "HealthCheckFails",
-            f"health check node port {plan.port.health_check_node_port} answers 503 on this node",
+            f"health check node port {plan.port.service.health_check_node_port} answers 503 on this node",
             "that is how load balancers learn to avoid it",
             fatal=False,
         )

@@ -137,9 +137,9 @@ def _claims_of(port: ServicePort | None) -> dict[Claim, _Rank]:
 
 def _claims(port: ServicePort) -> Iterator[tuple[Claim, _Rank]]:
     protocol = port.protocol
-    ordinary: _Rank = (_ORDINARY, port.created, port.name)
+    ordinary: _Rank = (_ORDINARY, port.service.created, port.name)
     for address in (*port.external_ips, *port.load_balancer_ips):
         yield (address, protocol, port.port), ordinary
     if port.node_port:
         yield (b"", protocol, port.node_port), ordinary
-    yield (port.cluster_ip, protocol, port.port), (_CLUSTER_IP, port.created, port.name)
+    yield (port.cluster_ip, protocol, port.port), (_CLUSTER_IP, port.service.created, port.name)

@@ -95,15 +95,15 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
         if self.balancing is None:
             return ""
         only_there = self.balancing.scheduler is Scheduler.IPVS_ONLY
-        return self.port.balancing.word if only_there else self.balancing.scheduler.value
+        return self.port.service.balancing.word if only_there else self.balancing.scheduler.value
 
     @property
     def internal_endpoints(self) -> tuple[Endpoint, ...]:
-        return self.local_endpoints if self.port.internal_local else self.cluster_endpoints
+        return self.local_endpoints if self.port.service.internal_local else self.cluster_endpoints
 
     @property
     def external_endpoints(self) -> tuple[Endpoint, ...]:
-        return self.local_endpoints if self.port.external_local else self.cluster_endpoints
+        return self.local_endpoints if self.port.service.external_local else self.cluster_endpoints
 
     @property
     def internal_outcome(self) -> Outcome:

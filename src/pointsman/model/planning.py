@@ -45,8 +45,8 @@ def plan_service_port(
     ranges = _ranges_elsewhere(port, context, findings)
     chosen = select_endpoints(port, endpoints, context.node_name, context.zone)
     chosen, balancing = _balanced(port, chosen, context.balancing, findings)
-    internal = decide_outcome(chosen.has_any, chosen.local if port.internal_local else chosen.cluster)
-    external = decide_outcome(chosen.has_any, chosen.local if port.external_local else chosen.cluster)
+    internal = decide_outcome(chosen.has_any, chosen.local if port.service.internal_local else chosen.cluster)
+    external = decide_outcome(chosen.has_any, chosen.local if port.service.external_local else chosen.cluster)
     return ServicePlan(
         port=port,
         frontends=tuple(_frontends(port, internal, external, ranges)),
@@ -64,7 +64,7 @@ def plan_service_port(
 
 
 def _resets_gone(port: ServicePort, defaults: BalancingDefaults) -> bool:
-    asked = port.balancing.reset_gone
+    asked = port.service.balancing.reset_gone
     return port.protocol is Protocol.TCP and (defaults.reset_gone if asked is None else asked)
 
 
@@ -72,7 +72,7 @@ def _balanced(
     port: ServicePort, chosen: Selection, defaults: BalancingDefaults, findings: list[Finding]
 ) -> tuple[Selection, BalancingPlan | None]:
     """How connections are spread, and over which of the chosen endpoints."""
-    request = port.balancing
+    request = port.service.balancing
     if (
         request is NO_REQUEST
         and defaults.scheduler is Scheduler.RANDOM
@@ -82,7 +82,7 @@ def _balanced(
     scheduler = choose_scheduler(request, chosen.reachable, defaults, findings)
     if scheduler.hashes and defaults.capabilities.fills_hash_tables:
         scheduler = _affordable(scheduler, port, chosen.reachable, findings)
-    if scheduler is Scheduler.SOURCE_PORT_HASH and port.affinity_seconds:
+    if scheduler is Scheduler.SOURCE_PORT_HASH and port.service.affinity_seconds:
         findings.append(Finding(Code.PORT_NOT_HASHED))
         scheduler = Scheduler.SOURCE_HASH
     if scheduler is not Scheduler.RANDOM:
@@ -92,7 +92,7 @@ def _balanced(
             kept = {*cluster, *local}
             reachable = tuple(endpoint for endpoint in chosen.reachable if endpoint in kept)
             chosen = msgspec.structs.replace(chosen, cluster=cluster, local=local, reachable=reachable)
-    max_slots = compute_max_hash_slots(len(chosen.reachable), port.of_ports, _frontend_count(port))
+    max_slots = compute_max_hash_slots(len(chosen.reachable), port.service.port_count, _frontend_count(port))
     return chosen, build_balancing_plan(scheduler, request, chosen.reachable, defaults, max_slots)
 
 
@@ -100,10 +100,10 @@ def _affordable(
     scheduler: Scheduler, port: ServicePort, endpoints: tuple[Endpoint, ...], findings: list[Finding]
 ) -> Scheduler:
     """The hash that is wanted, unless filling its tables would keep every node from its other Services for seconds."""
-    most = compute_max_hashed_endpoints(port.of_ports, _frontend_count(port))
+    most = compute_max_hashed_endpoints(port.service.port_count, _frontend_count(port))
     if len(endpoints) <= most:
         return scheduler
-    used = choose_fallback_scheduler(port.balancing, endpoints)
+    used = choose_fallback_scheduler(port.service.balancing, endpoints)
     parameters: dict[str, Value] = {"limit": most, "used": used.value, "scheduler": scheduler.value}
     findings.append(Finding(Code.TOO_MANY_TO_HASH, Severity.NOTICE, parameters=parameters))
     return used
@@ -115,15 +115,15 @@ def _frontend_count(port: ServicePort) -> int:
 
 def _ranges_elsewhere(port: ServicePort, context: NodeContext, findings: list[Finding]) -> tuple[Cidr, ...]:
     """The source ranges that hold at external IPs and the node port."""
-    if port.ranges_of_other_family and (
-        port.load_balancer_ips or (port.ranges_everywhere and port.externally_accessible)
+    if port.service.source_ranges.other_family_only and (
+        port.load_balancer_ips or (port.service.source_ranges.all_frontends and port.externally_accessible)
     ):
         parameters = {"family": port.family.value}
         findings.append(Finding(Code.SOURCE_RANGES_OF_OTHER_FAMILY, Severity.NOTICE, parameters=parameters))
-    if not port.ranges_everywhere or not port.source_ranges:
+    if not port.service.source_ranges.all_frontends or not port.service.source_ranges.cidrs:
         return ()
     if context.balancing.capabilities.limits_all_frontends:
-        return port.source_ranges
+        return port.service.source_ranges.cidrs
     findings.append(
         Finding(Code.SOURCE_RANGES_NOT_POSSIBLE, parameters={"annotation": SOURCE_RANGES_ANNOTATION})
     )
@@ -133,20 +133,24 @@ def _ranges_elsewhere(port: ServicePort, context: NodeContext, findings: list[Fi
 def _frontends(
     port: ServicePort, internal: Outcome, external: Outcome, ranges: tuple[Cidr, ...]
 ) -> Iterator[Frontend]:
-    yield Frontend(FrontendKind.CLUSTER_IP, port.cluster_ip, port.port, port.internal_local, internal)
+    yield Frontend(FrontendKind.CLUSTER_IP, port.cluster_ip, port.port, port.service.internal_local, internal)
     for address in port.external_ips:
-        yield Frontend(FrontendKind.EXTERNAL_IP, address, port.port, port.external_local, external, ranges)
+        yield Frontend(
+            FrontendKind.EXTERNAL_IP, address, port.port, port.service.external_local, external, ranges
+        )
     for address in port.load_balancer_ips:
         yield Frontend(
             FrontendKind.LOAD_BALANCER_IP,
             address,
             port.port,
-            port.external_local,
+            port.service.external_local,
             external,
-            port.source_ranges,
+            port.service.source_ranges.cidrs,
         )
     if port.node_port:
-        yield Frontend(FrontendKind.NODE_PORT, b"", port.node_port, port.external_local, external, ranges)
+        yield Frontend(
+            FrontendKind.NODE_PORT, b"", port.node_port, port.service.external_local, external, ranges
+        )
 
 
 def _granted_port(

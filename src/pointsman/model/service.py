@@ -1,9 +1,13 @@
-"""Service ports: one value per (Service, port, IP family), with every field a backend needs."""
+"""Service ports: one value per (Service, port, IP family), with every field a backend needs.
+
+Everything that belongs to the whole Service is parsed once and shared by its ports.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +21,7 @@ from pointsman.model.addresses import (
 )
 from pointsman.model.balancing import NO_REQUEST, BalancingRequest, parse_balancing_request
 from pointsman.model.findings import Code, Finding, bad_annotation, clip
-from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Service, ServicePortSpec
+from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Ingress, Service, ServicePortSpec
 
 DEFAULT_AFFINITY_SECONDS = 10800
 MAX_AFFINITY_SECONDS = 86400
@@ -60,6 +64,37 @@ class ServicePortName(msgspec.Struct, frozen=True, gc=False, order=True, cache_h
         return f"{self.namespace}/{self.service}"
 
 
+class SourceRanges(msgspec.Struct, frozen=True, gc=False):
+    """loadBalancerSourceRanges of one family."""
+
+    cidrs: tuple[Cidr, ...] = ()
+    """Empty means unrestricted."""
+    all_frontends: bool = False
+    """They restrict the node port and the external IPs as well."""
+    other_family_only: bool = False
+    """Ranges are given, but each of them restricts clients of the other family only."""
+
+
+class ServiceSettings(msgspec.Struct, frozen=True, gc=False):
+    """What all ports of one Service have in common, apart from its addresses."""
+
+    source_ranges: SourceRanges = SourceRanges()
+    internal_local: bool = False
+    external_local: bool = False
+    affinity_seconds: int = 0
+    """Session affinity timeout; 0 means no affinity."""
+    health_check_node_port: int = 0
+    created: str = ""
+    """creationTimestamp: the older Service wins a contested address."""
+    ipvs_scheduler: str = ""
+    """Requested for ipvs mode only."""
+    balancing: BalancingRequest = NO_REQUEST
+    port_count: int = 1
+    """Number of ports of the Service: they share the limit of hash tables."""
+    external_ips_ignored: bool = False
+    """externalIPs are given but switched off; kube-proxy's iptables mode still makes the external chain."""
+
+
 class ServicePort(msgspec.Struct, frozen=True, gc=False):
     """A service port in one IP family. Addresses are packed and all of that family."""
 
@@ -70,26 +105,7 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
     node_port: int = 0
     external_ips: tuple[bytes, ...] = ()
     load_balancer_ips: tuple[bytes, ...] = ()
-    source_ranges: tuple[Cidr, ...] = ()
-    """loadBalancerSourceRanges of this family; empty means unrestricted."""
-    ranges_everywhere: bool = False
-    """They are to hold at the node port and the external IPs as well."""
-    ranges_of_other_family: bool = False
-    """Some are given, and all keep out clients of the other family only."""
-    internal_local: bool = False
-    external_local: bool = False
-    affinity_seconds: int = 0
-    """Session affinity timeout; 0 means no affinity."""
-    health_check_node_port: int = 0
-    created: str = ""
-    """creationTimestamp: the older Service wins a contested address."""
-    ipvs_scheduler: str = ""
-    """Asked for in ipvs mode only."""
-    balancing: BalancingRequest = NO_REQUEST
-    of_ports: int = 1
-    """How many ports its Service lists: they share what hashing may cost."""
-    external_ips_ignored: bool = False
-    """externalIPs are given but switched off; upstream's iptables mode still makes the external chain."""
+    service: ServiceSettings = ServiceSettings()
 
     @property
     def protocol(self) -> Protocol:
@@ -101,17 +117,17 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_external_chain(self) -> bool:
-        """What lies behind external frontends is programmed, even where none is left because they are switched off."""
-        return self.externally_accessible or self.external_ips_ignored
+        """External frontends exist, or would exist if external IPs were not switched off."""
+        return self.externally_accessible or self.service.external_ips_ignored
 
     @property
     def uses_cluster_endpoints(self) -> bool:
-        """Also with a Local external policy: pods and the node itself are short-circuited to all endpoints."""
-        return not self.internal_local or self.has_external_chain
+        """Also with a Local external policy: packets of pods and of the node itself may go to all endpoints."""
+        return not self.service.internal_local or self.has_external_chain
 
     @property
     def uses_local_endpoints(self) -> bool:
-        return self.internal_local or (self.external_local and self.has_external_chain)
+        return self.service.internal_local or (self.service.external_local and self.has_external_chain)
 
 
 def find_skip_reason(service: Service) -> Code | None:
@@ -125,51 +141,123 @@ def find_skip_reason(service: Service) -> Code | None:
     return None if service.spec.cluster_ip else Code.NO_CLUSTER_IP
 
 
+_AddressFields = tuple[list[str] | None, list[Ingress] | None, list[str] | None]
+_NO_ADDRESS_FIELDS: _AddressFields = (None, None, None)
+
+
+class ServiceAddresses(msgspec.Struct, frozen=True):
+    """Addresses and ranges of one Service in one IP family, besides its cluster IP.
+
+    Parsed once per Service and shared by its ports: both may have thousands of entries.
+    """
+
+    fields: _AddressFields = _NO_ADDRESS_FIELDS
+    """As written."""
+    external_ips: tuple[bytes, ...] = ()
+    external_ips_ignored: bool = False
+    load_balancer_ips: tuple[bytes, ...] = ()
+    ranges: tuple[Cidr, ...] = ()
+    other_family_only: bool = False
+    findings: tuple[Finding, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.fields != _NO_ADDRESS_FIELDS
+
+
+NO_ADDRESSES = ServiceAddresses()
+
+
+class ParsedService(NamedTuple):
+    """The service ports of one family, and what was found wrong with the Service."""
+
+    ports: dict[ServicePortName, ServicePort]
+    findings: list[Finding]
+    addresses: ServiceAddresses = NO_ADDRESSES
+
+
 def parse_service_ports(
-    service: Service, family: Family, *, allow_external_ips: bool = True
-) -> tuple[dict[ServicePortName, ServicePort], list[Finding]]:
-    """The service ports of one family, and what had to be left out. Never raises on bad content."""
+    service: Service,
+    family: Family,
+    *,
+    allow_external_ips: bool = True,
+    known: ServiceAddresses = NO_ADDRESSES,
+) -> ParsedService:
+    """Return the service ports of one family. Never raises on bad content, which is ignored and reported.
+
+    `known` are the addresses of the previous version; fields that did not change are not parsed again.
+    """
     findings: list[Finding] = []
     if find_skip_reason(service) is not None:
-        return {}, findings
-    spec = service.spec
-    cluster_ip = _cluster_ip(service, family, findings)
+        return ParsedService({}, findings)
+    cluster_ip = _parse_cluster_ip(service, family, findings)
     if cluster_ip is None:
-        return {}, findings
+        return ParsedService({}, findings)
+    addresses = _parse_addresses(service, family, known, allow_external_ips=allow_external_ips)
+    findings += addresses.findings
+    settings = _parse_settings(service, addresses, findings)
+    ports: dict[ServicePortName, ServicePort] = {}
+    for entry in service.spec.ports or ():
+        name = _parse_port_name(service, entry, findings)
+        if name is not None:
+            ports[name] = ServicePort(
+                name,
+                family,
+                cluster_ip,
+                entry.port,
+                entry.node_port,
+                addresses.external_ips,
+                addresses.load_balancer_ips,
+                settings,
+            )
+    return ParsedService(ports, list(dict.fromkeys(findings)), addresses)
+
+
+def _parse_settings(
+    service: Service, addresses: ServiceAddresses, findings: list[Finding]
+) -> ServiceSettings:
+    spec, meta = service.spec, service.metadata
+    all_frontends = _parse_all_frontends(service, findings)
+    return ServiceSettings(
+        source_ranges=SourceRanges(addresses.ranges, all_frontends, addresses.other_family_only),
+        internal_local=spec.internal_traffic_policy == "Local",
+        external_local=spec.external_traffic_policy == "Local",
+        affinity_seconds=_parse_affinity_seconds(service, findings),
+        health_check_node_port=_parse_health_check_node_port(service, findings),
+        created=meta.creation_timestamp or "",
+        ipvs_scheduler=meta.annotation(IPVS_SCHEDULER_ANNOTATION) or "",
+        balancing=parse_balancing_request(meta, findings),
+        port_count=len(spec.ports or ()),
+        external_ips_ignored=addresses.external_ips_ignored,
+    )
+
+
+def _parse_addresses(
+    service: Service, family: Family, known: ServiceAddresses, *, allow_external_ips: bool
+) -> ServiceAddresses:
+    spec, status = service.spec, service.status.load_balancer
+    ingress = (status.ingress if status is not None else None) or None
+    fields = (spec.external_ips or None, ingress, spec.load_balancer_source_ranges or None)
+    if fields == known.fields:
+        return known
+    if fields == _NO_ADDRESS_FIELDS:
+        return NO_ADDRESSES
+    findings: list[Finding] = []
     external_ips: tuple[bytes, ...] = ()
     if spec.external_ips and allow_external_ips:
-        external_ips = _frontend_addresses(spec.external_ips, family, "externalIPs", findings)
-    balancing = parse_balancing_request(service.metadata, findings)
-    ports: dict[ServicePortName, ServicePort] = {}
-    for entry in spec.ports or ():
-        name = _port_name(service, entry, findings)
-        if name is None:
-            continue
-        ports[name] = ServicePort(
-            name=name,
-            family=family,
-            cluster_ip=cluster_ip,
-            port=entry.port,
-            node_port=entry.node_port,
-            external_ips=external_ips,
-            load_balancer_ips=_load_balancer_ips(service, family, findings),
-            source_ranges=_source_ranges(spec.load_balancer_source_ranges, family, findings),
-            ranges_everywhere=_ranges_everywhere(service, findings),
-            ranges_of_other_family=_ranges_of_other_family(spec.load_balancer_source_ranges, family),
-            internal_local=spec.internal_traffic_policy == "Local",
-            external_local=spec.external_traffic_policy == "Local",
-            affinity_seconds=_affinity_seconds(service, findings),
-            health_check_node_port=_health_check_node_port(service, findings),
-            created=service.metadata.creation_timestamp or "",
-            ipvs_scheduler=service.metadata.annotation(IPVS_SCHEDULER_ANNOTATION) or "",
-            balancing=balancing,
-            of_ports=len(spec.ports or ()),
-            external_ips_ignored=not allow_external_ips and _has_address_of(spec.external_ips, family),
-        )
-    return ports, list(dict.fromkeys(findings))
+        external_ips = _parse_frontend_addresses(spec.external_ips, family, "externalIPs", findings)
+    ranges, other_family_only = _parse_source_ranges(spec.load_balancer_source_ranges, family, findings)
+    return ServiceAddresses(
+        fields,
+        external_ips,
+        not allow_external_ips and _has_address_of(spec.external_ips, family),
+        _parse_load_balancer_ips(ingress or (), family, findings),
+        ranges,
+        other_family_only,
+        tuple(findings),
+    )
 
 
-def _cluster_ip(service: Service, family: Family, findings: list[Finding]) -> bytes | None:
+def _parse_cluster_ip(service: Service, family: Family, findings: list[Finding]) -> bytes | None:
     texts = service.spec.cluster_ips or [service.spec.cluster_ip]
     for text in texts:
         address = address_from_text(text)
@@ -185,7 +273,9 @@ def _cluster_ip(service: Service, family: Family, findings: list[Finding]) -> by
     return None
 
 
-def _port_name(service: Service, entry: ServicePortSpec, findings: list[Finding]) -> ServicePortName | None:
+def _parse_port_name(
+    service: Service, entry: ServicePortSpec, findings: list[Finding]
+) -> ServicePortName | None:
     try:
         protocol = Protocol[entry.protocol or "TCP"]
     except KeyError:
@@ -201,7 +291,7 @@ def _port_name(service: Service, entry: ServicePortSpec, findings: list[Finding]
     return ServicePortName(service.metadata.namespace, service.metadata.name, entry.name, protocol)
 
 
-def _frontend_addresses(
+def _parse_frontend_addresses(
     texts: Iterable[str], family: Family, field: str, findings: list[Finding]
 ) -> tuple[bytes, ...]:
     found: dict[bytes, None] = {}
@@ -224,65 +314,59 @@ def _has_address_of(texts: Iterable[str] | None, family: Family) -> bool:
     return any(address is not None and family_of(address) is family for address in found)
 
 
-def _load_balancer_ips(service: Service, family: Family, findings: list[Finding]) -> tuple[bytes, ...]:
-    """Addresses of the status that are to be served here: ipMode Proxy ones belong to the balancer itself.
+def _parse_load_balancer_ips(
+    ingress: Iterable[Ingress], family: Family, findings: list[Finding]
+) -> tuple[bytes, ...]:
+    """Return the addresses of the status without those of ipMode Proxy, which the load balancer serves itself.
 
-    They count whatever the type: an API server may be told to keep them for other types, and clears them otherwise.
+    The type of the Service does not matter: API servers can be configured to keep them for other types.
     """
-    status = service.status.load_balancer
-    if status is None or not status.ingress:
-        return ()
-    texts = [entry.ip for entry in status.ingress if entry.ip and entry.ip_mode in (None, "VIP")]
-    return _frontend_addresses(texts, family, "status.loadBalancer.ingress", findings)
+    texts = [entry.ip for entry in ingress if entry.ip and entry.ip_mode in (None, "VIP")]
+    return _parse_frontend_addresses(texts, family, "status.loadBalancer.ingress", findings)
 
 
-def _source_ranges(texts: list[str] | None, family: Family, findings: list[Finding]) -> tuple[Cidr, ...]:
-    """The readable ranges of a family.
+def _parse_source_ranges(
+    texts: list[str] | None, family: Family, findings: list[Finding]
+) -> tuple[tuple[Cidr, ...], bool]:
+    """Return the valid ranges of a family, and whether all given ranges restrict the other family only.
 
-    Somebody who gives ranges wants to keep others out. When a mistake leaves none of them, nobody is let in, where
-    kube-proxy would let in everybody: only the unspecified address, which no packet comes from, stays admitted.
+    A range is a restriction. When only invalid ones are given, no client is admitted, where kube-proxy admits all: only the
+    unspecified address, which is no source of a packet, stays admitted. An any-address range of the other family is not a
+    restriction.
     """
-    ranges: dict[Cidr, None] = {}
-    unreadable = False
-    for text in texts or ():
-        cidr = cidr_from_text(text)
-        if cidr is None:
-            unreadable = True
-            findings.append(Finding(Code.BAD_SOURCE_RANGE, parameters={"value": clip(text)}))
-        elif cidr.is_everything and cidr.family is family:
-            return ()
-        elif cidr.family is family:
-            ranges[cidr] = None
-    if unreadable and not ranges:
-        return (Cidr(family.any_address, family.address_length * 8),)
-    return tuple(ranges)
+    if not texts:
+        return (), False
+    cidrs = [cidr_from_text(text) for text in texts]
+    own = dict.fromkeys(cidr for cidr in cidrs if cidr is not None and cidr.family is family)
+    bad = [text for text, cidr in zip(texts, cidrs, strict=True) if cidr is None]
+    findings += [Finding(Code.BAD_SOURCE_RANGE, parameters={"value": clip(text)}) for text in bad]
+    if any(cidr.is_everything for cidr in own):
+        return (), False
+    if bad and not own:
+        return (Cidr(family.any_address, family.address_length * 8),), False
+    others_restricted = not own and not any(cidr is not None and cidr.is_everything for cidr in cidrs)
+    return tuple(own), others_restricted
 
 
-def _ranges_of_other_family(texts: list[str] | None, family: Family) -> bool:
-    """Somebody who admits every client of the other family keeps nobody out on purpose."""
-    ranges = [cidr_from_text(text) for text in texts or ()]
-    return bool(ranges) and all(
-        cidr is not None and cidr.family is not family and not cidr.is_everything for cidr in ranges
-    )
+_ALL_FRONTENDS = "all"
+_RESTRICTED_FRONTENDS = {_ALL_FRONTENDS: True, "load-balancer": False}
 
 
-_EVERYWHERE = "all"
-_RANGES_HOLD = {_EVERYWHERE: True, "load-balancer": False}
-
-
-def _ranges_everywhere(service: Service, findings: list[Finding]) -> bool:
-    """A value that cannot be read counts as the stricter one, as unreadable ranges do."""
+def _parse_all_frontends(service: Service, findings: list[Finding]) -> bool:
+    """Return whether ranges restrict all frontends; an invalid value counts as the stricter one, as invalid ranges do."""
     text = service.metadata.annotation(SOURCE_RANGES_ANNOTATION)
     if text is None:
         return False
-    if text not in _RANGES_HOLD:
-        bad = bad_annotation(SOURCE_RANGES_ANNOTATION, text, f"one of {', '.join(_RANGES_HOLD)}", _EVERYWHERE)
+    if text not in _RESTRICTED_FRONTENDS:
+        bad = bad_annotation(
+            SOURCE_RANGES_ANNOTATION, text, f"one of {', '.join(_RESTRICTED_FRONTENDS)}", _ALL_FRONTENDS
+        )
         findings.append(bad)
-    return _RANGES_HOLD.get(text, True)
+    return _RESTRICTED_FRONTENDS.get(text, True)
 
 
-def _health_check_node_port(service: Service, findings: list[Finding]) -> int:
-    """Only balancers that must find the nodes with endpoints ask there."""
+def _parse_health_check_node_port(service: Service, findings: list[Finding]) -> int:
+    """Return the port at which load balancers find the nodes with endpoints; 0 for none."""
     spec = service.spec
     if spec.type != "LoadBalancer" or spec.external_traffic_policy != "Local":
         return 0
@@ -293,8 +377,8 @@ def _health_check_node_port(service: Service, findings: list[Finding]) -> int:
     return 0
 
 
-def _affinity_seconds(service: Service, findings: list[Finding]) -> int:
-    """Within the API's limits: no API server stores more, and kernel timers are bounded."""
+def _parse_affinity_seconds(service: Service, findings: list[Finding]) -> int:
+    """Return the timeout within the limits of the API: kernel timers are bounded."""
     if service.spec.session_affinity != "ClientIP":
         return 0
     config = service.spec.session_affinity_config

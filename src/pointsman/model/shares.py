@@ -99,9 +99,9 @@ class EndpointShares:
     def update_mode(self, port: ServicePort) -> None:
         """Follow the request of a service port that is new or has changed."""
         name = port.name
-        if port.balancing is NO_REQUEST and not self._has_default_mode and name not in self.modes:
+        if port.service.balancing is NO_REQUEST and not self._has_default_mode and name not in self.modes:
             return
-        mode = build_share_mode(port.balancing, self._defaults)
+        mode = build_share_mode(port.service.balancing, self._defaults)
         if not mode:
             self.forget(name)
             return

@@ -117,7 +117,7 @@ def endpoint_reason(
         if endpoint.terminating and endpoint.serving:
             return False, "terminating; ready endpoints exist"
         return False, "terminating and no longer serving" if endpoint.terminating else "not ready"
-    if not compute_weight(endpoint, plan.port.balancing):
+    if not compute_weight(endpoint, plan.port.service.balancing):
         return False, "weight 0: it keeps its connections and gets no new ones"
     if plan.topology is TopologyMode.NODE:
         return False, f"hinted for node {', '.join(endpoint.node_hints)}, this node is {node_name}"

@@ -19,7 +19,13 @@ from pointsman.model.balancing import DEFAULT_BALANCING, BalancingDefaults
 from pointsman.model.endpoint import Endpoint, Identity
 from pointsman.model.findings import Code, Finding, ObjectReference, clip, limit_findings
 from pointsman.model.objects import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION, EndpointSlice, Meta, Service
-from pointsman.model.service import ServicePort, ServicePortName, parse_service_ports
+from pointsman.model.service import (
+    NO_ADDRESSES,
+    ServiceAddresses,
+    ServicePort,
+    ServicePortName,
+    parse_service_ports,
+)
 from pointsman.model.shares import EndpointShares, ShareMode
 from pointsman.model.slices import PortKey, merge_endpoints, parse_slice_endpoints
 
@@ -68,6 +74,8 @@ class Tracker:
         self._started_at = started_at
         self._on_finding = on_finding
         self._services: dict[str, tuple[ServicePort, ...]] = {}
+        self._addresses: dict[str, ServiceAddresses] = {}
+        """Of Services that have any besides cluster IPs."""
         self._slices: dict[str, _SliceState] = {}
         self._slice_keys: dict[str, tuple[str, ...]] = {}
         """By Service. Most have one slice, and a tuple takes a quarter of the memory of a dictionary."""
@@ -130,13 +138,22 @@ class Tracker:
 
     def upsert_service(self, service: Service) -> bool:
         """Add or replace a Service; return whether a field that a proxy uses changed."""
-        ports, findings = parse_service_ports(
-            service, self.family, allow_external_ips=self._allow_external_ips
+        key = service.metadata.key
+        parsed = parse_service_ports(
+            service,
+            self.family,
+            allow_external_ips=self._allow_external_ips,
+            known=self._addresses.get(key, NO_ADDRESSES),
         )
-        self._report("Service", service.metadata, findings)
-        return self._replace_service(service.metadata.key, ports)
+        if parsed.addresses:
+            self._addresses[key] = parsed.addresses
+        else:
+            self._addresses.pop(key, None)
+        self._report("Service", service.metadata, parsed.findings)
+        return self._replace_service(key, parsed.ports)
 
     def delete_service(self, key: str) -> bool:
+        self._addresses.pop(key, None)
         return self._replace_service(key, {})
 
     def upsert_slice(self, endpoint_slice: EndpointSlice) -> bool:
@@ -291,7 +308,7 @@ class Tracker:
             del self._states[name]
         else:
             self._states[name] = now
-        if now is not None and now.port.health_check_node_port:
+        if now is not None and now.port.service.health_check_node_port:
             self._health_checked.add(name)
         else:
             self._health_checked.discard(name)

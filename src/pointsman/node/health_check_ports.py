@@ -59,7 +59,7 @@ class HealthCheckPorts(SyncListener):
             port.name.key: ServiceHealth(
                 namespace=port.name.namespace,
                 name=port.name.service,
-                port=port.health_check_node_port,
+                port=port.service.health_check_node_port,
                 local_endpoints=count,
             )
             for port, count in self._trackers[family].local_ready_counts()

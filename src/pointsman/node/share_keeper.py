@@ -121,6 +121,6 @@ class ShareKeeper:
         stepped: dict[ServicePortName, dict[Identity, float]] = {}
         for name, state in states.items():
             before = self._shares.get(name, {})
-            weights = compute_weights(state.endpoints, state.port.balancing)
+            weights = compute_weights(state.endpoints, state.port.service.balancing)
             stepped[name] = compute_shares(before, counts[name], weights) if name in counts else before
         self._shares = stepped

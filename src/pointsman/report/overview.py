@@ -132,7 +132,10 @@ ORDERS: Mapping[str, Callable[[ServicePlan, FamilyView, Mode], tuple[Any, ...]]]
     "address": lambda plan, _family, _mode: tuple(
         (len(frontend.address), frontend.address, frontend.port) for frontend in plan.frontends[:1]
     ),
-    "policy": lambda plan, _family, _mode: (plan.port.internal_local, plan.port.external_local),
+    "policy": lambda plan, _family, _mode: (
+        plan.port.service.internal_local,
+        plan.port.service.external_local,
+    ),
     "endpoints": lambda plan, _family, _mode: (len(plan.reachable_endpoints), len(plan.all_endpoints)),
     "state": lambda plan, family, mode: (WORST_FIRST.index(port_verdict(plan, family, mode)),),
 }
@@ -157,7 +160,7 @@ def _words(plan: ServicePlan, family: FamilyView, mode: Mode) -> Iterator[str]:
         yield plan.scheduler
     if plan.resets_gone:
         yield "reset-gone"
-    if plan.port.internal_local or plan.port.external_local:
+    if plan.port.service.internal_local or plan.port.service.external_local:
         yield "local"
     for frontend in plan.frontends:
         yield frontend.kind.value.casefold()
@@ -192,7 +195,7 @@ def service_row(plan: ServicePlan, family: FamilyView, mode: Mode, *, detailed: 
         total=len(plan.all_endpoints),
         local=sum(endpoint.local for endpoint in plan.all_endpoints),
         state=port_verdict(plan, family, mode).value,
-        affinity_seconds=plan.port.affinity_seconds,
+        affinity_seconds=plan.port.service.affinity_seconds,
         topology=plan.topology.value,
         scheduler=plan.scheduler,
         resets_gone=plan.resets_gone,

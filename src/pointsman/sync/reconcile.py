@@ -258,10 +258,10 @@ class _Tally:
             port = plan.port
             counted = plan.name.key if self.count_services else plan.name
             self._endpoints += by * len(plan.all_endpoints)
-            if port.internal_local and plan.internal_outcome is Outcome.DROPPED:
+            if port.service.internal_local and plan.internal_outcome is Outcome.DROPPED:
                 _count(self._without_local_internal, counted, by)
             if (
-                port.external_local
+                port.service.external_local
                 and port.externally_accessible
                 and plan.external_outcome is Outcome.DROPPED
             ):

@@ -29,7 +29,7 @@ from pointsman.wording.findings import render_message
 
 def asked(annotations: dict[str, str], **spec: Any) -> tuple[ServicePort, list[Finding]]:
     named = {f"pointsman.dev/{name}": value for name, value in annotations.items()}
-    ports, findings = parse_service_ports(service(metadata={"annotations": named}, **spec), Family.IPV4)
+    ports, findings, _ = parse_service_ports(service(metadata={"annotations": named}, **spec), Family.IPV4)
     (port,) = ports.values()
     return port, findings
 
@@ -44,7 +44,7 @@ B = endpoint("10.244.1.2", zone="b", node="n2", pod="web-1")
 
 def test_a_service_without_annotations_asks_for_nothing_and_is_balanced_evenly() -> None:
     port, findings = asked({})
-    assert (port.balancing, findings) == (NO_REQUEST, [])
+    assert (port.service.balancing, findings) == (NO_REQUEST, [])
     assert plan(port, A, B).balancing is None
 
 
@@ -66,7 +66,7 @@ def test_a_service_without_annotations_asks_for_nothing_and_is_balanced_evenly()
 )
 def test_our_words_and_those_of_ipvs_are_understood(word: str, scheduler: Scheduler) -> None:
     port, findings = asked({"scheduler": word})
-    assert (port.balancing.scheduler, port.balancing.word, findings) == (scheduler, word, [])
+    assert (port.service.balancing.scheduler, port.service.balancing.word, findings) == (scheduler, word, [])
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_bad_value_is_reported_with_what_would_be_good_and_counts_as_not_given
     port, findings = asked({annotation: value})
     assert [finding.code.value for finding in findings] == ["BadAnnotation"]
     assert words in render_message(findings[0])
-    assert port.balancing in (NO_REQUEST, BalancingRequest(weights={("zone", "a"): 3}))
+    assert port.service.balancing in (NO_REQUEST, BalancingRequest(weights={("zone", "a"): 3}))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_only_tcp_can_be_reset() -> None:
 def test_more_weights_than_a_slice_has_endpoints_are_told_once_and_left_out() -> None:
     entries = [f"pod/web-{number}=2" for number in range(20 * MAX_WEIGHTS)]
     port, (finding,) = asked({"weights": ",".join(entries)})
-    assert len(port.balancing.weights) == MAX_WEIGHTS
+    assert len(port.service.balancing.weights) == MAX_WEIGHTS
     assert "'pod/web-1000=2,pod/web-1001=2," in render_message(finding)
     assert "at most 1000 entries" in render_message(finding)
     assert len(render_message(finding)) < 500
@@ -244,11 +244,14 @@ def test_the_configuration_decides_for_services_that_say_nothing() -> None:
 
 def test_slow_start_comes_from_the_service_then_the_configuration_and_never_with_a_hash() -> None:
     port, _ = asked({"slow-start": "2m"})
-    assert compute_slow_start_seconds(port.balancing, BalancingDefaults(slow_start=30)) == 120
+    assert compute_slow_start_seconds(port.service.balancing, BalancingDefaults(slow_start=30)) == 120
     assert compute_slow_start_seconds(NO_REQUEST, BalancingDefaults(slow_start=30)) == 30
-    assert compute_slow_start_seconds(port.balancing, BalancingDefaults(capabilities=Capabilities())) == 0
+    assert (
+        compute_slow_start_seconds(port.service.balancing, BalancingDefaults(capabilities=Capabilities()))
+        == 0
+    )
     hashed, findings = asked({"slow-start": "30s", "scheduler": "source-hash"})
-    assert compute_slow_start_seconds(hashed.balancing, BalancingDefaults()) == 0
+    assert compute_slow_start_seconds(hashed.service.balancing, BalancingDefaults()) == 0
     assert [finding.code.value for finding in findings] == ["SlowStartIgnored"]
 
 
@@ -299,7 +302,9 @@ def test_the_ports_of_a_service_share_what_hashing_may_cost() -> None:
     """A hundred ports, each with a port of its own at the pods, so that no two tables are the same."""
     entries = [{"name": f"p{number}", "port": number} for number in range(1, 101)]
     annotations = {"pointsman.dev/scheduler": "source-hash", "pointsman.dev/hash-slots": "65536"}
-    ports, _ = parse_service_ports(service(metadata={"annotations": annotations}, ports=entries), Family.IPV4)
+    ports, _, _ = parse_service_ports(
+        service(metadata={"annotations": annotations}, ports=entries), Family.IPV4
+    )
     made = [plan(port, *many(100)) for port in ports.values()]
     slots = sum(len(assign_slots(one.cluster_endpoints, one.balancing)) for one in made)
     assert {one.scheduler for one in made} == {"source-hash"}

@@ -19,7 +19,7 @@ from pointsman.model.service import (
 
 
 def only_port(made: Service, family: Family = Family.IPV4, **options: Any) -> ServicePort:
-    ports, findings = parse_service_ports(made, family, **options)
+    ports, findings, _ = parse_service_ports(made, family, **options)
     assert findings == []
     (port,) = ports.values()
     return port
@@ -59,14 +59,14 @@ def test_an_unnamed_port_prints_without_colon() -> None:
 )
 def test_services_that_are_not_ours_are_skipped(made: Service, reason: Code) -> None:
     assert find_skip_reason(made) is reason
-    assert parse_service_ports(made, Family.IPV4) == ({}, [])
+    assert parse_service_ports(made, Family.IPV4)[:2] == ({}, [])
 
 
 def test_each_family_gets_its_own_cluster_ip() -> None:
     dual = service(clusterIP="fd00::a", clusterIPs=["fd00::a", "10.96.0.9"])
     assert only_port(dual, Family.IPV4).cluster_ip == packed("10.96.0.9")
     assert only_port(dual, Family.IPV6).cluster_ip == packed("fd00::a")
-    assert parse_service_ports(service(), Family.IPV6) == ({}, [])
+    assert parse_service_ports(service(), Family.IPV6)[:2] == ({}, [])
 
 
 def test_external_and_balancer_addresses_are_split_by_family() -> None:
@@ -109,7 +109,7 @@ def test_a_status_counts_whatever_the_type() -> None:
 )
 def test_source_ranges(ranges: list[str], expected: list[str]) -> None:
     port = only_port(service(loadBalancerSourceRanges=ranges))
-    assert [str(cidr) for cidr in port.source_ranges] == expected
+    assert [str(cidr) for cidr in port.service.source_ranges.cidrs] == expected
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_source_ranges_may_be_asked_for_everywhere_and_a_typing_error_asks_for_i
     value: str, everywhere: bool, reasons: list[str]
 ) -> None:
     asking = service(metadata={"annotations": {"pointsman.dev/source-ranges": value}})
-    ports, findings = parse_service_ports(asking, Family.IPV4)
-    assert [port.ranges_everywhere for port in ports.values()] == [everywhere]
+    ports, findings, _ = parse_service_ports(asking, Family.IPV4)
+    assert [port.service.source_ranges.all_frontends for port in ports.values()] == [everywhere]
     assert [finding.code.value for finding in findings] == reasons
 
 
@@ -145,8 +145,8 @@ def test_source_ranges_may_be_asked_for_everywhere_and_a_typing_error_asks_for_i
 def test_ranges_that_keep_out_clients_of_the_other_family_only_are_told_apart(
     ranges: list[str] | None, expected: bool
 ) -> None:
-    ports, _ = parse_service_ports(service(loadBalancerSourceRanges=ranges), Family.IPV4)
-    assert [port.ranges_of_other_family for port in ports.values()] == [expected]
+    ports, _, _ = parse_service_ports(service(loadBalancerSourceRanges=ranges), Family.IPV4)
+    assert [port.service.source_ranges.other_family_only for port in ports.values()] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -159,17 +159,21 @@ def test_source_ranges_that_cannot_be_read_let_nobody_in(bad: str) -> None:
         ([bad, "fd00::/8"], "0.0.0.0/32"),
         ([bad, "192.0.2.0/24"], "192.0.2.0/24"),
     ):
-        ports, findings = parse_service_ports(service(loadBalancerSourceRanges=ranges), Family.IPV4)
-        assert [str(cidr) for port in ports.values() for cidr in port.source_ranges] == [admitted]
+        ports, findings, _ = parse_service_ports(service(loadBalancerSourceRanges=ranges), Family.IPV4)
+        assert [str(cidr) for port in ports.values() for cidr in port.service.source_ranges.cidrs] == [
+            admitted
+        ]
         assert [finding.code.value for finding in findings] == ["BadSourceRange"]
 
 
 def test_affinity_timeout_default_and_given() -> None:
-    assert only_port(service()).affinity_seconds == 0
-    assert only_port(service(sessionAffinity="ClientIP")).affinity_seconds == 10800
+    assert only_port(service()).service.affinity_seconds == 0
+    assert only_port(service(sessionAffinity="ClientIP")).service.affinity_seconds == 10800
     given_timeout = {"clientIP": {"timeoutSeconds": 300}}
     assert (
-        only_port(service(sessionAffinity="ClientIP", sessionAffinityConfig=given_timeout)).affinity_seconds
+        only_port(
+            service(sessionAffinity="ClientIP", sessionAffinityConfig=given_timeout)
+        ).service.affinity_seconds
         == 300
     )
 
@@ -192,7 +196,7 @@ def test_bad_content_is_left_out_and_named(made: Service, reason: str) -> None:
 
 
 def test_a_bad_port_does_not_harm_the_other() -> None:
-    ports, findings = parse_service_ports(
+    ports, findings, _ = parse_service_ports(
         service(ports=[{"name": "a", "port": 0}, {"name": "b", "port": 81}]), Family.IPV4
     )
     assert [name.port for name in ports] == ["b"]
@@ -210,7 +214,7 @@ def test_policies_decide_which_endpoints_are_needed() -> None:
 
 def test_a_null_in_the_json_is_absence() -> None:
     raw = b'{"metadata":{"name":"a","namespace":"b","creationTimestamp":null},"spec":{"clusterIP":"10.96.0.1","ports":null}}'
-    assert parse_service_ports(msgspec.json.decode(raw, type=Service), Family.IPV4) == ({}, [])
+    assert parse_service_ports(msgspec.json.decode(raw, type=Service), Family.IPV4)[:2] == ({}, [])
 
 
 _text = st.text(max_size=20)
@@ -245,7 +249,7 @@ def test_an_affinity_timeout_no_kernel_can_keep_is_cut_and_reported(asked: int, 
     config = {"clientIP": {"timeoutSeconds": asked}}
     made = service(sessionAffinity="ClientIP", sessionAffinityConfig=config)
     (port,) = parse_service_ports(made, Family.IPV4)[0].values()
-    assert port.affinity_seconds == granted
+    assert port.service.affinity_seconds == granted
     assert reasons(made) == ["BadAffinityTimeout"]
 
 
@@ -253,7 +257,7 @@ def test_an_affinity_timeout_no_kernel_can_keep_is_cut_and_reported(asked: int, 
 def test_a_health_check_port_that_is_none_is_left_out_and_reported(number: int) -> None:
     made = service(type="LoadBalancer", externalTrafficPolicy="Local", healthCheckNodePort=number)
     (port,) = parse_service_ports(made, Family.IPV4)[0].values()
-    assert port.health_check_node_port == 0
+    assert port.service.health_check_node_port == 0
     assert reasons(made) == ["BadPort"]
 
 

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -6,11 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.factory import endpoint_slice, service
 
-from pointsman.model.addresses import Family
+from pointsman.model.addresses import Family, address_from_text, cidr_from_text
 from pointsman.model.balancing import WEIGHTS_ANNOTATION
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.findings import Code, Finding
-from pointsman.model.objects import TRIGGER_TIME_ANNOTATION
+from pointsman.model.objects import TRIGGER_TIME_ANNOTATION, Service
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.model.slices import merge_endpoints
 from pointsman.model.tracker import PortState, Tracker
@@ -195,7 +196,7 @@ def test_health_counts_ready_local_endpoints_only(tracker: Tracker) -> None:
     tracker.upsert_slice(
         endpoint_slice("10.244.1.1", draining, {"addresses": ["10.244.2.1"], "nodeName": "n2"})
     )
-    assert [(port.health_check_node_port, count) for port, count in tracker.local_ready_counts()] == [
+    assert [(port.service.health_check_node_port, count) for port, count in tracker.local_ready_counts()] == [
         (30999, 1)
     ]
 
@@ -257,6 +258,50 @@ def test_slices_of_one_service_are_merged_once_per_take(
     assert {len(state.endpoints) for state in changes.states.values() if state is not None} == {40}
     tracker.take()
     assert len(merges) == 5
+
+
+def test_ranges_and_addresses_are_parsed_once_per_service_and_not_again_without_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A Service may have thousands of ports and thousands of ranges."""
+    parsed: list[str] = []
+
+    def counting(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+        def count(text: str) -> Any:
+            parsed.append(text)
+            return parse(text)
+
+        return count
+
+    for name, parse in (("cidr_from_text", cidr_from_text), ("address_from_text", address_from_text)):
+        monkeypatch.setattr(f"pointsman.model.service.{name}", counting(parse))
+    ranges = [f"10.{number}.0.0/16" for number in range(20)] + ["bad"]
+    external, ingress = ["198.51.100.1", "worse"], ["203.0.113.1"]
+
+    def made(external: list[str], **metadata: Any) -> Service:
+        return service(
+            ports=[{"name": f"p{number}", "port": number} for number in range(1, 31)],
+            externalIPs=external,
+            loadBalancerSourceRanges=ranges,
+            status={"loadBalancer": {"ingress": [{"ip": ip} for ip in ingress]}},
+            metadata=metadata,
+        )
+
+    findings: list[str] = []
+    watching = Tracker(
+        Family.IPV4, "n1", on_finding=lambda _meta, finding: findings.append(finding.code.value)
+    )
+    assert watching.upsert_service(made(external))
+    assert sorted(parsed) == sorted([*ranges, *external, *ingress, "10.96.0.10"])
+    assert sorted(findings) == ["BadAddress", "BadSourceRange"]
+    first, *others = (state.port for state in watching.states.values())
+    assert all(port.service is first.service for port in others)
+    parsed.clear()
+    assert not watching.upsert_service(made(external, labels={"a": "b"}))
+    assert parsed == ["10.96.0.10"]
+    assert sorted(findings[2:]) == ["BadAddress", "BadSourceRange"]
+    assert watching.upsert_service(made([]))
+    assert {state.port.external_ips for state in watching.states.values()} == {()}
 
 
 _names = st.sampled_from(["web", "api"])

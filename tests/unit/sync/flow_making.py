@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.factory import take_settings
+
 from pointsman.kernel.tracked_flows import Flow
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint, EndpointState
@@ -37,7 +39,10 @@ def plan(
     **more: Any,
 ) -> ServicePlan:
     """The first address is the cluster IP."""
-    described = ServicePort(name, Family.IPV4, addresses[0], port, node_port, addresses[1:], **more)
+    settings = take_settings(more)
+    described = ServicePort(
+        name, Family.IPV4, addresses[0], port, node_port, addresses[1:], service=settings, **more
+    )
     made = plan_service_port(described, endpoints, CONTEXT)
     assert isinstance(made, ServicePlan)
     return made

@@ -159,7 +159,7 @@ class _Compiler:
                 yield f"-d {spelling.host(address)} {self._any_destination(why, frontend.port)}"
 
     def _filter_node_ports(self) -> Iterator[str]:
-        number = self.port.health_check_node_port
+        number = self.port.service.health_check_node_port
         if number:
             why = spelling.comment(f"{self.label} health check node port")
             yield f"-A {names.NODE_PORTS} -p tcp {why} -m tcp --dport {number} -j ACCEPT"
@@ -174,11 +174,11 @@ class _Compiler:
         if self.firewall_chain:
             rules += self._firewall_rules()
         if self.cluster_chain:
-            if not self.port.internal_local:
+            if not self.port.service.internal_local:
                 rules += self._internal_masquerade()
             rules += self._balancing_rules(self.cluster_chain, self.plan.cluster_endpoints)
         if self.local_chain:
-            if self.port.internal_local:
+            if self.port.service.internal_local:
                 rules += self._internal_masquerade()
             rules += self._balancing_rules(self.local_chain, self.plan.local_endpoints)
         return rules + self._endpoint_rules()
@@ -198,7 +198,7 @@ class _Compiler:
 
     def _external_rules(self) -> Iterator[str]:
         chain, what = self.external_chain, f"{self.label} external destinations"
-        if not self.port.external_local:
+        if not self.port.service.external_local:
             why = spelling.comment(f"masquerade traffic for {what}")
             yield f"-A {chain} {why} -j {names.MARK_MASQUERADE}"
         elif self.cluster_chain:
@@ -212,20 +212,20 @@ class _Compiler:
             yield f"-A {chain} {why} {from_node} -j {names.MARK_MASQUERADE}"
             why = spelling.comment(f"route LOCAL traffic for {what}")
             yield f"-A {chain} {why} {from_node} -j {self.cluster_chain}"
-        target = self.local_chain if self.port.external_local else self.cluster_chain
+        target = self.local_chain if self.port.service.external_local else self.cluster_chain
         if target:
             yield f"-A {chain} -j {target}"
 
     def _firewall_rules(self) -> Iterator[str]:
         why = spelling.comment(f"{self.label} loadbalancer IP")
         node_ips = self.settings.context.node_ips[:1]
-        for source in self.port.source_ranges:
+        for source in self.port.service.source_ranges.cidrs:
             yield f"-A {self.firewall_chain} -s {source} {why} -j {self.external_chain}"
         # A node that holds the balancer's address as its own uses it as the source too.
-        if any(source.contains(ip) for source in self.port.source_ranges for ip in node_ips):
+        if any(source.contains(ip) for source in self.port.service.source_ranges.cidrs for ip in node_ips):
             for address in self.port.load_balancer_ips:
                 yield f"-A {self.firewall_chain} -s {spelling.host(address)} {why} -j {self.external_chain}"
-            if self.port.ranges_everywhere:
+            if self.port.service.source_ranges.all_frontends:
                 own = spelling.comment(f"{self.label} from the node itself")
                 yield f"-A {self.firewall_chain} {own} -m addrtype --src-type LOCAL -j {self.external_chain}"
         rest = spelling.comment(f"other traffic to {self.label} will be dropped by {names.PROXY_FIREWALL}")
@@ -240,9 +240,9 @@ class _Compiler:
             else [start] * len(targets)
         )
         rules: list[str] = []
-        if self.port.affinity_seconds:
+        if self.port.service.affinity_seconds:
             rules += [
-                f"{start}-m recent --rcheck --seconds {self.port.affinity_seconds} --reap"
+                f"{start}-m recent --rcheck --seconds {self.port.service.affinity_seconds} --reap"
                 f" --name {target.chain} --mask {self.mask} --rsource -j {target.chain}"
                 for start, target in zip(starts, targets, strict=True)
             ]
@@ -263,7 +263,7 @@ class _Compiler:
         for chain, address, target in self.targets.values():
             remember = (
                 f"-m recent --set --name {chain} --mask {self.mask} --rsource "
-                if self.port.affinity_seconds
+                if self.port.service.affinity_seconds
                 else ""
             )
             rules += (
@@ -276,7 +276,7 @@ class _Compiler:
 
     @property
     def _internal_chain(self) -> str:
-        return self.local_chain if self.port.internal_local else self.cluster_chain
+        return self.local_chain if self.port.service.internal_local else self.cluster_chain
 
     def _endpoint_comment(self, suffix: str) -> str:
         return spelling.comment(self.label + suffix) + " " if self.comments else ""

@@ -69,8 +69,8 @@ class Compiler:
                 self._node_port(pieces, frontend, plan.port.protocol)
             else:
                 self._address(pieces, frontend, protocol)
-        if plan.port.health_check_node_port:
-            entry = SetEntry(port=plan.port.health_check_node_port)
+        if plan.port.service.health_check_node_port:
+            entry = SetEntry(port=plan.port.service.health_check_node_port)
             pieces.entries.append((self._names[sets.HEALTH_CHECK_NODE_PORT], entry))
         return Fragment(
             tuple(pieces.servers),
@@ -140,7 +140,7 @@ class _Pieces:
         self.addresses: list[bytes] = []
         self.hidden: list[VirtualKey] = []
         self._scheduler = scheduler.name
-        self._timeout = plan.port.affinity_seconds
+        self._timeout = plan.port.service.affinity_seconds
         self._flags = (PERSISTENT if self._timeout else 0) | (
             SCHEDULER_2 if scheduler.name == MAGLEV and scheduler.by_port else 0
         )

@@ -57,9 +57,9 @@ class Schedulers:
     def choice_for(self, plan: ServicePlan) -> Choice:
         """The scheduler of a service port: the annotation for this mode decides, then the one for all modes."""
         port, balance = plan.port, plan.balancing
-        if port.ipvs_scheduler:
-            return self.choice(port.ipvs_scheduler, IPVS_SCHEDULER_ANNOTATION)
-        word, asked = port.balancing.word, port.balancing.scheduler
+        if port.service.ipvs_scheduler:
+            return self.choice(port.service.ipvs_scheduler, IPVS_SCHEDULER_ANNOTATION)
+        word, asked = port.service.balancing.word, port.service.balancing.scheduler
         if asked is None and balance is not None and balance.scheduler is Scheduler.WEIGHTED:
             asked = Scheduler.WEIGHTED
         if asked is None or word in KNOWN:

@@ -85,7 +85,7 @@ def affinity_chains(plan: ServicePlan, context: NodeContext, label: str, *, coun
     if port.externally_accessible and (cluster or local):
         external = f"external-{digest}"
         chains.append(_external_chain(external, digest, plan, bool(cluster), bool(local), label, context))
-    internal = f"{'local' if port.internal_local else 'service'}-{digest}"
+    internal = f"{'local' if port.service.internal_local else 'service'}-{digest}"
     return AffinityChains(internal, external, tuple(chains), tuple(sets), tuple(reached))
 
 
@@ -98,7 +98,7 @@ def _endpoint_chain(
     return Chain(
         f"endpoint-{name}",
         (
-            rule(c.remember_source(_SET_PREFIX + name, plan.port.affinity_seconds, traits)),
+            rule(c.remember_source(_SET_PREFIX + name, plan.port.service.affinity_seconds, traits)),
             rule(c.protocol_is(plan.port.protocol), *count, redirect),
         ),
         comment,
@@ -124,7 +124,7 @@ def _view_chain(name: str, shares: list[tuple[str, int]], label: str, context: N
 def _external_chain(
     name: str, digest: str, plan: ServicePlan, cluster: bool, local: bool, label: str, context: NodeContext
 ) -> Chain:
-    if not plan.port.external_local:
+    if not plan.port.service.external_local:
         return Chain(name, (marked_goto(context, f"service-{digest}"),) if cluster else (), label)
     rules = list(short_circuit(context, f"service-{digest}")) if cluster else []
     if local:

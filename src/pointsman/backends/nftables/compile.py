@@ -56,7 +56,7 @@ class _Compilation:
         # A hash of the client's address is an affinity by itself.
         self._affinity = (
             affinity_chains(plan, context, self._label, counters=counters)
-            if plan.port.affinity_seconds and plan.has_any and self._pick is Pick.RANDOM
+            if plan.port.service.affinity_seconds and plan.has_any and self._pick is Pick.RANDOM
             else None
         )
 

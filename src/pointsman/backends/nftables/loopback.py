@@ -70,7 +70,7 @@ def loopback_port(plan: ServicePlan, node_ips: Collection[bytes] = ()) -> Served
             return None
     slots = assign_slots(plan.external_endpoints, plan.balancing)
     targets = tuple((address_text(e.address), e.port) for e in slots)
-    return Served(port.node_port, targets, port.affinity_seconds)
+    return Served(port.node_port, targets, port.service.affinity_seconds)
 
 
 class Balancer:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
+from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -133,12 +133,13 @@ def test_ipv6_rejects_with_its_own_icmp() -> None:
 
 
 def test_where_asked_clients_of_gone_endpoints_are_reset_and_nobody_else() -> None:
-    asking = service_port(node_port=30000, balancing=BalancingRequest(reset_gone=True))
+    asked: dict[str, Any] = {"node_port": 30000, "balancing": BalancingRequest(reset_gone=True)}
+    asking = service_port(**asked)
     empty = compile_plan(plan(asking), _settings())
     assert b"-j REJECT --reject-with tcp-reset\n" in empty.lines_in(FILTER_SERVICES)
     assert b"icmp" not in empty.lines_in(FILTER_SERVICES) + empty.lines_in(FILTER_EXTERNAL)
     elsewhere = compile_plan(
-        plan(msgspec.structs.replace(asking, external_local=True), endpoint(local=False)), _settings()
+        plan(service_port(external_local=True, **asked), endpoint(local=False)), _settings()
     )
     known, new = elsewhere.lines_in(FILTER_EXTERNAL).splitlines()
     assert known.endswith(b"! --tcp-flags FIN,SYN,RST,ACK SYN -j REJECT --reject-with tcp-reset")

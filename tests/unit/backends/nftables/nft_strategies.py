@@ -10,7 +10,7 @@ from pointsman.model.endpoint import Endpoint, EndpointState
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext, NodePortAddresses
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
-from pointsman.model.service import Protocol, ServicePort, ServicePortName
+from pointsman.model.service import Protocol, ServicePort, ServicePortName, ServiceSettings, SourceRanges
 
 Plans = dict[ServicePortName, ServicePlan]
 
@@ -125,12 +125,15 @@ def plans(draw: st.DrawFn, context: NodeContext, max_size: int = 5) -> Plans:
             node_port=draw(st.sampled_from([0, 30000 + number])),
             external_ips=tuple(address(family, 5, number * 4 + i) for i in range(draw(st.integers(0, 2)))),
             load_balancer_ips=tuple(address(family, 6, number * 4 + i) for i in range(balancers)),
-            source_ranges=draw(source_ranges(family)) if balancers else (),
-            ranges_everywhere=draw(st.booleans()),
-            internal_local=draw(st.booleans()),
-            external_local=draw(st.booleans()),
-            affinity_seconds=draw(st.sampled_from([0, 0, 0, 60, 10800])),
-            balancing=draw(st.sampled_from([NO_REQUEST, NO_REQUEST, *SCHEDULINGS])),
+            service=ServiceSettings(
+                source_ranges=SourceRanges(
+                    draw(source_ranges(family)) if balancers else (), all_frontends=draw(st.booleans())
+                ),
+                internal_local=draw(st.booleans()),
+                external_local=draw(st.booleans()),
+                affinity_seconds=draw(st.sampled_from([0, 0, 0, 60, 10800])),
+                balancing=draw(st.sampled_from([NO_REQUEST, NO_REQUEST, *SCHEDULINGS])),
+            ),
         )
         plan = plan_service_port(port, draw(endpoint_lists(family)), context)
         assert isinstance(plan, ServicePlan)
