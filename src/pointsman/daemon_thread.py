@@ -1,4 +1,4 @@
-"""Work that may take long, or for ever, and must not hold up the event loop nor the end of the process."""
+"""Blocking work on a thread that holds up neither the event loop nor the end of the process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
-    """The result of `work`, done on a thread of its own.
+async def run_in_daemon_thread(work: Callable[[], T], name: str) -> T:
+    """Run `work` on a thread of its own and return its result.
 
-    asyncio.to_thread would do, but for the end: a process waits for its threads, and a read from a file system that no
-    longer answers never comes back. Nobody waits for a daemon thread; SIGTERM works whatever it is stuck in.
+    asyncio.to_thread would prevent a stop: a process waits for its threads, and a read from a file system that no longer
+    answers never returns. Daemon threads are not waited for.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -32,7 +32,7 @@ async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
             set_outcome: Callable[[], None] = lambda: done.set_exception(outcome)  # noqa: E731
         else:
             set_outcome = lambda: done.set_result(result)  # noqa: E731
-        with suppress(RuntimeError):  # the loop has ended, and with it all interest in the result
+        with suppress(RuntimeError):  # the loop has ended, the result is not needed
             loop.call_soon_threadsafe(settle, set_outcome)
 
     threading.Thread(target=run, daemon=True, name=name).start()

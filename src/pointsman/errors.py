@@ -1,4 +1,4 @@
-"""Every error Pointsman raises on purpose.
+"""Every error that Pointsman raises on purpose.
 
 PointsmanError
 ├── ConfigError        a list of problems, each naming a field or flag and its rule
@@ -8,7 +8,7 @@ PointsmanError
 │   └── Throttled      429: wait, carries retry-after
 └── KernelError        the kernel or a tool refused
     ├── NotSupported   a feature is missing; names the kernel option or package
-    ├── Busy           a lock is held by somebody else; try again
+    ├── Busy           a lock is held by another process; try again
     ├── Rejected       a batch was refused; names the object at fault where known
     └── SyncFailed     a whole sync, with what the loop must know to go on (in sync/reconcile.py)
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno as codes
 from collections.abc import Sequence
 
-_MOMENTARY = frozenset(
+_TEMPORARY = frozenset(
     (codes.ENOMEM, codes.ENOBUFS, codes.EAGAIN, codes.EINTR, codes.EMFILE, codes.ENFILE, codes.ETIMEDOUT)
 )
 
@@ -36,7 +36,7 @@ class ConfigError(PointsmanError):
 
 
 class KubeError(PointsmanError):
-    """Talking to the API server failed; `status` is the HTTP status, 0 when there was no answer."""
+    """A request to the API server failed; `status` is the HTTP status, 0 when there was no response."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -67,9 +67,9 @@ class KernelError(PointsmanError):
         self.errno = errno
 
     @property
-    def momentary(self) -> bool:
-        """Whether it says nothing about what was asked: the same may go well a second later."""
-        return self.errno in _MOMENTARY
+    def is_temporary(self) -> bool:
+        """Whether the cause is temporary (memory, descriptors, a timeout), so that the same request may succeed later."""
+        return self.errno in _TEMPORARY
 
 
 class NotSupported(KernelError):

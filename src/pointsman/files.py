@@ -1,4 +1,4 @@
-"""Files as several rooms see them: where a proxy keeps its own, whether one has been replaced, and how to read one safely."""
+"""Where a proxy keeps its files, whether a file has been replaced, and how to read one with a limit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ RUN_DIRECTORY = Path("/run/pointsman")
 CONTROL_SOCKET = RUN_DIRECTORY / "control.sock"
 """How the status commands reach the running proxy."""
 
-_PART_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 
 Signature = tuple[int, ...]
 """Differs whenever a file was rewritten, replaced or given other rights."""
 
 
-def signature_of(status: os.stat_result) -> Signature:
+def signature_from(status: os.stat_result) -> Signature:
     return (
         status.st_dev,
         status.st_ino,
@@ -29,19 +29,19 @@ def signature_of(status: os.stat_result) -> Signature:
     )
 
 
-def file_signature(path: Path) -> Signature | None:
-    """The signature of what `path` leads to; None when that cannot be looked at."""
+def get_signature(path: Path) -> Signature | None:
+    """Return the signature of the file at `path`; None when it cannot be read."""
     try:
-        return signature_of(path.stat())
+        return signature_from(path.stat())
     except (OSError, ValueError):
         return None
 
 
-def read_file(path: Path, largest: int) -> bytes:
-    """The content of a regular file of at most `largest` bytes.
+def read_file(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a regular file of at most `max_bytes`.
 
-    Raises OSError, with words that say what is wrong, for everything else: a FIFO or a device would keep the reader
-    waiting or feed it for ever, and a huge file would take the memory of the node.
+    Raises OSError, with a message, for everything else: a FIFO or a device would block the reader or never end, and a
+    huge file would take the memory of the node.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -51,15 +51,15 @@ def read_file(path: Path, largest: int) -> bytes:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
         parts, length = [], 0
-        while part := os.read(descriptor, min(_PART_BYTES, largest + 1 - length)):
+        while part := os.read(descriptor, min(_READ_BYTES, max_bytes + 1 - length)):
             parts.append(part)
             length += len(part)
-            if length > largest:
-                raise OSError(errno.EFBIG, f"larger than {_size_text(largest)}")
+            if length > max_bytes:
+                raise OSError(errno.EFBIG, f"larger than {_format_size(max_bytes)}")
         return b"".join(parts)
     finally:
         os.close(descriptor)
 
 
-def _size_text(size: int) -> str:
+def _format_size(size: int) -> str:
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"

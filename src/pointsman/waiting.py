@@ -1,4 +1,4 @@
-"""How long to wait: a token bucket and a growing back-off. Pure decisions over clock values; nobody sleeps here."""
+"""How long to wait: a token bucket and an exponential back-off. Pure decisions over clock values; nothing sleeps here."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class TokenBucket:
         self._filled_at = now
 
     def wait(self, now: float) -> float:
-        """Seconds until the next token is there; 0 when one is."""
+        """Return the seconds until the next token; 0 when there is one."""
         self._refill(now)
         return 0.0 if self.rate <= 0 or self._level >= 1.0 else (1.0 - self._level) / self.rate
 
     def take(self, now: float) -> None:
-        """Takes one token, or what there is of one."""
+        """Take one token, or what is left of one."""
         self._refill(now)
         self._level = max(0.0, self._level - 1.0)
 
     def reserve(self, now: float) -> float:
-        """Takes one token, in debt if need be; returns the seconds after which it is paid for."""
+        """Take one token, in debt if need be; return the seconds after which it is available."""
         wait = self.wait(now)
         self._level -= 1.0
         return wait
@@ -39,17 +39,17 @@ class TokenBucket:
 
 
 class Backoff:
-    """Pauses that double from `first` up to `cap`; `stretch` varies each, so that a thousand nodes do not return together."""
+    """Exponential back-off from `first` to `cap` seconds; `jitter` is a factor, so that many nodes do not retry together."""
 
-    def __init__(self, first: float, cap: float, *, stretch: Callable[[], float] = lambda: 1.0) -> None:
+    def __init__(self, first: float, cap: float, *, jitter: Callable[[], float] = lambda: 1.0) -> None:
         self.cap = cap
         self._first = first
-        self._stretch = stretch
+        self._jitter = jitter
         self._step = first
 
     def pause(self) -> float:
-        """Seconds to wait before the next attempt."""
-        pause = min(self.cap, self._step * self._stretch())
+        """Return the seconds to wait before the next attempt."""
+        pause = min(self.cap, self._step * self._jitter())
         self._step = min(self.cap, self._step * 2.0)
         return pause
 

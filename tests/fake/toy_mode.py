@@ -30,7 +30,7 @@ from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.plan import FrontendKind
 from pointsman.model.service import ServicePortName
-from pointsman.obs.metric_groups import MetricGroup
+from pointsman.obs import MetricGroup
 
 TOY = "toy"
 ROW = ModeRow(module="tests.fake.toy_mode", periods="nftables", masquerade="nftables")

@@ -10,8 +10,7 @@ from pointsman.config.options import KUBE_PROXY, RunOptions
 from pointsman.model.balancing import BalancingDefaults, Scheduler
 from pointsman.model.findings import Finding
 from pointsman.node.surroundings import Recorder
-from pointsman.obs.line_budget import LineBudget
-from pointsman.obs.log import get_log
+from pointsman.obs.log import LogLimiter, get_log
 from pointsman.obs.registry import Metrics
 from pointsman.wording.findings import render_finding, render_message
 
@@ -57,7 +56,7 @@ class FindingReport:
     ) -> None:
         self._metrics = metrics
         self._recorder = recorder
-        self._lines = LineBudget(clock)
+        self._log_limiter = LogLimiter(clock)
 
     def __call__(self, finding: Finding) -> None:
         if finding.is_error:
@@ -71,7 +70,7 @@ class FindingReport:
 
     def _log(self, finding: Finding) -> None:
         reference = finding.object
-        more = self._lines.line(reference.kind)
+        more = self._log_limiter.admit(reference.kind)
         if more is None:
             return
         fields: dict[str, object] = {

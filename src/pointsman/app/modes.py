@@ -75,7 +75,7 @@ def _missing(mode: Mode, setup: Setup, family: Family, pause: Callable[[float], 
         except Busy:
             return ""  # somebody else uses it just now, so it is there
         except KernelError as error:
-            if not error.momentary:
+            if not error.is_temporary:
                 return str(error)
             _log.warning("The kernel cannot say what it has; asking again", ipFamily=family.value, err=error)
         pause(_PAUSE_SECONDS)

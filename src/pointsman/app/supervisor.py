@@ -21,7 +21,7 @@ from pointsman.app.reload_record import ReloadRecord
 from pointsman.config.command_line import parse_run
 from pointsman.config.options import RunOptions
 from pointsman.config.reload import Live, Nothing, Rejected, Restart, decide
-from pointsman.daemon_thread import in_daemon_thread
+from pointsman.daemon_thread import run_in_daemon_thread
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.kernel.path_watch import path_changes
 from pointsman.machine.instance import sole_instance
@@ -176,7 +176,7 @@ class Supervisor:
 
     async def _reload(self, running: Assembled) -> None:
         # A file system that does not answer holds up neither the event loop nor the end of the process.
-        decision = decide(self._options, await in_daemon_thread(self._read, "read configuration"))
+        decision = decide(self._options, await run_in_daemon_thread(self._read, "read configuration"))
         if isinstance(decision, Live):
             decision = await self._apply(decision, running)
         self.reloads.decided(decision)

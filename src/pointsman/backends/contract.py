@@ -24,7 +24,7 @@ from pointsman.model.balancing import Capabilities
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
-from pointsman.obs.metric_groups import MetricGroup
+from pointsman.obs import MetricGroup
 
 if TYPE_CHECKING:
     from pointsman.conditions import Condition

@@ -89,7 +89,7 @@ class Iptables:
         except (Busy, LockNotOpened):
             raise
         except KernelError as error:
-            if error.momentary:
+            if error.is_temporary:
                 raise
             return error
         if _INCOMPATIBLE.search(result.error_text):

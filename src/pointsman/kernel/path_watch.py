@@ -16,7 +16,7 @@ import struct
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 
-from pointsman.files import signature_of
+from pointsman.files import signature_from
 
 _IN_MODIFY = 0x00000002
 _IN_ATTRIB = 0x00000004
@@ -145,12 +145,12 @@ def fingerprint(path: Path) -> Fingerprint:
     try:
         found = path.stat()
         if not stat.S_ISDIR(found.st_mode):
-            return signature_of(found)
+            return signature_from(found)
         listing: list[object] = []
         with os.scandir(path) as directory:
             for entry in sorted(directory, key=lambda entry: entry.name):
                 try:
-                    listing.append((entry.name, signature_of(entry.stat())))
+                    listing.append((entry.name, signature_from(entry.stat())))
                 except OSError:
                     listing.append((entry.name, None))
         return (found.st_dev, found.st_ino, tuple(listing))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pointsman.errors import ConfigError, KubeError
-from pointsman.files import Signature, file_signature, read_file
+from pointsman.files import Signature, get_signature, read_file
 from pointsman.kube.access import LARGEST_CREDENTIAL, Access, ExecPlugin, Material, material_bytes
 from pointsman.kube.client_metrics import RequestListener
 from pointsman.kube.execplugin import ExecCredential, PluginFailed, run_plugin
@@ -65,7 +65,7 @@ class Credentials:
         self._complaint = ""
         self._context: ssl.SSLContext | None = None
         self._context_key: object = None
-        self._file_signature = file_signature(access.kubeconfig) if access.kubeconfig is not None else None
+        self._file_signature = get_signature(access.kubeconfig) if access.kubeconfig is not None else None
 
     async def present(self) -> Presented:
         """What to send now. Raises KubeError when there is nothing usable at all."""
@@ -104,7 +104,7 @@ class Credentials:
     def _reread_kubeconfig(self) -> None:
         """Takes over the identity and the CA of a changed kubeconfig; the server stays what it was."""
         old, path = self._access, self._access.kubeconfig
-        signature = file_signature(path) if path is not None else None
+        signature = get_signature(path) if path is not None else None
         if path is None or signature is None or signature == self._file_signature:
             return
         self._file_signature = signature
@@ -151,7 +151,7 @@ class Credentials:
         path = self._access.token_file
         if path is None:
             return self._token
-        signature = file_signature(path)
+        signature = get_signature(path)
         if signature is None or signature != self._token_signature:
             try:
                 self._token = _token_from_file(path)
@@ -168,7 +168,7 @@ class Credentials:
         if granted is not None and granted.client_certificate is not None:
             certificate, key = granted.client_certificate, granted.client_key
         wanted = tuple(
-            file_signature(material) if isinstance(material, Path) else material
+            get_signature(material) if isinstance(material, Path) else material
             for material in (self._access.ca, certificate, key)
         )
         if self._context is not None and wanted == self._context_key:

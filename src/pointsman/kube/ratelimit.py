@@ -43,4 +43,4 @@ class RateLimit:
 
 def server_backoff(uniform: Uniform = random.uniform) -> Backoff:
     """kube-proxy's pauses before it asks a failing API server again: 0.8 s to 30 s, each stretched up to twofold."""
-    return Backoff(FIRST_PAUSE, LONGEST_PAUSE, stretch=lambda: uniform(1.0, 2.0))
+    return Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=lambda: uniform(1.0, 2.0))

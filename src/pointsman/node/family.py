@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from pointsman.backends.contract import Backend, Difference
-from pointsman.daemon_thread import in_daemon_thread
+from pointsman.daemon_thread import run_in_daemon_thread
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -105,7 +105,7 @@ class FamilyProxy:
                 comparison = await self.run_blocking(
                     partial(self.loop.reconciler.comparison, taken, context, only)
                 )
-                found = await in_daemon_thread(comparison.differences, f"look-{self.family.value}")
+                found = await run_in_daemon_thread(comparison.differences, f"look-{self.family.value}")
                 if (await self.snapshot()).syncs == taken.syncs:
                     return Compared(taken, tuple(found))
                 seen = frozenset(agreed)

@@ -19,7 +19,7 @@ import msgspec
 from pointsman import __version__
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Difference
-from pointsman.daemon_thread import in_daemon_thread
+from pointsman.daemon_thread import run_in_daemon_thread
 from pointsman.errors import KernelError
 from pointsman.explain.answer import addresses_concerned, concerned_services, explain
 from pointsman.explain.report import Explanation
@@ -182,7 +182,7 @@ class Inspector:
         views = [await self._view(family, target, kernel=kernel) for family in self._proxy.families.values()]
         host = self._host if kernel else None
         work = partial(_explained, self._whole(tuple(views)), target, client, host)
-        return await in_daemon_thread(work, "explain")
+        return await run_in_daemon_thread(work, "explain")
 
     def _whole(self, families: tuple[FamilyView, ...]) -> View:
         return View(

@@ -13,8 +13,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.findings import Finding, Severity
 from pointsman.model.service import ServicePortName
 from pointsman.node.surroundings import Recorder
-from pointsman.obs.line_budget import LineBudget
-from pointsman.obs.log import get_log
+from pointsman.obs.log import LogLimiter, get_log
 from pointsman.obs.registry import Metrics
 from pointsman.report.status import SyncPoint
 from pointsman.sync.loop import SyncListener
@@ -51,7 +50,7 @@ class Reporter(SyncListener):
         self.records = {family: FamilyRecord() for family in families}
         self._metrics = metrics
         self._recorder = recorder
-        self._lines = LineBudget(clock)
+        self._log_limiter = LogLimiter(clock)
         for family in self.records:
             self._count_from_zero(family.value)
 
@@ -128,7 +127,7 @@ class Reporter(SyncListener):
             else:
                 self._metrics.objects_skipped.labels(kind=reference.kind, reason=code).inc()
                 text = "Object, or part of it, ignored"
-            more = self._lines.line(code)
+            more = self._log_limiter.admit(code)
             if more is not None:
                 _log.warning(text, kind=reference.kind, object=reference.name, reason=message, **more)
             if reference.kind == "Service":

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
-from pointsman.daemon_thread import in_daemon_thread
+from pointsman.daemon_thread import run_in_daemon_thread
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import FULL_SHARE, Identity
@@ -110,7 +110,7 @@ class ShareKeeper:
         states = {name: self._tracker.states[name] for name in names if name in self._tracker.states}
         family = self._tracker.family
         try:
-            counts = await in_daemon_thread(partial(self._count, family, states), f"count-{family.value}")
+            counts = await run_in_daemon_thread(partial(self._count, family, states), f"count-{family.value}")
         except KernelError as error:
             _log.warning(
                 "Connections cannot be counted; shares stay as they are", err=error, family=family.value

@@ -1,4 +1,4 @@
-"""Families whose values are read at scrape time, because somebody else keeps them: the kernel, a table of ours."""
+"""Families whose values are read at scrape time, from the kernel or from a table of ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_LIMIT: Final = float(2**64 - 1)
 
 
 class Scraped(Collector):
-    """One family; `kind` is the class that prints it."""
+    """One family; `kind` is its type."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Scraped(Collector):
 
 
 class ProcessTraffic(Collector):
-    """What Go's client library tells of a process and Python's does not: its network's traffic, its memory limit."""
+    """Process metrics of Go's client library that Python's lacks: traffic of the network namespace, memory limit."""
 
     def __init__(self, netstat: Path = Path("/proc/self/net/netstat")) -> None:
         self._netstat = netstat
@@ -72,7 +72,7 @@ class ProcessTraffic(Collector):
 
 
 def _ip_octets(netstat: Path) -> tuple[int, int] | None:
-    """Bytes received and sent by IP; None where the kernel does not say."""
+    """Return bytes received and sent by IP; None where the kernel does not count them."""
     try:
         lines = [line.split() for line in netstat.read_text().splitlines() if line.startswith("IpExt:")]
         names, values = lines

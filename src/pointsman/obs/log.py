@@ -4,7 +4,7 @@
     log.info("Synced", v=2, services=12, duration=0.004)
     log.error("Cannot write sysctl", err=problem, name=name)
 
-A disabled message costs one comparison. Where computing the values is expensive, ask `log.enabled(4)` first. Messages
+A disabled message costs one comparison. Where computing the values is expensive, check `log.is_enabled(4)` first. Messages
 of other libraries (warnings and worse) come out in the same format. `configure` may be called at any time, from any
 thread: verbosity and format can change while the process runs.
 """
@@ -16,20 +16,24 @@ import io
 import logging
 import sys
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
+from collections.abc import Callable
 from typing import TextIO
 
 import msgspec
 
 from pointsman.obs.log_format import JsonFormatter, TextFormatter
+from pointsman.waiting import TokenBucket
 
 _OWN = "pointsman"
-RECENT_LINES = 1000
-_LONGEST_RECENT_LINE = 4000
+MAX_RECENT_LINES = 1000
+_MAX_RECENT_CHARACTERS = 4000
+_LINES_AT_ONCE, _LINES_PER_SECOND = 20, 0.1
 
 
 class LogSettings(msgspec.Struct, frozen=True):
-    """Everything that can be set about logging."""
+    """Settings of the log."""
 
     format: str = "text"
     verbosity: int = 0
@@ -51,7 +55,7 @@ class Log:
         self._logger = logging.getLogger(name if name.startswith(_OWN) else f"{_OWN}.{name}")
         self.threshold = _threshold(self._logger.name, _state.settings)
 
-    def enabled(self, v: int) -> bool:
+    def is_enabled(self, v: int) -> bool:
         return v <= self.threshold
 
     def info(self, message: str, /, *, v: int = 0, **fields: object) -> None:
@@ -67,8 +71,28 @@ class Log:
         self._logger.error(message, extra={"fields": fields}, stacklevel=2)
 
     def exception(self, message: str, /, *, err: BaseException, **fields: object) -> None:
-        """An error with its traceback, for what should never happen."""
+        """Log an error with its traceback."""
         self._logger.error(message, exc_info=err, extra={"fields": {"err": err, **fields}}, stacklevel=2)
+
+
+class LogLimiter:
+    """Limits lines that external input can cause: of each subject some at once, then one every few seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets: dict[str, TokenBucket] = {}
+        self._suppressed: Counter[str] = Counter()
+
+    def admit(self, subject: str) -> dict[str, object] | None:
+        """Return the fields to add to a line, with how many were suppressed before it; None to suppress this one."""
+        now = self._clock()
+        bucket = self._buckets.setdefault(subject, TokenBucket(_LINES_PER_SECOND, _LINES_AT_ONCE, now))
+        if bucket.wait(now):
+            self._suppressed[subject] += 1
+            return None
+        bucket.take(now)
+        suppressed = self._suppressed.pop(subject, 0)
+        return {"suppressed": suppressed} if suppressed else {}
 
 
 class _State:
@@ -78,7 +102,7 @@ class _State:
         self.settings = LogSettings()
         self.logs: dict[str, Log] = {}
         self.handler: _Output | None = None
-        self.recent: deque[str] = deque(maxlen=RECENT_LINES)
+        self.recent: deque[str] = deque(maxlen=MAX_RECENT_LINES)
         self.lock = threading.Lock()
 
 
@@ -86,7 +110,7 @@ _state = _State()
 
 
 def get_log(name: str) -> Log:
-    """The log of a module; the same one for the same name."""
+    """Return the log of a module; the same one for the same name."""
     with _state.lock:
         found = _state.logs.get(name)
         if found is None:
@@ -120,7 +144,7 @@ def current_settings() -> LogSettings:
 
 
 def recent_lines() -> list[str]:
-    """The last lines as they were written, credentials already taken out; for bug reports."""
+    """Return the last lines as they were written, without credentials; for bug reports."""
     return list(_state.recent)
 
 
@@ -145,7 +169,7 @@ def _threshold(name: str, settings: LogSettings) -> int:
 
 
 class _Output(logging.Handler):
-    """Formats records and routes them to the streams, buffering stdout when asked to."""
+    """Formats records and routes them to the streams, buffering stdout if configured."""
 
     def __init__(self, settings: LogSettings, stdout: TextIO, stderr: TextIO) -> None:
         super().__init__()
@@ -159,10 +183,10 @@ class _Output(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record) + "\n"
-        except Exception:  # noqa: BLE001  a value that cannot be shown must not stop the work being logged
+        except Exception:  # noqa: BLE001  a value that cannot be formatted must not fail the caller
             self.handleError(record)
             return
-        _state.recent.append(line[:_LONGEST_RECENT_LINE])
+        _state.recent.append(line[:_MAX_RECENT_CHARACTERS])
         split = self._settings.split_stream and record.levelno < logging.ERROR
         if not split:
             _write(self.stderr, line)
@@ -195,7 +219,7 @@ class _Output(logging.Handler):
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """A closed or broken stream loses the line, never the process."""
+    """Write a line; a closed or broken stream loses it, without an error."""
     try:
         stream.write(text)
         stream.flush()

@@ -3,8 +3,8 @@
 Tools and habits around a cluster parse these two formats, so both are kept exactly: the klog header and `key="value"`
 pairs, and `ts` (milliseconds), `caller`, `msg`, `v` or `err` in JSON.
 
-Whatever a message holds, nothing of it starts a line: messages, ours and other libraries', are quoted, and what may have
-several lines (values, tracebacks) is indented. Both are cut at a length that no honest one has.
+No message can forge a line: messages, ours and other libraries', are quoted, and what may have
+several lines (values, tracebacks) is indented. Both are truncated at a length that no useful one has.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 
 import msgspec
 
-from pointsman.obs.redact import REDACTED, is_secret_key, redacted
+from pointsman.obs.redact import REDACTED, is_secret_key, redact
 from pointsman.text import escape_json, escape_lines
 
-LONGEST_VALUE = 8192
-"""Characters of a message, value or traceback; the rest is left out and counted."""
+MAX_VALUE_CHARACTERS = 8192
+"""Of a message, value or traceback; the rest is truncated and counted."""
 
 _SEVERITY = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
 
 
-def fields_of(record: logging.LogRecord) -> Mapping[str, object]:
-    """The key/value pairs of a record made by `pointsman.obs.log`; other libraries give none."""
+def get_fields(record: logging.LogRecord) -> Mapping[str, object]:
+    """Return the key/value pairs of a record of `pointsman.obs.log`; other libraries have none."""
     return getattr(record, "fields", {})
 
 
@@ -43,10 +43,10 @@ class TextFormatter(logging.Formatter):
             f"{severity}{when.tm_mon:02}{when.tm_mday:02} {when.tm_hour:02}:{when.tm_min:02}:{when.tm_sec:02}"
             f".{microseconds:06} {record.process or 0:7} {record.filename}:{record.lineno}] "
         )
-        line = header + _quoted(_shown(record.getMessage()))
-        line += "".join(f" {key}={_text_value(key, value)}" for key, value in fields_of(record).items())
+        line = header + _quote(_clean(record.getMessage()))
+        line += "".join(f" {key}={_format_value(key, value)}" for key, value in get_fields(record).items())
         if record.exc_info:
-            line += "\n" + _indented(_shown(self.formatException(record.exc_info)))
+            line += "\n" + _indent(_clean(self.formatException(record.exc_info)))
         return line
 
 
@@ -57,33 +57,33 @@ class JsonFormatter(logging.Formatter):
         line: dict[str, object] = {
             "ts": round(record.created * 1000, 3),
             "caller": "/".join(PurePath(record.pathname).parts[-2:]) + f":{record.lineno}",
-            "msg": _shown(record.getMessage()),
+            "msg": _clean(record.getMessage()),
         }
         if record.levelno < logging.ERROR:
             line["v"] = getattr(record, "v", 0)
-        for key, value in fields_of(record).items():
+        for key, value in get_fields(record).items():
             line[key] = REDACTED if is_secret_key(key) else _json_value(value)
         if record.exc_info:
-            line["stacktrace"] = _shown(self.formatException(record.exc_info))
-        return _compact(line)
+            line["stacktrace"] = _clean(self.formatException(record.exc_info))
+        return _encode(line)
 
 
 def _json_value(value: object) -> object:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, (str, BaseException)):
-        return _shown(str(value))
+        return _clean(str(value))
     if isinstance(value, Mapping):
         return {
-            _shown(str(key)): REDACTED if is_secret_key(str(key)) else _json_value(item)
+            _clean(str(key)): REDACTED if is_secret_key(str(key)) else _json_value(item)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_json_value(item) for item in value]
-    return _shown(str(value))
+    return _clean(str(value))
 
 
-def _text_value(key: str, value: object) -> str:
+def _format_value(key: str, value: object) -> str:
     if is_secret_key(key):
         return f'"{REDACTED}"'
     plain = _json_value(value)
@@ -94,24 +94,24 @@ def _text_value(key: str, value: object) -> str:
     if isinstance(plain, (int, float)):
         return str(plain)
     if isinstance(plain, str):
-        return f"<\n{_indented(plain)}\n >" if "\n" in plain else _quoted(plain)
-    return _compact(plain)
+        return f"<\n{_indent(plain)}\n >" if "\n" in plain else _quote(plain)
+    return _encode(plain)
 
 
-def _shown(text: str) -> str:
-    """Without secrets, of bounded length, and text whatever it was: the name of a file need not be."""
-    if len(text) > LONGEST_VALUE:
-        text = f"{text[:LONGEST_VALUE]}... ({len(text) - LONGEST_VALUE} more characters)"
-    return redacted(text.encode(errors="backslashreplace").decode())
+def _clean(text: str) -> str:
+    """Return the text without credentials, of bounded length, and encodable: the name of a file need not be."""
+    if len(text) > MAX_VALUE_CHARACTERS:
+        text = f"{text[:MAX_VALUE_CHARACTERS]}... ({len(text) - MAX_VALUE_CHARACTERS} more characters)"
+    return redact(text.encode(errors="backslashreplace").decode())
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return "\n".join(f"\t{line}" for line in escape_lines(text))
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return escape_json(json.dumps(text, ensure_ascii=False))
 
 
-def _compact(value: Any) -> str:
+def _encode(value: Any) -> str:
     return escape_json(msgspec.json.encode(value, enc_hook=str).decode())

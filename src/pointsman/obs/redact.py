@@ -1,4 +1,4 @@
-"""Keeps credentials out of text that people will read, keep and paste: bearer tokens, passwords, keys, certificates.
+"""Removal of credentials from text that people read, keep and paste: bearer tokens, passwords, keys, certificates.
 
 Applied to every log value at every verbosity (CVE-2020-8565 was a token in a verbose log).
 """
@@ -50,13 +50,13 @@ _PATTERNS = (
 )
 
 
-def redacted(text: str) -> str:
-    """The text with everything that looks like a credential replaced."""
+def redact(text: str) -> str:
+    """Return the text with everything that looks like a credential replaced."""
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     return text
 
 
 def is_secret_key(name: str) -> bool:
-    """Whether a field of this name holds a credential whatever its value looks like."""
+    """Return whether a field of this name holds a credential, whatever its value looks like."""
     return name.replace("_", "").replace("-", "").lower() in _SECRET_KEYS

@@ -23,8 +23,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from pointsman.obs import MetricGroup
 from pointsman.obs.collectors import ProcessTraffic, Reading, Scraped
-from pointsman.obs.metric_groups import MetricGroup
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from pointsman.obs.redact import redacted
+from pointsman.obs.redact import redact
 from pointsman.screen import PLAIN, Screen, Table, laid_out
 
 
@@ -26,7 +26,7 @@ class Part(msgspec.Struct, frozen=True):
 def without_credentials(parts: Iterable[Part]) -> list[Part]:
     """What looks like a token, a password, a key or a certificate is replaced wherever it stands."""
     return [
-        msgspec.structs.replace(part, content=redacted(part.content), missing=redacted(part.missing))
+        msgspec.structs.replace(part, content=redact(part.content), missing=redact(part.missing))
         for part in parts
     ]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pointsman.files import Signature, read_file, signature_of
+from pointsman.files import Signature, read_file, signature_from
 from pointsman.model.findings import Code, Finding, ObjectReference
 from pointsman.model.objects import KubeObject, Node
 from pointsman.model.source_events import Delete, SourceEvent, Upsert
@@ -134,7 +134,7 @@ class ManifestFiles:
         """Brings one file up to date."""
         name = self._name(path)
         try:
-            signature = signature_of(path.stat())
+            signature = signature_from(path.stat())
             if signature == file.signature:
                 return
             parsed = parse(read_file(path, LARGEST_FILE), name)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 
-from pointsman.daemon_thread import in_daemon_thread
+from pointsman.daemon_thread import run_in_daemon_thread
 from pointsman.kernel.path_watch import path_changes
 from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.model.findings import Finding
@@ -58,7 +58,7 @@ class ManifestSource:
         """
         async with aclosing(path_changes(self._path, debounce=self._debounce, poll=self._poll)) as changes:
             while not self._closed.is_set():
-                reading = await in_daemon_thread(self._files.read, "manifests")
+                reading = await run_in_daemon_thread(self._files.read, "manifests")
                 self._note(reading)
                 for number, event in enumerate(reading.changes, 1):
                     yield event

@@ -64,5 +64,5 @@ def test_a_flood_of_rejections_writes_few_lines_and_counts_all(caplog: pytest.Lo
     assert len(caplog.records) == 20
     now[0] = 10.0
     report(BAD)
-    assert caplog.records[-1].__dict__["fields"]["unmentioned"] == 199_980
+    assert caplog.records[-1].__dict__["fields"]["suppressed"] == 199_980
     assert skipped(metrics) == 200_001

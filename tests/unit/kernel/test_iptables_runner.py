@@ -173,7 +173,7 @@ def test_a_momentary_lack_is_no_obstacle_but_an_error_that_says_so(complaint: st
     lacking = Iptables(Family.IPV4, Scripted(_says(4, f"iptables: {complaint}.\n")))
     with pytest.raises(KernelError) as caught:
         lacking.obstacle()
-    assert caught.value.momentary
+    assert caught.value.is_temporary
 
 
 def test_a_rule_that_leads_to_a_missing_chain_does_not_exist() -> None:

@@ -146,7 +146,7 @@ def test_a_flood_of_problems_writes_few_lines_and_hides_no_other_reason(
     desk.now = 10.0
     desk.reporter.on_synced(outcome(findings=(flood,)))
     told_again = [record for record in caplog.records if record.levelno >= logging.WARNING][-1]
-    assert told_again.__dict__["fields"]["unmentioned"] == 4980
+    assert told_again.__dict__["fields"]["suppressed"] == 4980
     name = "object_warnings" if served else "objects_skipped"
     assert desk.metric(f'pointsman_{name}_total{{kind="Service",reason="BadAnnotation"}}') == 5001
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from tests.factory import endpoint_slice, packed, service
 from tests.fake import virtual_time
 
-from pointsman.daemon_thread import in_daemon_thread
+from pointsman.daemon_thread import run_in_daemon_thread
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Identity
@@ -129,7 +129,7 @@ def test_the_end_does_not_wait_for_a_count_that_is_under_way() -> None:
         keeper = ShareKeeper(tracking(scheduler="least-connections"), lambda: None, count=count)
         keeper.changed()
         running = asyncio.create_task(keeper.run())
-        assert await in_daemon_thread(lambda: counting.wait(20), "waiting")
+        assert await run_in_daemon_thread(lambda: counting.wait(20), "waiting")
         running.cancel()
 
     process_ends = threading.Thread(target=lambda: asyncio.run(ended()))

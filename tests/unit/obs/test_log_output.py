@@ -163,8 +163,8 @@ def test_verbosity_decides(streams: Streams) -> None:
     streams.configure(LogSettings(verbosity=2))
     log.info("two", v=2)
     log.info("three", v=3)
-    assert log.enabled(2)
-    assert not log.enabled(3)
+    assert log.is_enabled(2)
+    assert not log.is_enabled(3)
     assert "two" in streams.err.getvalue()
     assert "three" not in streams.err.getvalue()
 
@@ -181,13 +181,13 @@ def test_verbosity_decides(streams: Streams) -> None:
 )
 def test_vmodule_raises_single_modules(streams: Streams, pattern: str, matches: bool) -> None:
     streams.configure(LogSettings(vmodule=((pattern, 6),)))
-    assert get_log("pointsman.kube.listwatch").enabled(6) is matches
-    assert not get_log("pointsman.other").enabled(1)
+    assert get_log("pointsman.kube.listwatch").is_enabled(6) is matches
+    assert not get_log("pointsman.other").is_enabled(1)
 
 
 def test_reconfiguring_reaches_logs_made_earlier_and_writes_lines_once(streams: Streams) -> None:
     log = get_log("pointsman.early")
-    assert not log.enabled(4)
+    assert not log.is_enabled(4)
     streams.configure(LogSettings(verbosity=4))
     obs_log.set_verbosity(5)
     assert obs_log.current_settings().verbosity == 5

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from pointsman.obs.log import LogSettings, configure, get_log
-from pointsman.obs.redact import redacted
+from pointsman.obs.redact import redact
 
 JWT = "eyJhbGciOiJSUzI1NiIsImtpZCI6IiJ9.eyJpc3MiOiJrdWJlcm5ldGVzL3NlcnZpY2VhY2NvdW50In0.c2lnbmF0dXJl"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\n-----END RSA PRIVATE KEY-----"
@@ -34,8 +34,8 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\n-----END RSA PRIVATE K
     ],
 )
 def test_credential_is_removed(text: str, secret: str) -> None:
-    assert secret not in redacted(text)
-    assert "<redacted>" in redacted(text)
+    assert secret not in redact(text)
+    assert "<redacted>" in redact(text)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_credential_is_removed(text: str, secret: str) -> None:
     ],
 )
 def test_ordinary_text_is_left_alone(text: str) -> None:
-    assert redacted(text) == text
+    assert redact(text) == text
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

@@ -17,7 +17,7 @@ from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family
 from pointsman.model.balancing import Capabilities, Scheduler
 from pointsman.model.node_ports import node_port_addresses
-from pointsman.obs.metric_groups import MetricGroup
+from pointsman.obs import MetricGroup
 
 
 def _loopback_denial(asked: LoopbackNodePort) -> str:

@@ -16,7 +16,7 @@ from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.balancing import Capabilities, Scheduler
 from pointsman.model.plan import FrontendKind
-from pointsman.obs.metric_groups import MetricGroup
+from pointsman.obs import MetricGroup
 
 
 def _backend(setup: Setup, family: Family, _sysctls: Sysctls) -> IpvsBackend:

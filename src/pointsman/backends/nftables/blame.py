@@ -23,7 +23,7 @@ _FAULTS_SHOWN = 5
 def is_momentary(code: int) -> bool:
     """A refusal that says nothing about what was sent: the same may be accepted a second later.
 
-    Fewer than `KernelError.momentary` knows: ENFILE, for one, says of an element that its set is full.
+    Fewer than `KernelError.is_temporary` knows: ENFILE, for one, says of an element that its set is full.
     """
     return code in _MOMENTARY
 

@@ -15,7 +15,7 @@ from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.balancing import FULL_CAPABILITIES
 from pointsman.model.plan import FrontendKind
 from pointsman.model.service import Protocol
-from pointsman.obs.metric_groups import MetricGroup
+from pointsman.obs import MetricGroup
 
 _LOCALHOST_GATE = "KubeProxyNFTablesLocalhostNodePorts"
 

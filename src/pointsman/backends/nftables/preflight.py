@@ -42,7 +42,7 @@ def preflight(family: Family, open_socket: Callable[[], Checker] = NftablesSocke
     try:
         socket = open_socket()
     except KernelError as error:
-        if error.momentary:
+        if error.is_temporary:
             raise
         return [*problems, f"{error}; enable {NEED_NFTABLES}"]
     try:
@@ -64,7 +64,7 @@ def preflight(family: Family, open_socket: Callable[[], Checker] = NftablesSocke
 def _fault(socket: Checker, traits: FamilyTraits, operations: list[Operation]) -> Fault | None:
     for fault in socket.check(_messages(traits, operations)):
         refusal = KernelError(f"ask what nftables can do: {fault}", fault.errno)
-        if refusal.momentary:
+        if refusal.is_temporary:
             raise refusal
         return fault
     return None

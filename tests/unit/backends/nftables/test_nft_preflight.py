@@ -50,7 +50,7 @@ def test_a_momentary_lack_is_raised_and_nothing_is_called_missing(accepts: int) 
     socket = Refusing(errno.ENOMEM, accepts)
     with pytest.raises(KernelError, match="Cannot allocate memory") as caught:
         preflight(Family.IPV4, lambda: socket)
-    assert caught.value.momentary
+    assert caught.value.is_temporary
     assert socket.closed
     with pytest.raises(KernelError, match="Cannot allocate memory"):
         lacks_hash(Refusing(errno.ENOMEM), traits_of(Family.IPV4))
