@@ -274,7 +274,7 @@ def test_any_bytes_give_an_object_a_bad_object_or_a_typed_error(data: bytes, kin
         (b"", "(unnamed)"),
     ],
 )
-def test_bad_object_of_a_page_is_named_and_the_others_are_kept(broken: bytes, key: str) -> None:
+def test_bad_message_of_a_page_is_named_and_the_others_are_kept(broken: bytes, key: str) -> None:
     def item(data: bytes) -> bytes:
         return b"\x12" + _varint(len(data)) + data
 
@@ -284,43 +284,6 @@ def test_bad_object_of_a_page_is_named_and_the_others_are_kept(broken: bytes, ke
     assert [found.metadata.name for found in page.objects] == ["a", "c"]
     assert [bad.key for bad in page.bad] == [key]
     assert (page.metadata.resource_version, page.metadata.continue_token) == ("7", "c")
-
-
-def test_a_list_of_another_kind_is_no_list_of_ours() -> None:
-    body = server_side.Encoder().listing("Service", "v1", {"resourceVersion": "7"}, [service("a")])
-    with pytest.raises(Unreadable, match="its kind is 'ServiceList', not EndpointSliceList"):
-        ProtobufDecoder(EndpointSlice).page(body)
-
-
-@pytest.mark.parametrize("type_", ["ADDED", "MODIFIED", "DELETED", "BOOKMARK"])
-def test_an_event_about_another_kind_is_no_event_of_ours(type_: str) -> None:
-    def frame(item: dict[str, Any]) -> bytes:
-        return server_side.Encoder().frame({"type": type_, "object": item})[4:]
-
-    decoder = ProtobufDecoder(EndpointSlice)
-    assert decoder.event(frame(endpoint_slice("a"))).type == type_
-    for _ in range(2):
-        with pytest.raises(Unreadable, match="its kind is 'Service', not EndpointSlice"):
-            decoder.event(frame(service("a")))
-
-
-def test_an_object_with_a_list_beyond_all_limits_is_left_out_by_name() -> None:
-    bad = {"metadata": {"name": "bad", "namespace": "shop"}, "endpoints": [{}] * 500_000}
-    body = server_side.Encoder().listing("EndpointSlice", "v1", {}, [endpoint_slice("a", "10.1.0.1"), bad])
-    page = ProtobufDecoder(EndpointSlice).page(body)
-    assert [found.metadata.name for found in page.objects] == ["a"]
-    assert [(found.key, found.error) for found in page.bad] == [
-        ("shop/bad", "a list has more than 20000 entries")
-    ]
-
-
-def test_a_thousand_objects_without_a_name_are_bad_ones_and_more_are_no_list() -> None:
-    def nothings(count: int) -> bytes:
-        return server_side.envelope("ServiceList", "v1", b"\x12\x00" * count)
-
-    assert len(ProtobufDecoder(Service).page(nothings(1000)).bad) == 1000
-    with pytest.raises(Unreadable, match="more than 1000 objects have no name"):
-        ProtobufDecoder(Service).page(nothings(1001))
 
 
 def test_long_values_are_not_remembered() -> None:
