@@ -32,7 +32,7 @@ from bench.kube_proxy_iptables import measure_kube_proxy
 from bench.objects import service_json, slice_json
 
 from pointsman.backends.iptables.apply import IptablesBackend
-from pointsman.backends.netfilter.runners import ruleset_of
+from pointsman.backends.netfilter.runners import nft_ruleset
 from pointsman.kernel.command import CommandResult, SystemCommands
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
@@ -92,7 +92,7 @@ class Measured:
 
     def new_backend(self) -> IptablesBackend:
         runner = Iptables(Family.IPV4, self.commands, variant=self.variant)
-        return IptablesBackend(Family.IPV4, runner=runner, sysctls=Sysctls(), ruleset=ruleset_of(runner))
+        return IptablesBackend(Family.IPV4, runner=runner, sysctls=Sysctls(), ruleset=nft_ruleset(runner))
 
     def replace_slice(self, index: int, generation: int) -> None:
         data = slice_json(index, self.endpoints, generation)
@@ -164,7 +164,7 @@ def measure(services: int, endpoints: int, variant: str) -> dict[str, float]:
 
 
 def measure_looks(services: int, endpoints: int, variant: str) -> dict[str, float]:
-    """Looks after a change of somebody else's, and looks after which nothing changed."""
+    """Comparisons after an external change, and comparisons without one."""
     measured = Measured(services, endpoints, variant)
     measured.sync()
     changed, unchanged = [], []
@@ -237,7 +237,7 @@ def looks(variants: Sequence[str], file: Path | None) -> None:
             print(json.dumps(rows[-1]), flush=True)
     if file is not None:
         note = (
-            f"medians of {LOOKS} looks at load average {os.getloadavg()[2]:.1f}; look: after a change of somebody else's;"
+            f"medians of {LOOKS} looks at load average {os.getloadavg()[2]:.1f}; look: after an external change;"
             " unchanged: right after such a look; ours: without the time in which iptables-save runs; cpu: of both"
         )
         file.write_text(json.dumps({"looks": rows, "note": note}, indent=1) + "\n")

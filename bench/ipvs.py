@@ -26,8 +26,8 @@ from bench.uml import results_of
 from pointsman.backends.contract import Setup, SyncRequest
 from pointsman.backends.ipvs import render
 from pointsman.backends.ipvs.apply import IpvsBackend
-from pointsman.backends.ipvs.desired import Desired
 from pointsman.backends.ipvs.preflight import prepare
+from pointsman.backends.ledger import Ledger
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
@@ -72,8 +72,8 @@ class Proxy:
         self.reconciler.sync(self.tracker.take(), CONTEXT, full=full)
         return time.perf_counter() - started, self.commands.count - before
 
-    def desired(self) -> Desired:
-        return render.desired_of(SyncRequest(CONTEXT, self.reconciler.plans, {}), "rr")
+    def desired(self) -> Ledger:
+        return render.build_ledger(SyncRequest(CONTEXT, self.reconciler.plans, {}), "rr")
 
     def drift_check(self) -> float:
         """Seconds of one look that finds nothing."""

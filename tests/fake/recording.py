@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from pointsman.backends.contract import Difference, SyncReport, SyncRequest, Traffic, plans_to_compare
+from pointsman.backends.contract import Backend, Difference, SyncReport, SyncRequest, plans_to_compare
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -26,7 +26,7 @@ class RecordingComparison:
         ]
 
 
-class RecordingBackend:
+class RecordingBackend(Backend):
     """Behaves as the contract demands: a failing sync leaves the programmed state as it was."""
 
     def __init__(self, family: Family = Family.IPV4) -> None:
@@ -68,9 +68,6 @@ class RecordingBackend:
         self, request: SyncRequest, only: Collection[ServicePortName] | None = None
     ) -> RecordingComparison:
         return RecordingComparison(self, plans_to_compare(request.plans, only, self.refuse))
-
-    def traffic(self) -> Traffic:
-        return Traffic()
 
     def close(self) -> None:
         self.closed = True

@@ -13,6 +13,7 @@ from pathlib import Path
 from pointsman.backends.contract import (
     PRESENT,
     Announcement,
+    Backend,
     CleanupContext,
     CleanupItem,
     Difference,
@@ -21,7 +22,6 @@ from pointsman.backends.contract import (
     Setup,
     SyncReport,
     SyncRequest,
-    Traffic,
 )
 from pointsman.backends.packet_quirks import PacketQuirks
 from pointsman.conditions import Condition
@@ -67,7 +67,7 @@ class ToyComparison:
         return missing + [Difference("line", "", line) for line in sorted(have - self._want)]
 
 
-class ToyBackend:
+class ToyBackend(Backend):
     """Writes the whole file at every sync."""
 
     def __init__(self, family: Family) -> None:
@@ -85,12 +85,6 @@ class ToyBackend:
         self, request: SyncRequest, _only: Collection[ServicePortName] | None = None
     ) -> ToyComparison:
         return ToyComparison(self.family, set(wanted(request).splitlines()))
-
-    def traffic(self) -> Traffic:
-        return Traffic()
-
-    def close(self) -> None:
-        """Kernel state stays."""
 
 
 def _preflight(_setup: Setup, _family: Family) -> Sequence[str]:

@@ -7,12 +7,12 @@ through the steps, or `requests` for the bare requests of one family.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from pointsman.backends.contract import Backend, Difference, NoComparison, SyncReport, SyncRequest, Traffic
+from pointsman.backends.contract import Backend, SyncReport, SyncRequest
 from pointsman.config.defaults import with_mode
 from pointsman.config.load import config_from_bytes
 from pointsman.config.types import KubeProxyConfiguration
@@ -20,7 +20,6 @@ from pointsman.model.addresses import Family, address_from_text
 from pointsman.model.node import build_node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import HEADLESS_LABEL, EndpointSlice, Node, Service, ServiceCIDR
-from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Tracker
 from pointsman.node.node_context import node_context
 from pointsman.sync.reconcile import Reconciler, SyncOutcome
@@ -150,7 +149,7 @@ def requests(scenario: Scenario, mode: str, family: Family) -> Iterator[tuple[St
         yield step, recorder.requests[-1]
 
 
-class _Recorder:
+class _Recorder(Backend):
     """A backend that keeps what it is asked for; plans are copied because the caller goes on changing them."""
 
     def __init__(self, family: Family) -> None:
@@ -160,17 +159,3 @@ class _Recorder:
     def sync(self, request: SyncRequest) -> SyncReport:
         self.requests.append(msgspec.structs.replace(request, plans=dict(request.plans)))
         return SyncReport(full=request.full)
-
-    def drift(self) -> Difference | None:
-        return None
-
-    def comparison(
-        self, _request: SyncRequest, _only: Collection[ServicePortName] | None = None
-    ) -> NoComparison:
-        return NoComparison()
-
-    def traffic(self) -> Traffic:
-        return Traffic()
-
-    def close(self) -> None:
-        pass

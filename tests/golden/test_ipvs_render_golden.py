@@ -30,7 +30,7 @@ def test_rendered_state_equals_the_recording(name: str) -> None:
         families = [Family.IPV4] if ipv4_only else list(Family)
         requests = {family: by_family[family][number][1] for family in families}
         desired = {
-            f: render.desired_of(r, scenario.config.ipvs.scheduler or "rr") for f, r in requests.items()
+            f: render.build_ledger(r, scenario.config.ipvs.scheduler or "rr") for f, r in requests.items()
         }
 
         servers = "".join(render.servers_text(desired[f]) for f in families)

@@ -18,11 +18,12 @@ from pointsman.backends.contract import CleanupContext, Difference, SyncReport, 
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET, IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
 from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
-from pointsman.backends.netfilter.runners import ruleset_of
+from pointsman.backends.netfilter.names import MANGLE, NAT
+from pointsman.backends.netfilter.runners import nft_ruleset
 from pointsman.errors import Busy, KernelError
 from pointsman.kernel import nfacct
 from pointsman.kernel.command import CommandResult, SystemCommands
-from pointsman.kernel.iptables import MANGLE, NAT, Iptables
+from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.iptables_programs import NFT, choose_variant
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.kernel.xtables_lock import LockNotOpened
@@ -56,7 +57,7 @@ class Host:
             runner=self.runner,
             sysctls=self.sysctls,
             ensure_counter=ensure_counter,
-            ruleset=ruleset_of(self.runner),
+            ruleset=nft_ruleset(self.runner),
         )
 
     def run(self, arguments: Sequence[str], *, stdin: bytes = b"", timeout: float = 30.0) -> CommandResult:

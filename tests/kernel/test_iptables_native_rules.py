@@ -16,10 +16,11 @@ from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup as clean_up_iptables
 from pointsman.backends.ipvs.cleanup import cleanup as clean_up_ipvs
 from pointsman.backends.ipvs.rules import CHAINS
+from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.backends.netfilter.runners import missing_programs
 from pointsman.cli.cleanup import clean_up
 from pointsman.kernel.command import SystemCommands
-from pointsman.kernel.iptables import FILTER, NAT, Iptables
+from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.iptables_programs import NFT, OVERRIDE
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace

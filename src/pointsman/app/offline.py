@@ -7,13 +7,13 @@ request it is given. `render`, `explain` and `render --diff` start here.
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from pointsman.backends import mode_named
-from pointsman.backends.contract import Difference, NoComparison, SyncReport, SyncRequest, Traffic
+from pointsman.backends.contract import Backend, SyncReport, SyncRequest
 from pointsman.config.gates import effective_gates
 from pointsman.config.options import RunOptions
 from pointsman.config.types import KubeProxyConfiguration
@@ -26,7 +26,6 @@ from pointsman.model.labels import ServiceLabels
 from pointsman.model.node import NodeFacts, build_node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
-from pointsman.model.service import ServicePortName
 from pointsman.model.service_findings import ServiceFindings
 from pointsman.model.tracker import Tracker
 from pointsman.node.node_context import node_context, pod_ranges
@@ -38,7 +37,7 @@ from pointsman.wording.findings import render_finding
 BOTH_FAMILIES = (Family.IPV4, Family.IPV6)
 
 
-class RequestKeeper:
+class RequestKeeper(Backend):
     """A backend without a kernel: it keeps what it was asked to program."""
 
     def __init__(self, family: Family) -> None:
@@ -48,20 +47,6 @@ class RequestKeeper:
     def sync(self, request: SyncRequest) -> SyncReport:
         self.request = msgspec.structs.replace(request, plans=dict(request.plans))
         return SyncReport(full=request.full)
-
-    def drift(self) -> Difference | None:
-        return None
-
-    def comparison(
-        self, _request: SyncRequest, _only: Collection[ServicePortName] | None = None
-    ) -> NoComparison:
-        return NoComparison()
-
-    def traffic(self) -> Traffic:
-        return Traffic()
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
 
 class Planned(msgspec.Struct, frozen=True):

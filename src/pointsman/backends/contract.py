@@ -1,11 +1,10 @@
 """The contract between the process and a proxy mode.
 
-A `Mode` is everything the rest of the program knows of a mode: nobody outside its package asks for its name. A
-backend belongs to one IP family and one worker thread. It owns what it put into the kernel: it remembers the
-fragments it committed, sends only what differs, and commits its memory only after the kernel accepted. The
-caller owns the plans. `sync` either succeeds (perhaps leaving out single service ports the kernel refused, named
-in the report) or raises KernelError, in which case the old kernel state stands and the caller comes back with
-the same changes and `full=True`.
+A `Mode` is everything that the rest of the program knows of a mode: no code outside its package compares its name. A backend
+belongs to one IP family and one worker thread. It owns what it put into the kernel: it sends only what differs from what it
+committed last, and commits only what the kernel accepted. The caller owns the plans. `sync` either succeeds (without single
+service ports that the kernel rejected, named in the report) or raises KernelError; then the old kernel state remains, and the
+caller repeats the changes with `full=True`.
 """
 
 from __future__ import annotations
@@ -84,11 +83,11 @@ class SyncRequest(msgspec.Struct, frozen=True):
 
     context: NodeContext
     plans: Mapping[ServicePortName, ServicePlan]
-    """Every current plan; must not be kept or changed by the backend."""
+    """Every current plan; the backend must neither keep nor change the mapping."""
     changed: Mapping[ServicePortName, ServicePlan | None]
     """Plans that are new or different; None for service ports that are gone. Ignored when `full`."""
     full: bool = False
-    """Make the kernel equal to `plans` whatever it holds now."""
+    """Make the kernel equal to `plans`, whatever it holds now."""
 
 
 class OtherProxy(enum.Enum):
@@ -131,7 +130,7 @@ class SyncReport(msgspec.Struct, frozen=True):
 
     full: bool
     rejected: Mapping[ServicePortName, str] = {}
-    """Service ports left out because the kernel refused them, with the reason."""
+    """Service ports that were skipped because the kernel rejected them, with the reason."""
     rules_total: Mapping[str, int] = {}
     """Rules (iptables: per table) or elements (nftables: per set and map) owned after this sync."""
     rules_last: Mapping[str, int] = {}
@@ -140,7 +139,7 @@ class SyncReport(msgspec.Struct, frozen=True):
     drift: Difference | None = None
     """An external change that this sync found and repaired by loading everything."""
     notes: Sequence[str] = ()
-    """What an operator should know: foreign objects removed, ports that could not be opened."""
+    """What an operator should know: external objects that were removed, ports that could not be opened."""
     listeners: int | None = None
     """Node ports served by listeners of the process; None where the mode has none."""
     listeners_failed: int = 0
@@ -152,8 +151,8 @@ class SyncReport(msgspec.Struct, frozen=True):
 class Comparison(Protocol):
     """The kernel against the desired state of one moment.
 
-    It has sockets of its own and copies of what the backend remembers, so that it may run on any thread while the
-    backend goes on syncing.
+    It has its own sockets and copies of what the backend committed, so that it may run on any thread while the backend
+    continues to sync.
     """
 
     def differences(self) -> list[Difference]:
@@ -161,33 +160,43 @@ class Comparison(Protocol):
 
 
 class NoComparison:
-    """Of a backend without a kernel."""
+    """The comparison of a backend without a kernel."""
 
     def differences(self) -> list[Difference]:
         return []
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What the kernel counted since some beginning; a mode leaves empty what it cannot tell."""
+    """What the kernel counted since some point in time; empty where the mode does not count it."""
 
     connections: Mapping[ServicePortName, int] = {}
     endpoint_connections: Mapping[tuple[ServicePortName, str], int] = {}
     """By service port and endpoint (`ip:port`)."""
     packets: Mapping[ServicePortName, int] = {}
-    """Of both directions, as `bytes`."""
+    """Of both directions, like `bytes`."""
     bytes: Mapping[ServicePortName, int] = {}
 
 
-class Backend(Protocol):
-    """One proxy mode for one IP family."""
+class Backend:
+    """One proxy mode for one IP family. The defaults are those of a mode without a kernel of its own."""
 
     family: Family
 
     def sync(self, request: SyncRequest) -> SyncReport:
         """Bring the kernel to the desired state; raises KernelError and changes nothing on failure."""
+        raise NotImplementedError
+
+    def check(self) -> Difference | None:
+        """Do what is due from time to time between syncs: `maintain`, then `drift`. Raises KernelError."""
+        self.maintain()
+        return self.drift()
+
+    def maintain(self) -> None:
+        """Finish what an earlier sync could only begin, at little cost; raises KernelError."""
 
     def drift(self) -> Difference | None:
         """Check cheaply for external changes; None when there are none. Raises KernelError when the kernel cannot be read."""
+        return None
 
     def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
         """Prepare a comparison of the kernel with the desired state; quick, reads nothing yet.
@@ -195,9 +204,12 @@ class Backend(Protocol):
         With `only`, of these service ports and of what all share; objects of others are then no difference.
         `request.plans` must not change afterwards.
         """
+        _ = request, only
+        return NoComparison()
 
     def traffic(self) -> Traffic:
-        """What service ports carried so far."""
+        """Return what service ports carried so far; empty where the mode does not count it."""
+        return Traffic()
 
     def close(self) -> None:
         """Release sockets; kernel state stays."""
@@ -239,14 +251,14 @@ class CleanupContext(msgspec.Struct, frozen=True):
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """A warning about the mode itself, made an event of the Node at every start."""
+    """A warning about the mode itself, sent as an event of the Node at every start."""
 
     reason: str
     note: str
 
 
 class KernelCounter(msgspec.Struct, frozen=True):
-    """A counter that the kernel keeps for this mode, exposed as a metric."""
+    """A counter in the kernel that is exposed as a metric of this mode."""
 
     metric: str
     help: str
@@ -255,7 +267,7 @@ class KernelCounter(msgspec.Struct, frozen=True):
 
 
 class Count(msgspec.Struct, frozen=True):
-    """Connections that the kernel counted at one frontend, or from it to one endpoint, since some beginning."""
+    """Connections that the kernel counted at one frontend, or from it to one endpoint, since some point in time."""
 
     protocol: int
     address: bytes
@@ -267,14 +279,14 @@ class Count(msgspec.Struct, frozen=True):
 
 
 class Counting(msgspec.Struct, frozen=True):
-    """What a mode's rules count by themselves, for whoever reads the kernel beside the proxy."""
+    """How commands read the connections that the rules of a mode count, without the proxy."""
 
     read: Callable[[Family], Sequence[Count] | None]
     """None when nothing is counted at present; raises KernelError."""
     missing: str = ""
-    """What it means when nothing is counted, and what would help, for people."""
+    """Shown when nothing is counted: what that means and what to do."""
     limits: str = ""
-    """What is not counted even so."""
+    """Shown when something is counted: what is not."""
 
 
 def _counts_nothing(_family: Family) -> None:
@@ -282,7 +294,7 @@ def _counts_nothing(_family: Family) -> None:
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What a mode is told by the command line and the configuration."""
+    """What a mode gets from the command line and the configuration."""
 
     config: KubeProxyConfiguration
     """`mode` is decided."""
@@ -294,7 +306,7 @@ def _nothing_to_prepare(_setup: Setup, _sysctls: Sysctls, _families: Sequence[Fa
 
 
 class Mode(msgspec.Struct, frozen=True, kw_only=True):
-    """A proxy mode: the value that stands in `mode.py` of its package."""
+    """A proxy mode: the value `MODE` in `mode.py` of its package."""
 
     name: str
     preflight: Callable[[Setup, Family], Sequence[str]]
@@ -304,21 +316,21 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     before_unprivileged: Callable[[Setup, Sysctls, Sequence[Family]], Sequence[Condition]] = (
         _nothing_to_prepare
     )
-    """What `--init-only` does besides: settings a backend makes with its rules, for one that will not be allowed to."""
+    """Make the settings that a backend makes with its rules, for one that will not have the privilege (`--init-only`)."""
     backend: Callable[[Setup, Family, Sysctls], Backend]
     render: Callable[[Setup, SyncRequest], str]
-    """The exact rules as text; needs neither kernel nor privileges."""
+    """Return the exact rules as text; needs neither kernel nor privileges."""
     cleanup: Callable[[CleanupContext], Iterator[CleanupItem]]
-    """Remove what the mode left, whoever ran it; a kernel that lacks something has nothing of it."""
+    """Remove what the mode left in the kernel, also in another process; a missing kernel feature is no error."""
     chains: Mapping[str, Collection[str]] = {}
     """Netfilter chains, by table, that other modes use as well: their clean-up must keep them."""
     quirks: PacketQuirks = PacketQuirks()
     localhost_node_ports: Callable[[KubeProxyConfiguration], bool]
-    """Whether node ports may answer on loopback at all, as far as the configuration decides it."""
+    """Return whether the configuration allows node ports on loopback."""
     drift_seconds: float | None = None
-    """How often to look for foreign changes; None: once per sync period."""
+    """Interval of drift checks; None for the sync period."""
     compare_seconds: float | None = None
-    """How often to compare everything with the kernel besides, where that look sees only part of it; None: it sees all."""
+    """Interval of full comparisons where drift checks see only a part; None where they see everything."""
     capabilities: Capabilities = Capabilities()
     metrics: frozenset[MetricGroup] = frozenset()
     counters: tuple[KernelCounter, ...] = ()

@@ -1,4 +1,4 @@
-"""Where modes treat the same packet differently. `explain` knows what all modes have in common. Pure."""
+"""Where modes treat the same packet differently; `explain` knows what they have in common. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pointsman.model.service import Protocol
 
 
 class LoopbackNodePort(msgspec.Struct, frozen=True):
-    """A question: does a node port answer at this loopback address?"""
+    """A node port at a loopback address, of which a mode says whether it answers."""
 
     address: bytes
     protocol: Protocol
     where: NodePortAddresses
     allowed: bool
-    """The configuration does not rule it out; see `Mode.localhost_node_ports`."""
+    """The configuration allows it; see `Mode.localhost_node_ports`."""
 
 
 def _never_on_loopback(_question: LoopbackNodePort) -> str:
@@ -26,7 +26,7 @@ def _never_on_loopback(_question: LoopbackNodePort) -> str:
 
 
 class PacketQuirks(msgspec.Struct, frozen=True, kw_only=True):
-    """What is special about a mode; the defaults are those of a mode without surprises."""
+    """What is special about a mode; by default nothing."""
 
     local_falls_back: bool = False
     """Policy Local without local endpoints leads to remote ones instead of nowhere."""
@@ -41,8 +41,8 @@ class PacketQuirks(msgspec.Struct, frozen=True, kw_only=True):
     drops_unallocated: bool = False
     """Packets to addresses of the service range that no Service has are dropped."""
     usual_node_ports: str = ""
-    """Where node ports answer when nothing is configured, in words, unless everywhere."""
+    """Where node ports answer when nothing is configured, as text; empty for everywhere."""
     untraceable: str = ""
-    """What nftables' own tracing does not show of this mode, in words."""
+    """What tracing with nftables does not show of this mode, as text."""
     loopback_denial: Callable[[LoopbackNodePort], str] = _never_on_loopback
     """Why the node port does not answer there; empty when it does."""

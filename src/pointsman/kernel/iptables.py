@@ -20,10 +20,6 @@ from pointsman.kernel.iptables_programs import HOST_DEFAULT, Features, probe_fea
 from pointsman.kernel.xtables_lock import LockNotOpened
 from pointsman.model.addresses import Family
 
-FILTER = "filter"
-NAT = "nat"
-MANGLE = "mangle"
-
 _EDIT_SECONDS = 60.0
 _RESTORE_SECONDS = 600.0
 _STATUS_BAD_USAGE = 2
@@ -85,7 +81,7 @@ class Iptables:
     def obstacle(self) -> KernelError | None:
         """Why no rules can be read or written here; None when they can. Raises KernelError when that is unknown for now."""
         try:
-            result = self._edit(NAT, "-S", "POSTROUTING", missing_is_fine=True)
+            result = self._edit("nat", "-S", "POSTROUTING", missing_is_fine=True)
         except (Busy, LockNotOpened):
             raise
         except KernelError as error:

@@ -1,7 +1,7 @@
 """Which iptables programs to run and what they can do: variants, versions, flags.
 
 A host may have iptables twice: one writing nftables rules (`nft`), one writing to the old interface (`legacy`).
-Rules written through one are invisible to the other, so everybody on a node must use the same. The rule here:
+Rules written through one are invisible to the other, so all programs on a node must use the same. The rule here:
 
 1. a variant given by the operator (POINTSMAN_IPTABLES_VARIANT=nft or legacy) is used;
 2. otherwise the one in which the kubelet (chains KUBE-IPTABLES-HINT, KUBE-KUBELET-CANARY) or an earlier service

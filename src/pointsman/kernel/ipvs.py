@@ -145,7 +145,7 @@ def digest(payloads: Iterable[bytes]) -> int:
     return hash(tuple(payload[_LISTED] for payload in payloads))
 
 
-def unlike(
+def diff_listing(
     payloads: Iterable[bytes], expected: Iterable[VirtualServer]
 ) -> tuple[list[VirtualServer], list[VirtualServer]]:
     """Listed virtual servers that are unlike the expected ones, and expected ones that are not listed.
@@ -217,7 +217,7 @@ class IpvsSocket:
         return dict(filter(None, map(virtual_server_of, self.service_listing())))
 
     def service_listing(self) -> list[bytes]:
-        """How the kernel describes each virtual server, for `digest` and `unlike`, which are much quicker."""
+        """How the kernel describes each virtual server, for `digest` and `diff_listing`, which are much faster."""
         request = Message(self._family, 0, genl.header(CMD_GET_SERVICE))
         return [answer.payload for answer in self._netlink.dump(request, "list virtual servers", needs=NEEDS)]
 

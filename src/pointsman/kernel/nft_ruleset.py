@@ -1,13 +1,12 @@
-"""What the iptables programs do not tell of the tables that they keep in nf_tables: whether anything changed, whether they sleep.
+"""Properties of iptables tables that only nf_tables shows: the generation of the rule set, and the flag `dormant`.
 
-A table with the flag `dormant` is listed like any other, and no packet meets its rules.
+A dormant table is listed like any other, but no packet passes through its rules.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Protocol
 
 from pointsman.errors import KernelError
 from pointsman.kernel import nf_tables as nf
@@ -16,67 +15,38 @@ from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, NftablesSocket, attr
 from pointsman.model.addresses import Family
 
 
-class Ruleset(Protocol):
-    """The part of nf_tables in which iptables tables of one family may be."""
-
-    def generation(self) -> int | None:
-        """Moves with every change of anybody; None when it is not known."""
-
-    def dormant(self, tables: Sequence[str]) -> list[str]:
-        """Which of these tables sleep; raises KernelError."""
-
-    def wake(self, tables: Sequence[str]) -> None:
-        """Let packets meet their rules again; raises KernelError."""
-
-    def words(self, table: str) -> str:
-        """A table's name for people."""
-
-
-class LegacyRuleset:
-    """Of legacy iptables, whose tables cannot sleep and whose changes are not counted."""
-
-    def generation(self) -> None:
-        return None
-
-    def dormant(self, _tables: Sequence[str]) -> list[str]:
-        return []
-
-    def wake(self, _tables: Sequence[str]) -> None:
-        """There is nothing to wake."""
-
-    def words(self, table: str) -> str:
-        return f"table {table}"
-
-
 class NftRuleset:
-    """Of iptables over nf_tables, in the network namespace of each call."""
+    """The iptables tables of one family in nf_tables, in the network namespace of each call."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
 
     def generation(self) -> int | None:
+        """Return the number that every change of any program increments; None when it cannot be read."""
         with contextlib.suppress(KernelError), contextlib.closing(NftablesSocket()) as socket:
             return socket.generation()
         return None
 
     def dormant(self, tables: Sequence[str]) -> list[str]:
+        """Return which of these tables are dormant; raises KernelError."""
         with contextlib.closing(NftablesSocket()) as socket:
             return [table for table in tables if self._flags(socket, table) & nf.NFT_TABLE_F_DORMANT]
 
-    def wake(self, tables: Sequence[str]) -> None:
-        proto, awake = NFPROTO[self._family], u32be(nf.NFTA_TABLE_FLAGS, 0)
+    def activate(self, tables: Sequence[str]) -> None:
+        """Clear the flag `dormant`; raises KernelError."""
+        proto, no_flags = NFPROTO[self._family], u32be(nf.NFTA_TABLE_FLAGS, 0)
         if tables:
             with contextlib.closing(NftablesSocket()) as socket:
                 socket.commit(
                     [
                         nftables_message(
-                            nf.NFT_MSG_NEWTABLE, proto, 0, text(nf.NFTA_TABLE_NAME, table) + awake
+                            nf.NFT_MSG_NEWTABLE, proto, 0, text(nf.NFTA_TABLE_NAME, table) + no_flags
                         )
                         for table in tables
                     ]
                 )
 
-    def words(self, table: str) -> str:
+    def describe(self, table: str) -> str:
         return f"table {FAMILY_KEYWORDS[NFPROTO[self._family]]} {table}"
 
     def _flags(self, socket: NftablesSocket, table: str) -> int:
@@ -84,9 +54,6 @@ class NftRuleset:
         answer = socket.get(nf.NFT_MSG_GETTABLE, NFPROTO[self._family], name, f"read table {table}")
         found = {} if answer is None else attributes_of(answer)
         return int.from_bytes(found.get(nf.NFTA_TABLE_FLAGS, b""), "big")
-
-
-LEGACY = LegacyRuleset()
 
 
 def list_chain_names(family: Family, table: str) -> list[str]:

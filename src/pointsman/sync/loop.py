@@ -141,7 +141,7 @@ class SyncLoop:
             return
         family = self._tracker.family
         try:
-            drift = await self._run_blocking(self.reconciler.backend.drift)
+            drift = await self._run_blocking(self.reconciler.backend.check)
         except Exception as error:  # noqa: BLE001 whatever it was, a full sync is the answer to not knowing
             for listener in self._listeners:
                 listener.on_drift_check_failed(family, error)

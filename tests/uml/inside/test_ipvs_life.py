@@ -22,7 +22,7 @@ from pointsman.backends.iptables import cleanup as iptables_cleanup
 from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.backends.ipvs.apply import DRAIN_SECONDS, IpvsSettings
 from pointsman.backends.ipvs.cleanup import cleanup
-from pointsman.backends.ipvs.server_counts import server_counts
+from pointsman.backends.ipvs.mode import count_connections
 from pointsman.errors import KernelError
 from pointsman.kernel.conntrack import ConntrackTable
 from pointsman.kernel.iptables import Iptables
@@ -169,7 +169,7 @@ def test_a_connection_survives_the_removal_of_its_endpoint(
     world.apply([_only(WEB, *sorted(rest))])
     assert world.answerers(host, WEB, to, family=family) == rest
     assert flow.ask().by == server
-    assert world.tend(61) == 0
+    assert world.remove_drained(61) == 0
     assert flow.ask().by == server
     flow.close()
 
@@ -217,7 +217,7 @@ def test_a_drained_endpoint_goes_when_its_last_connection_is_gone(world: IpvsWor
     assert _weights(world, "10.96.1.1") == {"10.244.1.11:8080": "0", "10.244.2.14:8080": "1"}
     flow.abort()
     backend = world.backends[Family.IPV4]
-    assert wait_until(lambda: (world.tend(61), backend.draining)[1], lambda left: left == 0) == 0
+    assert wait_until(lambda: (world.remove_drained(61), backend.draining)[1], lambda left: left == 0) == 0
     assert _weights(world, "10.96.1.1") == {"10.244.2.14:8080": "1"}
 
 
@@ -225,8 +225,8 @@ def test_nothing_drains_for_ever(world: IpvsWorld) -> None:
     world.apply([_only(WEB, "pod1")])
     flow = world.flow("pod3", WEB)
     world.apply([_only(WEB, "pod4")])
-    assert world.tend(DRAIN_SECONDS - 1) == 0
-    assert world.tend(61) == 1
+    assert world.remove_drained(DRAIN_SECONDS - 1) == 0
+    assert world.remove_drained(61) == 1
     assert _weights(world, "10.96.1.1") == {"10.244.2.14:8080": "1"}
     flow.close()
 
@@ -574,7 +574,7 @@ def test_traffic_is_counted_per_service(world: IpvsWorld) -> None:
     assert by_service(found.bytes)["web"] > 0
     balancer = socket.inet_aton(WEB.address("lb", 4))
     with world.cluster["n1"].entered(), ConntrackTable(Family.IPV4) as table:
-        counts = {(count.address, count.port): count.connections for count in server_counts(Family.IPV4)}
+        counts = {(count.address, count.port): count.connections for count in count_connections(Family.IPV4)}
         flows = table.flows(FlowQuery(socket.IPPROTO_TCP, balancer, 80), lambda *_: True)
     assert counts[balancer, 80] == 5
     assert counts[socket.inet_aton("172.30.0.10"), WEB.node_port] == 3

@@ -117,11 +117,14 @@ class IpvsWorld(Clients):
             )
             return self.reconcilers[family].sync(tracker.take(), self.contexts[family], full=full)
 
-    def tend(self, seconds: float) -> int:
-        """Let time pass and do the periodic work; how many drained servers went."""
+    def remove_drained(self, seconds: float) -> int:
+        """Let time pass and do the periodic work; return how many drained servers were removed."""
         self.clock += seconds
+        before = sum(backend.draining for backend in self.backends.values())
         with self.cluster["n1"].entered():
-            return sum(backend.tend() for backend in self.backends.values())
+            for backend in self.backends.values():
+                backend.maintain()
+        return before - sum(backend.draining for backend in self.backends.values())
 
     def flow(
         self, host: str, service: LabService, to: str = "cluster", family: int = 4, protocol: str = "TCP"

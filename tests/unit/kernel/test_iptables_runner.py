@@ -10,7 +10,7 @@ import pytest
 
 from pointsman.errors import Busy, KernelError, NotSupported, Rejected
 from pointsman.kernel.command import CommandResult
-from pointsman.kernel.iptables import NAT, Incompatible, Iptables, RestoreRejected
+from pointsman.kernel.iptables import Incompatible, Iptables, RestoreRejected
 from pointsman.kernel.iptables_programs import (
     LEGACY,
     NFT,
@@ -140,9 +140,9 @@ def test_a_taken_lock_is_busy_for_every_operation(tmp_path: Path) -> None:
     text = "Another app is currently holding the xtables lock; still 4s 0us time ahead to have a chance"
     runner = Iptables(Family.IPV4, Scripted(_says(4, text)), lock_file=tmp_path / "lock")
     for operation in (
-        lambda: runner.chain_exists(NAT, "X"),
-        lambda: runner.list_chain(NAT, "X"),
-        lambda: runner.check_rule(NAT, "X", ["-j", "Y"]),
+        lambda: runner.chain_exists("nat", "X"),
+        lambda: runner.list_chain("nat", "X"),
+        lambda: runner.check_rule("nat", "X", ["-j", "Y"]),
         lambda: runner.restore(b""),
     ):
         with pytest.raises(Busy, match="is held by"):
@@ -161,10 +161,10 @@ def test_a_lock_file_that_cannot_be_opened_is_named_with_what_to_do() -> None:
 
 def test_a_missing_chain_is_not_an_error_but_a_lack_of_rights_is() -> None:
     gone = Iptables(Family.IPV4, Scripted(_says(1, "iptables: No chain/target/match by that name.")))
-    assert not gone.chain_exists(NAT, "X")
+    assert not gone.chain_exists("nat", "X")
     denied = Iptables(Family.IPV4, Scripted(_says(4, "iptables: Permission denied (you must be root).")))
     with pytest.raises(KernelError, match="you must be root"):
-        denied.chain_exists(NAT, "X")
+        denied.chain_exists("nat", "X")
     assert "Permission denied" in str(denied.obstacle())
 
 
@@ -178,19 +178,19 @@ def test_a_momentary_lack_is_no_obstacle_but_an_error_that_says_so(complaint: st
 
 def test_a_rule_that_leads_to_a_missing_chain_does_not_exist() -> None:
     text = "iptables v1.8.9 (nf_tables): Chain 'NOPE' does not exist\nTry `iptables -h'"
-    assert not Iptables(Family.IPV4, Scripted(_says(2, text))).check_rule(NAT, "X", ["-j", "NOPE"])
+    assert not Iptables(Family.IPV4, Scripted(_says(2, text))).check_rule("nat", "X", ["-j", "NOPE"])
 
 
 def test_wrong_usage_is_an_error() -> None:
     text = 'iptables v1.8.9 (nf_tables): unknown option "--bogus"'
     with pytest.raises(KernelError, match="--bogus"):
-        Iptables(Family.IPV4, Scripted(_says(2, text))).check_rule(NAT, "X", ["--bogus"])
+        Iptables(Family.IPV4, Scripted(_says(2, text))).check_rule("nat", "X", ["--bogus"])
 
 
 def test_native_rules_in_a_table_of_iptables_are_explained() -> None:
     text = "iptables v1.8.9 (nf_tables): table `nat' is incompatible, use 'nft' tool."
     with pytest.raises(Rejected, match="move them"):
-        Iptables(Family.IPV4, Scripted(_says(1, text))).save(NAT)
+        Iptables(Family.IPV4, Scripted(_says(1, text))).save("nat")
 
 
 NATIVE_CHAIN = (
@@ -201,12 +201,12 @@ NATIVE_CHAIN = (
 def test_a_table_that_iptables_cannot_list_is_not_an_empty_one() -> None:
     text = "# Table `nat' is incompatible, use 'nft' tool.\n"
     with pytest.raises(Incompatible, match="move them"):
-        Iptables(Family.IPV4, Scripted(_says(0, output=text))).save(NAT)
+        Iptables(Family.IPV4, Scripted(_says(0, output=text))).save("nat")
     warning = "# Warning: iptables-legacy tables present, use iptables-legacy-save to see them\n"
     with pytest.raises(Incompatible, match=r"Table `nat' is incompatible.*move them"):
-        Iptables(Family.IPV4, Scripted(_says(0, warning, text))).save(NAT)
+        Iptables(Family.IPV4, Scripted(_says(0, warning, text))).save("nat")
     beside = "# Table `nat' contains incompatible base-chains, use 'nft' tool to list them.\n*nat\nCOMMIT\n"
-    assert Iptables(Family.IPV4, Scripted(_says(0, output=beside))).save(NAT) == beside.encode()
+    assert Iptables(Family.IPV4, Scripted(_says(0, output=beside))).save("nat") == beside.encode()
 
 
 def test_rules_that_stand_in_the_way_are_not_a_kernel_without_nat() -> None:
@@ -239,15 +239,15 @@ def test_only_what_the_kernel_lacks_is_called_unsupported(
     status: int, complaint: str, unsupported: bool
 ) -> None:
     with pytest.raises(KernelError) as caught:
-        Iptables(Family.IPV4, Scripted(_says(status, complaint))).save(NAT)
+        Iptables(Family.IPV4, Scripted(_says(status, complaint))).save("nat")
     assert isinstance(caught.value, NotSupported) is unsupported
 
 
 def test_without_check_rules_are_looked_up_in_the_saved_text() -> None:
     saved = '*nat\n-A OUTPUT -m comment --comment "a b" -j X\nCOMMIT\n'
     runner = Iptables(Family.IPV4, Scripted(_says(0, output=saved), "v1.4.7"))
-    assert runner.check_rule(NAT, "OUTPUT", ["-j", "X", "-m", "comment", "--comment", "a b"])
-    assert not runner.check_rule(NAT, "OUTPUT", ["-j", "Y"])
+    assert runner.check_rule("nat", "OUTPUT", ["-j", "X", "-m", "comment", "--comment", "a b"])
+    assert not runner.check_rule("nat", "OUTPUT", ["-j", "Y"])
 
 
 def _host(nft: str, legacy: str) -> Scripted:

@@ -104,10 +104,10 @@ def test_a_server_for_a_firewall_mark_is_none_of_ours() -> None:
 def test_virtual_servers_are_compared_without_regard_to_their_counters() -> None:
     six = VirtualServer(VirtualKey(17, packed("fd00:10:96::a"), 53), "rr")
     listed = [bytes.fromhex(TCP_SERVICE), bytes.fromhex(UDP6_SERVICE), _with_length(MARK_SERVICE)]
-    assert ipvs.unlike([*listed, listed[0]], [SERVER, six]) == ([], [])
+    assert ipvs.diff_listing([*listed, listed[0]], [SERVER, six]) == ([], [])
     gone = VirtualServer(VirtualKey(6, packed("10.96.0.9"), 80), "rr")
-    assert ipvs.unlike(listed, [SERVER, six, gone]) == ([], [gone])
-    assert ipvs.unlike(listed, [SERVER]) == ([six], [])
+    assert ipvs.diff_listing(listed, [SERVER, six, gone]) == ([], [gone])
+    assert ipvs.diff_listing(listed, [SERVER]) == ([six], [])
 
 
 @pytest.mark.parametrize("text", [TCP_SERVICE, UDP6_SERVICE])
@@ -121,7 +121,7 @@ def test_a_digest_is_of_names_and_settings_and_of_no_counters(text: str) -> None
 
 @pytest.mark.parametrize("change", [{"scheduler": "rr"}, {"flags": PERSISTENT}, {"timeout": 60}])
 def test_a_changed_setting_of_a_virtual_server_is_seen(change: dict[str, Any]) -> None:
-    assert ipvs.unlike([bytes.fromhex(TCP_SERVICE)], [SERVER._replace(**change)]) == ([SERVER], [])
+    assert ipvs.diff_listing([bytes.fromhex(TCP_SERVICE)], [SERVER._replace(**change)]) == ([SERVER], [])
 
 
 def test_a_kernel_that_describes_virtual_servers_in_another_order_is_understood() -> None:
@@ -130,7 +130,7 @@ def test_a_kernel_that_describes_virtual_servers_in_another_order_is_understood(
     )
     mixed = b"".join(nla.attribute(kind, content[kind]) for kind in sorted(content, reverse=True))
     payload = bytes.fromhex(TCP_SERVICE)[: genl.HEADER_LENGTH] + nla.nested(ipvs.ATTR_SERVICE, mixed)
-    assert ipvs.unlike([payload], [SERVER]) == ([], [])
+    assert ipvs.diff_listing([payload], [SERVER]) == ([], [])
 
 
 def test_listed_real_servers_carry_weight_and_connections() -> None:

@@ -1,9 +1,9 @@
-"""iptables mode of one IP family: desired state in, restore batches out, memory committed after the kernel accepted.
+"""The iptables backend: plans in, restore batches out; fragments are committed after the kernel accepted them.
 
-A full sync reads the tables once (iptables-save), so it knows which jumps are missing and which chains nobody needs
-any more, and writes everything that is not yet as it should be in one restore. A partial sync reads nothing and writes the chains of changed service
-ports plus those shared chains whose lines differ. A restore that fails on a line of one service port is repeated
-without that service port; any other failure leaves the state in doubt, and the next sync is a full one.
+A full sync reads the tables once (iptables-save) to find missing jumps, stale chains and what is right already, and writes the
+rest in one restore. A partial sync reads nothing and writes the chains of changed service ports and those shared chains whose
+lines differ. A restore that fails on a line of one service port is repeated without that service port; after any other failure
+the state of the tables is unknown, and the next sync is a full one.
 """
 
 from __future__ import annotations
@@ -14,57 +14,63 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import msgspec
 
 from pointsman.backends.contract import (
+    Backend,
     Difference,
     SyncReport,
     SyncRequest,
-    Traffic,
     abort_if_mostly_rejected,
     compile_each,
     plans_to_compare,
 )
-from pointsman.backends.iptables import drift, static
+from pointsman.backends.iptables import static
 from pointsman.backends.iptables.batch import (
-    EMPTY,
     Batch,
-    Change,
-    full_batch,
-    partial_batch,
-    rules_written,
+    Changes,
+    Fragments,
+    build_batch,
+    count_rules,
+    find_changes,
 )
-from pointsman.backends.iptables.comparison import IptablesComparison, LastLook
-from pointsman.backends.iptables.fragment import Fragment
-from pointsman.backends.iptables.isolate import refused_among, remove_leftovers
-from pointsman.backends.iptables.memory import Memory, comments_wanted
-from pointsman.backends.iptables.present import present_in
+from pointsman.backends.iptables.check import (
+    IptablesComparison,
+    LastMatch,
+    check_canaries,
+    find_table_changes,
+)
+from pointsman.backends.iptables.compile import compile_plan
+from pointsman.backends.iptables.fragment import SHARED_CHAINS, Committed, Fragment, wants_comments
+from pointsman.backends.iptables.isolate import find_rejected, remove_leftovers
 from pointsman.backends.iptables.settings import (
     INVALID_COUNTER,
     LOCALHOST_COUNTER,
     KernelFacts,
     Settings,
-    settings_of,
+    build_settings,
 )
-from pointsman.backends.netfilter import names, saved
-from pointsman.backends.netfilter.jumps import Jump
-from pointsman.backends.netfilter.sleeping import sleeping, wake
+from pointsman.backends.netfilter import names
+from pointsman.backends.netfilter.names import FILTER, NAT
+from pointsman.backends.netfilter.runners import activate_dormant, diff_dormant
+from pointsman.backends.netfilter.tables import Jump, parse_chains
 from pointsman.conditions import Condition
 from pointsman.errors import KernelError
 from pointsman.kernel import nfacct
-from pointsman.kernel.iptables import FILTER, NAT, Incompatible, Iptables, RestoreRejected
-from pointsman.kernel.nft_ruleset import LEGACY, Ruleset
+from pointsman.kernel.iptables import Incompatible, Iptables, RestoreRejected
+from pointsman.kernel.nft_ruleset import NftRuleset
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family
+from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 
 ROUTE_LOCALNET = "net/ipv4/conf/all/route_localnet"
 TCP_BE_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
 
 _COUNTERS = (INVALID_COUNTER, LOCALHOST_COUNTER)
-_ISOLATION_LIMIT = 20
-"""More refused service ports than this in one sync point at the host, not at the services."""
+_MAX_ISOLATED = 20
+"""More rejected service ports than this in one sync point at the host, not at the services."""
 
 
-class IptablesBackend:
-    """See the module's docstring; the contract is in backends/contract.py."""
+class IptablesBackend(Backend):
+    """iptables mode for one IP family; the contract is in backends/contract.py."""
 
     def __init__(
         self,
@@ -75,7 +81,7 @@ class IptablesBackend:
         localhost_node_ports: bool = True,
         ensure_counter: Callable[[str], None] = nfacct.ensure,
         has_counter: Callable[[str], bool] = nfacct.exists,
-        ruleset: Ruleset = LEGACY,
+        ruleset: NftRuleset | None = None,
     ) -> None:
         self.family = family
         self._runner = runner
@@ -84,67 +90,61 @@ class IptablesBackend:
         self._ensure_counter = ensure_counter
         self._has_counter = has_counter
         self._ruleset = ruleset
-        self._last_look = LastLook()
+        self._last_match = LastMatch()
         self._settings: Settings | None = None
-        self._memory = Memory()
+        self._committed = Committed()
         self._rejected: dict[ServicePortName, str] = {}
         self._conditions: tuple[Condition, ...] = ()
-        self._in_doubt = True
+        self._is_unknown = True
+        """What the tables hold: the last sync failed, or there was none."""
 
     def sync(self, request: SyncRequest) -> SyncReport:
         settings = self._settings
-        full = request.full or self._in_doubt
-        self._in_doubt = True
+        full = request.full or self._is_unknown
+        self._is_unknown = True
         if full or settings is None or settings.context != request.context:
             report = self._sync_full(request)
         else:
             report = self._sync_partial(request, settings)
-        self._in_doubt = False
+        self._is_unknown = False
         return report
 
     def drift(self) -> Difference | None:
-        if self._in_doubt:
+        if self._is_unknown:
             return None
         with contextlib.suppress(KernelError):
-            for found in sleeping(self._ruleset):
+            for found in diff_dormant(self._ruleset):
                 return found
-        return drift.flush_report(self._runner)
+        return check_canaries(self._runner)
 
     def comparison(
         self, request: SyncRequest, only: Collection[ServicePortName] | None = None
     ) -> IptablesComparison:
-        settings, memory = self._settings, self._memory.copied()
+        settings, committed = self._settings, Committed(self._committed.fragments)
         if settings is None or settings.context != request.context:
             counters = frozenset(filter(self._has_counter, _COUNTERS))
-            settings, memory = self._settings_with(request, counters), Memory()
+            settings, committed = self._settings_with(request, counters), Committed()
         return IptablesComparison(
             self._runner,
             self._ruleset,
             settings,
-            memory,
+            committed,
             request.plans,
             plans_to_compare(request.plans, only, self._rejected),
-            last=self._last_look if only is None else None,
+            last_match=self._last_match if only is None else None,
         )
-
-    def traffic(self) -> Traffic:
-        """Iptables rules are not counted per service."""
-        return Traffic()
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     # full
 
     def _sync_full(self, request: SyncRequest) -> SyncReport:
         settings = self._prepare(request)
         if settings != self._settings:
-            self._memory = Memory()
+            self._committed = Committed()
             self._settings = settings
-        comments = comments_wanted(request.plans.values())
+        comments = wants_comments(request.plans.values())
         rejected: dict[ServicePortName, str] = {}
         fragments = compile_each(
-            request.plans, lambda plan: self._memory.compiled(plan, settings, comments), rejected
+            request.plans, lambda plan: self._compile(plan, settings, comments), rejected
         )
         abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
         notes: list[str] = []
@@ -152,11 +152,11 @@ class IptablesBackend:
         def batch() -> Batch:
             for name in rejected:
                 fragments.pop(name, None)
-            return self._full_batch(settings, fragments, notes)
+            return self._build_full_batch(settings, fragments, notes)
 
         text = self._restore(batch, dict(fragments), rejected, len(request.plans))
-        notes += wake(self._ruleset)
-        self._memory.replace(fragments, request.plans, comments)
+        notes += activate_dormant(self._ruleset)
+        self._committed = Committed(fragments)
         self._rejected = rejected
         if settings.localhost_node_ports:
             found = self._sysctls.ensure(ROUTE_LOCALNET, 1)
@@ -164,7 +164,7 @@ class IptablesBackend:
         return self._report(settings, True, text, notes)
 
     def _prepare(self, request: SyncRequest) -> Settings:
-        """Make the counters where the kernel can, and find out what rules are to be like here."""
+        """Create the counters where the kernel can, and return what rules are made from."""
         counters = set()
         for name in _COUNTERS:
             with contextlib.suppress(KernelError):
@@ -178,41 +178,42 @@ class IptablesBackend:
             tcp_be_liberal=bool(self._sysctls.read_int(TCP_BE_LIBERAL)),
             random_fully=self._runner.features.random_fully,
         )
-        return settings_of(request.context, facts, localhost_node_ports=self._localhost_node_ports)
+        return build_settings(request.context, facts, localhost_node_ports=self._localhost_node_ports)
 
-    def _full_batch(
-        self, settings: Settings, fragments: Mapping[ServicePortName, Fragment], notes: list[str]
-    ) -> Batch:
+    def _build_full_batch(self, settings: Settings, fragments: Fragments, notes: list[str]) -> Batch:
         notes.clear()
         try:
-            texts = {table: self._runner.save(table) for table in (FILTER, NAT)}
+            tables = {table: parse_chains(self._runner.save(table)) for table in (FILTER, NAT)}
         except KernelError as error:
             notes.append(f"stale chains are not deleted: {error}")
-            return self._blind_batch(settings, fragments)
-        held = {table: saved.outline(text) for table, text in texts.items()}
-        remove_leftovers(self._runner, {table: outline.chains for table, outline in held.items()})
-        blocks = {table: saved.blocks(text) for table, text in texts.items()}
-        stale = set(filter(names.is_service_chain, held[NAT].chains))
+            return self._build_blind_batch(settings, fragments)
+        remove_leftovers(self._runner, tables)
+        stale = set(filter(names.is_service_chain, tables[NAT]))
         if stale:
             stale.difference_update(*(fragment.chains for fragment in fragments.values()))
-        return full_batch(
-            settings,
-            fragments,
-            missing_jumps=[jump for jump in static.JUMPS if not jump.stands_in(held[jump.table], self._ask)],
+        changes = msgspec.structs.replace(
+            find_table_changes(settings, fragments, tables),
             stale=sorted(stale),
-            create_kubelet_firewall=names.KUBELET_FIREWALL not in held[FILTER].chains,
-            present=present_in(settings, fragments, blocks),
-            over_nftables=self._runner.features.nf_tables,
+            jumps=[jump for jump in static.JUMPS if not jump.exists_in(tables[jump.table], self._ask)],
+            create_kubelet_firewall=names.KUBELET_FIREWALL not in tables[FILTER],
+            create_canary=True,
         )
+        return build_batch(settings, fragments, changes, over_nftables=self._runner.features.nf_tables)
 
-    def _blind_batch(self, settings: Settings, fragments: Mapping[ServicePortName, Fragment]) -> Batch:
-        """Without a look at the tables, each jump is asked for and nothing is deleted."""
-        known = self._runner.chain_exists(FILTER, names.KUBELET_FIREWALL)
-        missing = [jump for jump in static.JUMPS if not self._is_known_to_exist(jump)]
-        return full_batch(settings, fragments, missing_jumps=missing, create_kubelet_firewall=not known)
+    def _build_blind_batch(self, settings: Settings, fragments: Fragments) -> Batch:
+        """Return a batch for tables that cannot be read: jumps are checked one by one, and nothing is deleted."""
+        changes = Changes(
+            own=fragments,
+            shared=SHARED_CHAINS,
+            frames=(FILTER, NAT),
+            jumps=[jump for jump in static.JUMPS if not self._is_known_to_exist(jump)],
+            create_kubelet_firewall=not self._runner.chain_exists(FILTER, names.KUBELET_FIREWALL),
+            create_canary=True,
+        )
+        return build_batch(settings, fragments, changes)
 
     def _is_known_to_exist(self, jump: Jump) -> bool:
-        """False among rules that iptables cannot read: the jump then goes in once more, which does no harm."""
+        """Return False among rules that iptables cannot read: a jump that is added twice does no harm."""
         try:
             return self._ask(jump)
         except Incompatible:
@@ -224,31 +225,35 @@ class IptablesBackend:
     # partial
 
     def _sync_partial(self, request: SyncRequest, settings: Settings) -> SyncReport:
-        memory = self._memory
-        comments = memory.comments_wanted_after(request.changed)
+        committed = self._committed
+        comments = committed.wants_comments_after(request.changed)
         rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
         present = {name: plan for name, plan in request.changed.items() if plan is not None}
-        compiled = compile_each(present, lambda plan: memory.compiled(plan, settings, comments), rejected)
+        compiled = compile_each(present, lambda plan: self._compile(plan, settings, comments), rejected)
         abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
-        after = dict(memory.fragments)
+        after = dict(committed.fragments)
 
         def batch() -> Batch:
-            changes: dict[ServicePortName, Change] = {}
             for name in request.changed:
-                new = compiled.get(name) if name not in rejected else None
-                changes[name] = (memory.fragments.get(name, EMPTY), new or EMPTY)
-                if new is None:
-                    after.pop(name, None)
+                if name in compiled and name not in rejected:
+                    after[name] = compiled[name]
                 else:
-                    after[name] = new
-            return partial_batch(settings, after, changes)
+                    after.pop(name, None)
+            changes = find_changes(committed.fragments, after, request.changed)
+            return build_batch(settings, after, changes)
 
         text = self._restore(batch, compiled, rejected, len(request.plans))
-        memory.update(request.changed, compiled, rejected, comments)
+        committed.update({name: after.get(name) for name in request.changed})
         self._rejected = rejected
         return self._report(settings, False, text, ())
 
     # both
+
+    def _compile(self, plan: ServicePlan, settings: Settings, comments: bool) -> Fragment:
+        """Compile a plan, unless its fragment is committed; `settings` are those of the committed fragments."""
+        return self._committed.find(plan, comments=comments) or compile_plan(
+            plan, settings, comments=comments
+        )
 
     def _restore(
         self,
@@ -257,7 +262,7 @@ class IptablesBackend:
         rejected: dict[ServicePortName, str],
         total: int,
     ) -> bytes:
-        """Restore, leaving out service ports that are refused; fills `rejected`, returns the accepted text."""
+        """Restore without rejected service ports; add those to `rejected`, return the accepted text."""
         while True:
             batch = make_batch()
             text = batch.text
@@ -266,10 +271,10 @@ class IptablesBackend:
             try:
                 self._runner.restore(text)
             except RestoreRejected as error:
-                culprit = batch.owner_of(error.line)
+                owner = batch.owner_of(error.line)
                 suspects = {name: part for name, part in candidates.items() if name not in rejected}
-                found = [culprit] if culprit is not None else refused_among(self._runner, suspects)
-                if not found or len(rejected) + len(found) > _ISOLATION_LIMIT:
+                found = [owner] if owner is not None else find_rejected(self._runner, suspects)
+                if not found or len(rejected) + len(found) > _MAX_ISOLATED:
                     raise
                 rejected.update(dict.fromkeys(found, str(error)))
                 abort_if_mostly_rejected(rejected, total, self._rejected)
@@ -278,8 +283,8 @@ class IptablesBackend:
 
     def _report(self, settings: Settings, full: bool, text: bytes, notes: Iterable[str]) -> SyncReport:
         totals = {
-            FILTER: self._memory.filter_rules + sum(1 for _ in static.filter_rules(settings)),
-            NAT: self._memory.nat_rules
+            FILTER: self._committed.filter_rules + sum(1 for _ in static.filter_rules(settings)),
+            NAT: self._committed.nat_rules
             + sum(1 for _ in static.nat_rules(settings))
             + sum(1 for _ in static.node_port_jumps(settings)),
         }
@@ -287,7 +292,7 @@ class IptablesBackend:
             full=full,
             rejected=dict(self._rejected),
             rules_total=totals,
-            rules_last={table: rules_written(text, table) for table in totals},
+            rules_last={table: count_rules(text, table) for table in totals},
             batch_bytes=len(text),
             notes=tuple(notes),
             conditions=self._conditions,

@@ -1,37 +1,67 @@
-"""Batches for iptables-restore: data first, so that they can be printed, tested and mapped back from an error.
+"""Batches for iptables-restore, as data that can be printed, tested and traced back from an error. Pure.
 
-Every part of the text remembers which service port it came from. Tables are written in the order filter, nat,
-mangle: the guard for loopback and the firewall of load balancers stand before traffic is sent anywhere, and the
-canaries appear only when everything else is in place.
+Every part of the text knows the service port that it came from. Tables are written in the order filter, nat, mangle: the guard
+for loopback and the firewall of load balancers exist before traffic is sent anywhere, and the canaries appear only when
+everything else is in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
 
 from pointsman.backends.iptables import static
-from pointsman.backends.iptables.fragment import (
-    NAT_SERVICES,
-    SHARED_CHAINS,
-    Fragment,
-    SharedChain,
-    shared_chains,
-)
-from pointsman.backends.iptables.present import NOTHING_PRESENT, Present
+from pointsman.backends.iptables.fragment import NAT_SERVICES, SHARED_CHAINS, Fragment, SharedChain
 from pointsman.backends.iptables.settings import Settings
 from pointsman.backends.netfilter import names
-from pointsman.backends.netfilter.jumps import Jump
-from pointsman.backends.netfilter.names import FILTER, NAT
+from pointsman.backends.netfilter.names import FILTER, MANGLE, NAT
+from pointsman.backends.netfilter.tables import Jump
 from pointsman.model.service import ServicePortName
 
 EMPTY = Fragment()
 
-Change = tuple[Fragment, Fragment]
-"""A service port's fragment before and after; EMPTY when it did not or does not exist."""
+Fragments = Mapping[ServicePortName, Fragment]
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of the rule set that a batch writes."""
+
+    own: Fragments
+    """Service ports whose own chains are written."""
+    shared: Collection[SharedChain]
+    stale: Sequence[str] = ()
+    """Chains of table nat to delete."""
+    frames: Collection[str] = ()
+    """Tables whose chains outside the services are written."""
+    jumps: Sequence[Jump] = ()
+    """Jumps to insert into built-in chains."""
+    create_kubelet_firewall: bool = False
+    create_canary: bool = False
+    """In table mangle; the other canaries belong to the frames."""
+
+
+def find_changes(before: Fragments, after: Fragments, changed: Iterable[ServicePortName]) -> Changes:
+    """Return what differs between two states of some service ports."""
+    pairs = {name: (before.get(name, EMPTY), after.get(name, EMPTY)) for name in changed}
+    own = {name: pair for name, pair in pairs.items() if _own_chains_differ(*pair)}
+    return Changes(
+        own={name: new for name, (_, new) in own.items()},
+        shared=[
+            chain
+            for chain in SHARED_CHAINS
+            if any(old.lines_in(chain) != new.lines_in(chain) for old, new in pairs.values())
+        ],
+        stale=[chain for old, new in own.values() for chain in old.chains if chain not in set(new.chains)],
+    )
+
+
+def _own_chains_differ(old: Fragment, new: Fragment) -> bool:
+    return old.rules != new.rules or old.declarations != new.declarations
 
 
 class Batch:
-    """Restore input under construction."""
+    """Input of iptables-restore, part by part."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -42,7 +72,7 @@ class Batch:
             self._parts.append(text)
             self._owners.append(owner)
 
-    def lines(self, lines: Iterable[str]) -> None:
+    def add_lines(self, lines: Iterable[str]) -> None:
         self.add("".join([f"{line}\n" for line in lines]).encode())
 
     @property
@@ -50,7 +80,7 @@ class Batch:
         return b"".join(self._parts)
 
     def owner_of(self, line: int) -> ServicePortName | None:
-        """The service port that a line (counted from 1) belongs to; None for lines of nobody."""
+        """Return the service port that a line (counted from 1) belongs to; None for shared lines."""
         seen = 0
         for part, owner in zip(self._parts, self._owners, strict=True):
             seen += part.count(b"\n")
@@ -59,157 +89,67 @@ class Batch:
         return None
 
 
-def full_batch(
-    settings: Settings,
-    fragments: Mapping[ServicePortName, Fragment],
-    *,
-    missing_jumps: Sequence[Jump] = static.JUMPS,
-    stale: Sequence[str] = (),
-    create_kubelet_firewall: bool = False,
-    present: Present = NOTHING_PRESENT,
-    over_nftables: bool = True,
+def build_batch(
+    settings: Settings, fragments: Fragments, changes: Changes, *, over_nftables: bool = True
 ) -> Batch:
-    """Everything that is not `present` anew; `stale` are chains of table nat that nobody needs any more."""
+    """Return a batch that writes the changes; empty when there are none. `fragments` is the state after them."""
     batch = Batch()
-    _full_filter(batch, settings, fragments, missing_jumps, create_kubelet_firewall, present)
-    own = {name: fragment for name, fragment in fragments.items() if name not in present.services}
-    framed = NAT in present.frames
-    shared = [chain for chain in shared_chains(NAT) if chain not in present.shared]
-    insertions = _insertions(missing_jumps, NAT)
-    if own or shared or stale or insertions or not framed:
-        frame = () if framed else static.frame_chains(NAT, settings)
-        declared = (*(chain.chain for chain in shared), *frame, *stale)
-        batch.add(b"*nat\n")
-        batch.add(_sorted_declarations(own.values(), declared, descending=not over_nftables))
-        if not framed:
-            batch.lines(static.frame_rules(NAT, settings))
-        for chain in shared:
-            _add_shared(batch, settings, fragments, chain)
-        for name, fragment in own.items():
-            batch.add(fragment.rules, name)
-        batch.lines([*(f"-X {chain}" for chain in stale), *insertions, "COMMIT"])
-    batch.lines(["*mangle", _declaration(names.CANARY), "COMMIT"])
+    for table in (FILTER, NAT):
+        _add_table(batch, table, settings, fragments, changes, over_nftables)
+    if changes.create_canary:
+        batch.add_lines([f"*{MANGLE}", _declaration(names.CANARY), "COMMIT"])
     return batch
 
 
-def _full_filter(
+def _add_table(
     batch: Batch,
+    table: str,
     settings: Settings,
-    fragments: Mapping[ServicePortName, Fragment],
-    missing_jumps: Sequence[Jump],
-    create_kubelet_firewall: bool,
-    present: Present,
+    fragments: Fragments,
+    changes: Changes,
+    over_nftables: bool,
 ) -> None:
-    framed = FILTER in present.frames
-    shared = [chain for chain in shared_chains(FILTER) if chain not in present.shared]
-    insertions = _insertions(missing_jumps, FILTER)
-    if framed and not (shared or insertions or create_kubelet_firewall):
+    own, stale = (changes.own, changes.stale) if table == NAT else ({}, ())
+    shared = [chain for chain in SHARED_CHAINS if chain.table == table and chain in changes.shared]
+    frame = static.frame_chains(table, settings) if table in changes.frames else []
+    new = [names.KUBELET_FIREWALL] if table == FILTER and changes.create_kubelet_firewall else []
+    jumps = [f"-I {jump.line}" for jump in changes.jumps if jump.table == table]
+    if not (own or stale or shared or frame or new or jumps):
         return
-    frame = () if framed else static.frame_chains(FILTER, settings)
-    batch.lines(["*filter", *map(_declaration, (*(chain.chain for chain in shared), *frame))])
-    if create_kubelet_firewall and names.KUBELET_FIREWALL not in frame:
-        # A declaration would flush it, and what is in there may be the kubelet's.
-        batch.lines([f"-N {names.KUBELET_FIREWALL}"])
-    if not framed:
-        batch.lines(static.frame_rules(FILTER, settings))
+    declared = (*(chain.chain for chain in shared), *frame, *stale)
+    batch.add_lines([f"*{table}"])
+    batch.add(_sorted_declarations(own.values(), declared, descending=not over_nftables))
+    # A declaration would flush this chain, and its rules may be the kubelet's.
+    batch.add_lines(f"-N {chain}" for chain in new if chain not in frame)
+    if frame:
+        batch.add_lines(static.frame_rules(table, settings))
     for chain in shared:
-        _add_shared(batch, settings, fragments, chain)
-    batch.lines([*insertions, "COMMIT"])
-
-
-def partial_batch(
-    settings: Settings,
-    fragments: Mapping[ServicePortName, Fragment],
-    changes: Mapping[ServicePortName, Change],
-) -> Batch:
-    """Only what changed: the chains of changed service ports, and those shared chains whose lines differ.
-
-    `fragments` is the state after the change. An empty batch means that the kernel holds everything already.
-    """
-    batch = Batch()
-    differing = [chain for chain in SHARED_CHAINS if _differs(changes, chain)]
-    _partial_filter(batch, settings, fragments, [chain for chain in differing if chain.table == FILTER])
-    own = {name: change for name, change in changes.items() if _own_chains_differ(*change)}
-    _partial_nat(batch, settings, fragments, [chain for chain in differing if chain.table == NAT], own)
-    return batch
-
-
-def rules_written(text: bytes, table: str) -> int:
-    """How many rules a batch appends to a table; counted in place, because the text may be large."""
-    start = text.find(f"*{table}\n".encode())
-    return text.count(b"\n-A ", start, text.find(b"\nCOMMIT\n", start)) if start >= 0 else 0
-
-
-def _partial_filter(
-    batch: Batch,
-    settings: Settings,
-    fragments: Mapping[ServicePortName, Fragment],
-    differing: Sequence[SharedChain],
-) -> None:
-    if differing:
-        batch.lines(["*filter", *(_declaration(chain.chain) for chain in differing)])
-        for chain in differing:
-            _add_shared(batch, settings, fragments, chain)
-        batch.lines(["COMMIT"])
-
-
-def _partial_nat(
-    batch: Batch,
-    settings: Settings,
-    fragments: Mapping[ServicePortName, Fragment],
-    differing: Sequence[SharedChain],
-    own: Mapping[ServicePortName, Change],
-) -> None:
-    if not differing and not own:
-        return
-    stale = [chain for old, new in own.values() for chain in _gone(old, new)]
-    batch.add(b"*nat\n")
-    rewritten = [chain.chain for chain in differing]
-    batch.add(_sorted_declarations((new for _, new in own.values()), (*rewritten, *stale)))
-    for chain in differing:
-        _add_shared(batch, settings, fragments, chain)
-    for name, (_, new) in own.items():
-        batch.add(new.rules, name)
-    batch.lines([*(f"-X {chain}" for chain in stale), "COMMIT"])
-
-
-def _add_shared(
-    batch: Batch, settings: Settings, fragments: Mapping[ServicePortName, Fragment], chain: SharedChain
-) -> None:
-    for name, fragment in fragments.items():
-        batch.add(fragment.lines_in(chain), name)
-    if chain == NAT_SERVICES:
-        batch.lines(static.node_port_jumps(settings))
+        for name, fragment in fragments.items():
+            batch.add(fragment.lines_in(chain), name)
+        if chain == NAT_SERVICES:
+            batch.add_lines(static.node_port_jumps(settings))
+    for name, fragment in own.items():
+        batch.add(fragment.rules, name)
+    batch.add_lines([*(f"-X {chain}" for chain in stale), *jumps, "COMMIT"])
 
 
 def _sorted_declarations(
     fragments: Iterable[Fragment], others: Iterable[str], *, descending: bool = False
 ) -> bytes:
-    """Declarations in the order of their names: any other costs iptables-nft three times as long (10 s for 11,000 chains).
+    """Return declarations in the order of their names: any other takes iptables-nft three times as long (10 s for 11,000 chains).
 
-    Legacy iptables is the other way round: a restore of as many takes it about a tenth less time when they descend.
+    Legacy iptables is the other way round: a restore of as many takes about a tenth less time when they descend.
     """
     text = b"".join([fragment.declarations for fragment in fragments])
     text += "".join([f"{_declaration(chain)}\n" for chain in others]).encode()
     return b"".join(sorted(text.splitlines(keepends=True), reverse=descending))
 
 
-def _differs(changes: Mapping[ServicePortName, Change], chain: SharedChain) -> bool:
-    return any(old.lines_in(chain) != new.lines_in(chain) for old, new in changes.values())
-
-
-def _own_chains_differ(old: Fragment, new: Fragment) -> bool:
-    return old.rules != new.rules or old.declarations != new.declarations
-
-
-def _gone(old: Fragment, new: Fragment) -> list[str]:
-    kept = set(new.chains)
-    return [chain for chain in old.chains if chain not in kept]
-
-
-def _insertions(jumps: Iterable[Jump], table: str) -> list[str]:
-    return [f"-I {jump.line}" for jump in jumps if jump.table == table]
-
-
 def _declaration(chain: str) -> str:
     return f":{chain} - [0:0]"
+
+
+def count_rules(text: bytes, table: str) -> int:
+    """Return how many rules a batch appends to a table; counted in place, because the text may be large."""
+    start = text.find(f"*{table}\n".encode())
+    return text.count(b"\n-A ", start, text.find(b"\nCOMMIT\n", start)) if start >= 0 else 0

@@ -16,12 +16,14 @@ from pointsman.backends.contract import CleanupContext, CleanupItem, CleanupStat
 from pointsman.backends.iptables import isolate, static
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET
 from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
-from pointsman.backends.netfilter import names, saved
+from pointsman.backends.netfilter import names
+from pointsman.backends.netfilter.names import FILTER, MANGLE, NAT
 from pointsman.backends.netfilter.runners import text_to_clean
 from pointsman.backends.netfilter.spelling import canonical
+from pointsman.backends.netfilter.tables import parse_chains, rules_in
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel import nfacct
-from pointsman.kernel.iptables import FILTER, MANGLE, NAT, Iptables
+from pointsman.kernel.iptables import Iptables
 
 _TARGET = re.compile(r" -[jg] (\S+)")
 
@@ -54,7 +56,8 @@ def _clean_family(
     for table in (MANGLE, FILTER, NAT):
         try:
             unwanted = partial(_is_ours, table, keep.get(table, ()))
-            held[table] = saved.rules_by_chain(text_to_clean(runner, table, unwanted))
+            text = text_to_clean(runner, table, unwanted)
+            held[table] = {chain: rules_in(block) for chain, block in parse_chains(text).items()}
         except NotSupported:
             continue  # a kernel that lacks it holds nothing of it
         except KernelError as error:
@@ -116,16 +119,13 @@ def _clean_table(
         yield CleanupItem("chains of services", where=where, count=services)
     for chain in sorted(kept):
         yield CleanupItem(
-            "chain", chain, where, CleanupStatus.KEPT, "emptied; a rule of somebody else leads to it"
+            "chain", chain, where, CleanupStatus.KEPT, "emptied; another program's rule leads to it"
         )
 
 
 def _is_our_jump(table: str, rule: str, ours: set[str]) -> bool:
     """A jump from a built-in chain, in upstream's spelling; others may jump to our chains on purpose."""
-    words = rule.removeprefix("-A ")
-    return _target(rule) in ours and any(
-        jump.table == table and jump.is_spelled(words) for jump in static.JUMPS
-    )
+    return _target(rule) in ours and any(jump.table == table and jump.is_rule(rule) for jump in static.JUMPS)
 
 
 def _referred_to(chains: dict[str, list[str]], ours: set[str], jumps: Iterable[str]) -> set[str]:

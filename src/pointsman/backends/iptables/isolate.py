@@ -1,15 +1,16 @@
-"""Finds service ports whose rules the kernel refuses when the tool cannot say which line was wrong.
+"""Finds service ports whose rules the kernel rejects when the program cannot name the line.
 
-The old interface replaces a whole table at once and reports only that this failed; a kernel without, say, the SCTP
-match would then refuse every service because of one. Here the rules of suspects are loaded into scratch chains that
-no packet reaches, half of them at a time, until the culprits are left.
+The legacy interface replaces a whole table at once and reports only that this failed; a kernel without, say, the SCTP match
+would then reject every service because of one. Here the rules of suspects are loaded into scratch chains that no packet
+reaches, half of them at a time, until the rejected ones are left. Any match or target may be missing (sctp, recent,
+statistic, nfacct), so a check of single features at start would not protect the other services.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from pointsman.backends.iptables.fragment import Fragment, shared_chains
+from pointsman.backends.iptables.fragment import SHARED_CHAINS, Fragment
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.kernel.iptables import Iptables, RestoreRejected
@@ -18,18 +19,18 @@ from pointsman.model.service import ServicePortName
 _REAL = b"KUBE-"
 SCRATCH_PREFIX = "PTRY-"
 """As long as the real prefix: chain names have a limit."""
-_FILTER_CHAINS = [shared.chain for shared in shared_chains(FILTER)]
-_NAT_CHAINS = [*(shared.chain for shared in shared_chains(NAT)), names.MARK_MASQUERADE]
-_MOST = 20
+_FILTER_CHAINS = [shared.chain for shared in SHARED_CHAINS if shared.table == FILTER]
+_NAT_CHAINS = [*(shared.chain for shared in SHARED_CHAINS if shared.table == NAT), names.MARK_MASQUERADE]
+_MAX_FOUND = 20
 
 
-def refused_among(runner: Iptables, suspects: Mapping[ServicePortName, Fragment]) -> list[ServicePortName]:
-    """The suspects that are refused on their own; empty when each of them would be accepted."""
+def find_rejected(runner: Iptables, suspects: Mapping[ServicePortName, Fragment]) -> list[ServicePortName]:
+    """Return the suspects that are rejected on their own; empty when each of them would be accepted."""
     found: list[ServicePortName] = []
     groups: list[list[ServicePortName]] = [list(suspects)]
-    while groups and len(found) < _MOST:
+    while groups and len(found) < _MAX_FOUND:
         group = groups.pop()
-        if not group or _accepted(runner, [suspects[name] for name in group]):
+        if not group or _is_accepted(runner, [suspects[name] for name in group]):
             continue
         if len(group) == 1:
             found += group
@@ -40,7 +41,7 @@ def refused_among(runner: Iptables, suspects: Mapping[ServicePortName, Fragment]
 
 
 def remove_leftovers(runner: Iptables, held: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-    """Remove scratch chains of a search that was killed, by table; `held` are the chains of each table."""
+    """Remove scratch chains of a search that was killed; return them by table. `held` are the chains of each table."""
     scratch = {
         table: sorted(chain for chain in chains if chain.startswith(SCRATCH_PREFIX))
         for table, chains in held.items()
@@ -56,7 +57,7 @@ def remove_leftovers(runner: Iptables, held: Mapping[str, Collection[str]]) -> d
     return found
 
 
-def _accepted(runner: Iptables, fragments: Sequence[Fragment]) -> bool:
+def _is_accepted(runner: Iptables, fragments: Sequence[Fragment]) -> bool:
     own = [chain for fragment in fragments for chain in fragment.chains]
     sections = (
         (b"*filter\n", _FILTER_CHAINS, [fragment.rules_in(FILTER) for fragment in fragments]),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from pointsman.backends.contract import Mode, Setup
-from pointsman.backends.iptables import packet_counters, static
+from pointsman.backends.contract import KernelCounter, Mode, Setup
+from pointsman.backends.iptables import static
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET, IptablesBackend
 from pointsman.backends.iptables.cleanup import cleanup
 from pointsman.backends.iptables.render import render
-from pointsman.backends.netfilter.runners import missing_programs, ruleset_of, runner_for, runners_in_use
+from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
+from pointsman.backends.netfilter.runners import missing_programs, nft_ruleset, runner_for, runners_in_use
 from pointsman.backends.packet_quirks import LoopbackNodePort, PacketQuirks
 from pointsman.conditions import Condition
 from pointsman.config.mode_table import IPTABLES
+from pointsman.errors import KernelError
+from pointsman.kernel import nfacct
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family
 from pointsman.model.balancing import Capabilities, Scheduler
@@ -46,8 +50,31 @@ def _backend(setup: Setup, family: Family, sysctls: Sysctls) -> IptablesBackend:
         runner=runner,
         sysctls=sysctls,
         localhost_node_ports=setup.config.iptables.localhost_node_ports,
-        ruleset=ruleset_of(runner),
+        ruleset=nft_ruleset(runner),
     )
+
+
+def _read_packets(counter: str) -> int | None:
+    """Return what a counter of nfacct has; None without one, so that there is no sample, as in kube-proxy."""
+    try:
+        count = nfacct.read(counter)
+    except KernelError:
+        return None
+    return count.packets if count is not None else None
+
+
+_COUNTERS = (
+    KernelCounter(
+        "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+        "[ALPHA] Packets dropped because conntrack called them INVALID",
+        partial(_read_packets, INVALID_COUNTER),
+    ),
+    KernelCounter(
+        "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+        "[ALPHA] Packets accepted at node ports on loopback addresses",
+        partial(_read_packets, LOCALHOST_COUNTER),
+    ),
+)
 
 
 MODE = Mode(
@@ -69,5 +96,5 @@ MODE = Mode(
     metrics=frozenset(
         (MetricGroup.FULL_AND_PARTIAL_SYNCS, MetricGroup.RESTORE_FAILURES, MetricGroup.IPTABLES_RULES)
     ),
-    counters=packet_counters.COUNTERS,
+    counters=_COUNTERS,
 )

@@ -1,4 +1,4 @@
-"""The complete rule set as text in the form of iptables-save, made without a kernel and without privileges."""
+"""The complete rule set as text in the form of iptables-save, rendered without a kernel and without privileges."""
 
 from __future__ import annotations
 
@@ -7,40 +7,33 @@ from collections.abc import Mapping
 from pointsman.backends.contract import SyncRequest
 from pointsman.backends.iptables import static
 from pointsman.backends.iptables.compile import compile_plan
-from pointsman.backends.iptables.fragment import Fragment
-from pointsman.backends.iptables.memory import comments_wanted
+from pointsman.backends.iptables.fragment import Fragment, wants_comments
 from pointsman.backends.iptables.settings import (
     INVALID_COUNTER,
     LOCALHOST_COUNTER,
     KernelFacts,
     Settings,
-    settings_of,
+    build_settings,
 )
 from pointsman.backends.netfilter import names
-from pointsman.backends.netfilter.names import FILTER, NAT
+from pointsman.backends.netfilter.names import FILTER, MANGLE, NAT
 from pointsman.model.service import ServicePortName
 
 USUAL_KERNEL = KernelFacts(counters=frozenset((INVALID_COUNTER, LOCALHOST_COUNTER)))
-"""A kernel of today with nfacct and strict TCP tracking."""
-
-_BUILT_IN = {
-    "mangle": ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"),
-    FILTER: ("INPUT", "FORWARD", "OUTPUT"),
-    NAT: ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),
-}
+"""A recent kernel with nfacct and strict TCP tracking."""
 
 
 def render(
     request: SyncRequest, *, localhost_node_ports: bool = True, facts: KernelFacts = USUAL_KERNEL
 ) -> str:
-    """What a node would hold after a full sync of this request, services in the order of their names."""
-    settings = settings_of(request.context, facts, localhost_node_ports=localhost_node_ports)
+    """Return what a node would hold after a full sync of this request, services in the order of their names."""
+    settings = build_settings(request.context, facts, localhost_node_ports=localhost_node_ports)
     return saved_text(settings, compile_all(request, settings))
 
 
 def compile_all(request: SyncRequest, settings: Settings) -> dict[ServicePortName, Fragment]:
-    """Every plan's fragment, sorted by name."""
-    comments = comments_wanted(request.plans.values())
+    """Return the fragments of all plans, sorted by name."""
+    comments = wants_comments(request.plans.values())
     return {
         name: compile_plan(request.plans[name], settings, comments=comments)
         for name in sorted(request.plans, key=sort_key)
@@ -52,7 +45,7 @@ def sort_key(name: ServicePortName) -> tuple[str, str, str, int]:
 
 
 def saved_text(settings: Settings, fragments: Mapping[ServicePortName, Fragment]) -> str:
-    """Fragments and the frame around them, as iptables-save would print the three tables."""
+    """Return fragments and the frame around them, as iptables-save would print the three tables."""
     parts = list(fragments.values())
     own_chains = sorted(chain for fragment in parts for chain in fragment.chains)
     filter_lines = [*static.filter_rules(settings), static.CANARY_RULE, *_lines_in(FILTER, parts)]
@@ -64,7 +57,7 @@ def saved_text(settings: Settings, fragments: Mapping[ServicePortName, Fragment]
     ]
     filter_chains = (*static.FILTER_CHAINS, names.KUBELET_FIREWALL, names.CANARY)
     tables: tuple[tuple[str, tuple[str, ...], list[str]], ...] = (
-        ("mangle", (names.CANARY,), []),
+        (MANGLE, (names.CANARY,), []),
         (FILTER, filter_chains, filter_lines),
         (NAT, (*static.NAT_CHAINS, names.CANARY, *own_chains), nat_lines),
     )
@@ -72,7 +65,7 @@ def saved_text(settings: Settings, fragments: Mapping[ServicePortName, Fragment]
 
 
 def _table(table: str, chains: tuple[str, ...], lines: list[str]) -> str:
-    built_in = _BUILT_IN[table]
+    built_in = names.BUILT_IN[table]
     jumps = [jump for jump in reversed(static.JUMPS) if jump.table == table]
     ordered = [f"-A {jump.line}" for chain in built_in for jump in jumps if jump.source == chain]
     # Stable: rules keep their order within a chain, chains are sorted as save prints them.

@@ -1,4 +1,4 @@
-"""What node, configuration and kernel contribute to the text of the rules, as one comparable value."""
+"""What node, configuration and kernel contribute to the text of the rules, as one value that can be compared."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 
 INVALID_COUNTER = "ct_state_invalid_dropped_pkts"
 LOCALHOST_COUNTER = "localhost_nps_accepted_pkts"
-LARGE_CLUSTER_ENDPOINTS = 1000
-"""Above this many endpoints their rules carry no comments, as upstream: they are half of the text."""
 
 
 class KernelFacts(msgspec.Struct, frozen=True, gc=False):
-    """What was found out about this host's kernel and tools."""
+    """Properties of this host's kernel and programs."""
 
     counters: frozenset[str] = frozenset()
     """nfacct counters that exist."""
@@ -26,13 +24,13 @@ class KernelFacts(msgspec.Struct, frozen=True, gc=False):
 
 
 class Settings(msgspec.Struct, frozen=True, gc=False):
-    """Everything but the services that rules are made from."""
+    """Everything that rules are made from, except the services."""
 
     family: Family
     context: NodeContext
     facts: KernelFacts
     localhost_node_ports: bool
-    """Node ports answer on 127.0.0.1: asked for, IPv4, and loopback is among the node port addresses."""
+    """Node ports answer on 127.0.0.1: configured, IPv4, and loopback is among the node port addresses."""
 
     @property
     def mark(self) -> str:
@@ -47,8 +45,8 @@ class Settings(msgspec.Struct, frozen=True, gc=False):
         return self.context.local.mode is not LocalMode.NONE
 
 
-def settings_of(context: NodeContext, facts: KernelFacts, *, localhost_node_ports: bool) -> Settings:
-    """Settings of one family; `localhost_node_ports` is the configuration's wish."""
+def build_settings(context: NodeContext, facts: KernelFacts, *, localhost_node_ports: bool) -> Settings:
+    """Return the settings of one family; `localhost_node_ports` is the configured value."""
     return Settings(
         family=context.family,
         context=context,
@@ -60,8 +58,8 @@ def settings_of(context: NodeContext, facts: KernelFacts, *, localhost_node_port
 
 
 @functools.lru_cache(maxsize=8)
-def from_local(detector: LocalDetector) -> tuple[str, str]:
-    """The match "comes from a local pod" as source and interface words; one of them is empty."""
+def match_local(detector: LocalDetector) -> tuple[str, str]:
+    """Return the match "comes from a local pod" as options for source and interface; one of them is empty."""
     if detector.mode is LocalMode.CIDR:
         return f"-s {detector.cidr} ", ""
     if detector.mode is LocalMode.NONE:

@@ -1,4 +1,4 @@
-"""Removing everything ipvs mode made: rules first, then virtual servers, sets and the dummy device.
+"""Removes everything that ipvs mode created: rules first, then virtual servers, sets and the dummy device.
 
 Unlike kube-proxy's clean-up it also removes the IPv6 sets.
 """
@@ -10,9 +10,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pointsman.backends.contract import CleanupItem, CleanupStatus
 from pointsman.backends.ipvs import sets
-from pointsman.backends.ipvs.rules import CHAINS, FILTER, NAT
-from pointsman.backends.netfilter import names, saved
+from pointsman.backends.ipvs.rules import CHAINS
+from pointsman.backends.netfilter import names
+from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.backends.netfilter.runners import RuleTool, text_to_clean
+from pointsman.backends.netfilter.tables import parse_chains, rules_in
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel.ipset import IpsetSocket
 from pointsman.kernel.ipvs import IpvsSocket, service_removal
@@ -30,13 +32,13 @@ OWN_CHAINS = frozenset(
         names.IPVS_OUT_FILTER,
     )
 )
-"""Chains no other mode has: their presence tells that ipvs mode ran here."""
+"""Chains that no other mode has: where they exist, ipvs mode has run."""
 
 
 def cleanup(tools: Sequence[RuleTool], keep: Mapping[str, Collection[str]] = {}) -> Iterator[CleanupItem]:
-    """Remove everything but chains to `keep`; each step whatever the others meet. Fine to repeat.
+    """Remove everything except chains to `keep`; every step runs even if another one fails, and again without effect.
 
-    Virtual servers are touched only where ipvs mode ran, which its dummy device tells.
+    Virtual servers are removed only where the dummy device shows that ipvs mode has run.
     """
     steps = [(f"{tool.family.value} rules", _remove_rules(tool, keep)) for tool in tools]
     if _device_exists():
@@ -51,29 +53,28 @@ def cleanup(tools: Sequence[RuleTool], keep: Mapping[str, Collection[str]] = {})
 
 
 def _remove_rules(tool: RuleTool, keep: Mapping[str, Collection[str]]) -> Iterator[CleanupItem]:
-    outlines = {
-        table: saved.outline(
+    tables = {
+        table: parse_chains(
             text_to_clean(tool, table, OWN_CHAINS.difference(keep.get(table, ())).__contains__)
         )
         for table in (NAT, FILTER)
     }
     # Where iptables mode was here as well, its own clean-up takes the chains that both have.
-    own_only = any(names.NODE_PORTS in found.chains for found in outlines.values())
+    own_only = any(names.NODE_PORTS in found for found in tables.values())
     lines: list[str] = []
     removed: dict[str, int] = {}
-    for table, found in outlines.items():
-        if not found.chains & OWN_CHAINS:
+    for table, found in tables.items():
+        if not found.keys() & OWN_CHAINS:
             continue
         chains = [
             chain
             for chain in CHAINS[table]
-            if chain in found.chains
-            and chain not in keep.get(table, ())
-            and (chain in OWN_CHAINS or not own_only)
+            if chain in found and chain not in keep.get(table, ()) and (chain in OWN_CHAINS or not own_only)
         ]
-        jumps = [rule for rule in found.jumps if rule.rpartition("-j ")[2] in chains]
+        built_in = (rule for source in names.BUILT_IN[table] for rule in rules_in(found.get(source, b"")))
+        jumps = [rule for rule in built_in if rule.rpartition("-j ")[2].strip() in chains]
         lines += [f"*{table}", *(f":{chain} - [0:0]" for chain in chains)]
-        lines += [f"-D {rule}" for rule in jumps]
+        lines += [f"-D {rule.removeprefix('-A ')}" for rule in jumps]
         lines += [*(f"-X {chain}" for chain in chains), "COMMIT"]
         removed[table] = len(chains)
     if lines:

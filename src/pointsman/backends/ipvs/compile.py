@@ -1,18 +1,21 @@
-"""One plan to the IPVS objects of its service port. Pure and deterministic.
+"""Compiles one plan to the rows of its service port. Pure and deterministic.
 
-Differences from the other modes that kube-proxy's users know and rely on: a Local policy without local endpoints
-falls back to all endpoints instead of dropping (external clients still fail, as their packets keep their source),
-and a service without endpoints keeps an empty virtual server, which refuses.
+Two differences from the other modes are kube-proxy's, and its users rely on them: policy Local without local endpoints
+falls back to all endpoints instead of dropping (external clients still fail, as their packets keep their source), and a
+Service without endpoints keeps an empty virtual server, which rejects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
 
 from pointsman.backends.ipvs import sets
-from pointsman.backends.ipvs.fragment import WEIGHT, Fragment, SetMember
 from pointsman.backends.ipvs.schedulers import MAGLEV, Choice, Schedulers
 from pointsman.backends.ipvs.sets import SetSpec
+from pointsman.backends.ledger import Row
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey, VirtualServer
 from pointsman.model.addresses import is_link_local, is_loopback
@@ -22,6 +25,17 @@ from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
 from pointsman.model.service import Protocol
 
+# Kinds of rows; the entries of an ipset are rows of a kind that has the name of the set.
+SERVER = "virtual servers"
+ADDRESS = "addresses"
+"""On the dummy device."""
+BLOCKED = "load-balancer addresses blocked for the node"
+"""The node itself may not use these virtual servers: it is outside their source ranges."""
+
+DEFAULT_WEIGHT = 1
+"""Of a real server whose Service has no weights; a draining one has 0."""
+
+
 _NODE_PORT_SETS = {
     Protocol.TCP: (sets.NODE_PORT_TCP, sets.NODE_PORT_LOCAL_TCP),
     Protocol.UDP: (sets.NODE_PORT_UDP, sets.NODE_PORT_LOCAL_UDP),
@@ -29,19 +43,36 @@ _NODE_PORT_SETS = {
 }
 
 
+class ServerRow(NamedTuple):
+    """The value of a row of kind SERVER: a virtual server with all its real servers."""
+
+    server: VirtualServer
+    weights: Mapping[RealKey, int]
+    may_drain: frozenset[RealKey] | None = None
+    """The only real servers that may wait for the end of their connections when they leave; None for all."""
+
+
+class Fragment(msgspec.Struct, frozen=True, gc=False):
+    """What one service port wants in the kernel."""
+
+    rows: tuple[Row, ...] = ()
+    note: str = ""
+    """What an operator should know about it."""
+
+
 def node_addresses(context: NodeContext) -> tuple[bytes, ...]:
-    """The node's own addresses as far as services are concerned: no loopback, no IPv6 link-local."""
-    return tuple(address for address in context.addresses_in_rules if _usable(address))
+    """Return the node's own addresses that Services may use: no loopback, no IPv6 link-local."""
+    return tuple(address for address in context.addresses_in_rules if _is_usable(address))
 
 
 def node_port_addresses(context: NodeContext) -> tuple[bytes, ...]:
-    """Where node ports get a virtual server each."""
+    """Return the addresses at which every node port gets a virtual server."""
     if context.node_port_addresses.match_all:
         return node_addresses(context)
-    return tuple(address for address in context.node_port_addresses.addresses if _usable(address))
+    return tuple(address for address in context.node_port_addresses.addresses if _is_usable(address))
 
 
-def _usable(address: bytes) -> bool:
+def _is_usable(address: bytes) -> bool:
     link_local = len(address) == 16 and is_link_local(address)
     return not link_local and not is_loopback(address)
 
@@ -56,56 +87,50 @@ class Compiler:
         self._node_ip = context.node_ips[0] if context.node_ips else b""
         self._names = {spec: spec.name(context.family) for spec in sets.ALL}
 
-    def fragment(self, plan: ServicePlan) -> Fragment:
-        scheduler = self._schedulers.choice_for(plan)
-        pieces = _Pieces(plan, scheduler)
+    def compile(self, plan: ServicePlan) -> Fragment:
+        """Return the rows of a service port."""
+        choice = self._schedulers.choose(plan)
+        rows = _Rows(plan, choice, self._names)
         protocol = plan.port.protocol.value
         for endpoint in plan.all_endpoints:
             if endpoint.local:
                 entry = SetEntry(endpoint.address, protocol, endpoint.port, endpoint.address)
-                pieces.entries.append((self._names[sets.LOOP_BACK], entry))
+                rows.add_entry(sets.LOOP_BACK, entry)
         for frontend in plan.frontends:
             if frontend.kind is FrontendKind.NODE_PORT:
-                self._node_port(pieces, frontend, plan.port.protocol)
+                self._add_node_port(rows, frontend, plan.port.protocol)
             else:
-                self._address(pieces, frontend, protocol)
+                self._add_address(rows, frontend, protocol)
         if plan.port.service.health_check_node_port:
-            entry = SetEntry(port=plan.port.service.health_check_node_port)
-            pieces.entries.append((self._names[sets.HEALTH_CHECK_NODE_PORT], entry))
-        return Fragment(
-            tuple(pieces.servers),
-            tuple(dict.fromkeys(pieces.entries)),
-            tuple(dict.fromkeys(pieces.addresses)),
-            tuple(pieces.hidden),
-            frozenset(RealKey(e.address, e.port) for e in plan.all_endpoints) if plan.resets_gone else None,
-            f"{plan.name}: {scheduler.problem}" if scheduler.problem else "",
-        )
+            rows.add_entry(
+                sets.HEALTH_CHECK_NODE_PORT, SetEntry(port=plan.port.service.health_check_node_port)
+            )
+        return Fragment(rows.result(), f"{plan.name}: {choice.problem}" if choice.problem else "")
 
-    def _address(self, pieces: _Pieces, frontend: Frontend, protocol: int) -> None:
+    def _add_address(self, rows: _Rows, frontend: Frontend, protocol: int) -> None:
         address, port = frontend.address, frontend.port
         entry = SetEntry(address, protocol, port)
         for spec in _address_sets(frontend):
-            pieces.entries.append((self._names[spec], entry))
+            rows.add_entry(spec, entry)
         if frontend.source_ranges:
-            self._source_ranges(pieces, frontend, protocol)
-        pieces.serve(VirtualKey(protocol, address, port), local=frontend.local_policy)
+            self._add_source_ranges(rows, frontend, protocol)
+        rows.add_server(VirtualKey(protocol, address, port), local=frontend.local_policy)
         if frontend.kind is FrontendKind.CLUSTER_IP or address not in self._own:
-            pieces.addresses.append(address)
-            pieces.entries.append((self._names[sets.IPVS_IPS], SetEntry(address)))
+            rows.add(ADDRESS, address)
+            rows.add_entry(sets.IPVS_IPS, SetEntry(address))
 
-    def _source_ranges(self, pieces: _Pieces, frontend: Frontend, protocol: int) -> None:
+    def _add_source_ranges(self, rows: _Rows, frontend: Frontend, protocol: int) -> None:
         address, port = frontend.address, frontend.port
-        allowed = self._names[sets.LOAD_BALANCER_SOURCE_CIDR]
         for cidr in frontend.source_ranges:
-            pieces.entries.append((allowed, SetEntry(address, protocol, port, cidr.network, cidr.prefix)))
+            entry = SetEntry(address, protocol, port, cidr.network, cidr.prefix)
+            rows.add_entry(sets.LOAD_BALANCER_SOURCE_CIDR, entry)
         if self._node_ip and any(cidr.contains(self._node_ip) for cidr in frontend.source_ranges):
             # The node's own packets to an address it holds carry that very address as their source.
-            entry = SetEntry(address, protocol, port, address)
-            pieces.entries.append((self._names[sets.LOAD_BALANCER_SOURCE_IP], entry))
+            rows.add_entry(sets.LOAD_BALANCER_SOURCE_IP, SetEntry(address, protocol, port, address))
         else:
-            pieces.hidden.append(VirtualKey(protocol, address, port))
+            rows.add(BLOCKED, VirtualKey(protocol, address, port))
 
-    def _node_port(self, pieces: _Pieces, frontend: Frontend, protocol: Protocol) -> None:
+    def _add_node_port(self, rows: _Rows, frontend: Frontend, protocol: Protocol) -> None:
         if not self._node_ports_at:
             return
         everyone, local = _NODE_PORT_SETS[protocol]
@@ -114,9 +139,10 @@ class Compiler:
         else:
             entries = [SetEntry(port=frontend.port)]
         for spec in (everyone, local) if frontend.local_policy else (everyone,):
-            pieces.entries.extend((self._names[spec], entry) for entry in entries)
+            for entry in entries:
+                rows.add_entry(spec, entry)
         for address in self._node_ports_at:
-            pieces.serve(VirtualKey(protocol.value, address, frontend.port), local=frontend.local_policy)
+            rows.add_server(VirtualKey(protocol.value, address, frontend.port), local=frontend.local_policy)
 
 
 def _address_sets(frontend: Frontend) -> tuple[SetSpec, ...]:
@@ -131,26 +157,38 @@ def _address_sets(frontend: Frontend) -> tuple[SetSpec, ...]:
     )
 
 
-class _Pieces:
-    """A fragment while it is put together."""
+class _Rows:
+    """Collects the rows of one service port, each once."""
 
-    def __init__(self, plan: ServicePlan, scheduler: Choice) -> None:
-        self.servers: list[tuple[VirtualServer, Mapping[RealKey, int]]] = []
-        self.entries: list[SetMember] = []
-        self.addresses: list[bytes] = []
-        self.hidden: list[VirtualKey] = []
-        self._scheduler = scheduler.name
+    def __init__(self, plan: ServicePlan, choice: Choice, set_names: Mapping[SetSpec, str]) -> None:
+        self._owner = plan.name
+        self._rows: dict[tuple[str, object], Row] = {}
+        self._set_names = set_names
+        self._scheduler = choice.name
         self._timeout = plan.port.service.affinity_seconds
         self._flags = (PERSISTENT if self._timeout else 0) | (
-            SCHEDULER_2 if scheduler.name == MAGLEV and scheduler.by_port else 0
+            SCHEDULER_2 if choice.name == MAGLEV and choice.by_port else 0
         )
-        self._everywhere = _weighed(plan.cluster_endpoints, plan.balancing)
-        self._here = _weighed(plan.local_endpoints, plan.balancing)
+        self._may_drain = (
+            frozenset(RealKey(e.address, e.port) for e in plan.all_endpoints) if plan.resets_gone else None
+        )
+        self._cluster = _weights(plan.cluster_endpoints, plan.balancing)
+        self._local = _weights(plan.local_endpoints, plan.balancing)
 
-    def serve(self, key: VirtualKey, *, local: bool) -> None:
+    def add(self, kind: str, key: object, value: object = None) -> None:
+        self._rows[kind, key] = Row(self._owner, kind, key, value)
+
+    def add_entry(self, spec: SetSpec, entry: SetEntry) -> None:
+        self.add(self._set_names[spec], entry)
+
+    def add_server(self, key: VirtualKey, *, local: bool) -> None:
         server = VirtualServer(key, self._scheduler, self._flags, self._timeout)
-        self.servers.append((server, (self._here or self._everywhere) if local else self._everywhere))
+        weights = (self._local or self._cluster) if local else self._cluster
+        self.add(SERVER, key, ServerRow(server, weights, self._may_drain))
+
+    def result(self) -> tuple[Row, ...]:
+        return tuple(self._rows.values())
 
 
-def _weighed(endpoints: tuple[Endpoint, ...], balance: BalancingPlan | None) -> dict[RealKey, int]:
-    return {RealKey(e.address, e.port): balance.weight(e) if balance else WEIGHT for e in endpoints}
+def _weights(endpoints: tuple[Endpoint, ...], balance: BalancingPlan | None) -> dict[RealKey, int]:
+    return {RealKey(e.address, e.port): balance.weight(e) if balance else DEFAULT_WEIGHT for e in endpoints}

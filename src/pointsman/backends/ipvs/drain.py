@@ -1,26 +1,26 @@
-"""Graceful termination: which real servers are on their way out, and since when.
+"""Graceful termination: which real servers are draining, and until when.
 
-A real server that should go gets weight 0, so that no new connection reaches it, and is removed once its last
-connection is gone, or when its time is up, so that nothing lingers for ever. Weight 0 lives in the kernel, which
-is why a restarted proxy finds what its predecessor was draining. UDP and SCTP have no connections worth waiting
-for: their real servers go at once and expire_nodest_conn moves the clients.
+A real server that is no longer wanted gets weight 0, so that no new connection reaches it, and is removed once its last
+connection has ended or its timeout is over. Weight 0 is kernel state, so a restarted proxy finds what its predecessor was
+draining. UDP and SCTP have no connections worth waiting for: their real servers are removed at once, and
+expire_nodest_conn moves the clients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pointsman.backends.ipvs.batch import RemoveReals, WeighReals
+from pointsman.backends.ipvs.steps import RemoveReals, WeighReals
 from pointsman.kernel.ipvs_objects import RealKey, RealOf, RealServer, VirtualKey
 
 TCP = 6
 
 
 class Draining:
-    """The real servers at weight 0, each with the time at which patience ends. Times are seconds of one clock."""
+    """The real servers at weight 0, each with its deadline. Times are seconds of one clock."""
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
         self._deadlines: dict[RealOf, float] = {}
 
     def __len__(self) -> int:
@@ -35,12 +35,12 @@ class Draining:
     def steps(
         self, leaving: Iterable[RealOf], present: Mapping[RealOf, RealServer], now: float
     ) -> tuple[WeighReals, RemoveReals]:
-        """What to do about real servers that are no longer wanted, given what the kernel says of the TCP ones."""
+        """Return the steps for real servers that are no longer wanted, given what the kernel reports of the TCP ones."""
         remove: list[RealOf] = []
         quiesce: list[RealOf] = []
         for item in leaving:
             real = present.get(item)
-            deadline = self._deadlines.setdefault(item, now + self._patience)
+            deadline = self._deadlines.setdefault(item, now + self._timeout)
             if item.server.protocol != TCP or real is None or not real.connections or now >= deadline:
                 del self._deadlines[item]
                 remove.append(item)
@@ -49,7 +49,7 @@ class Draining:
         return WeighReals(quiesce, 0), RemoveReals(remove)
 
     def retain(self, weights: Mapping[VirtualKey, Mapping[RealKey, int]]) -> None:
-        """Forget those that are wanted again or gone, alone or with their virtual server."""
+        """Forget real servers that are wanted again or gone, alone or with their virtual server."""
         for item in self.reals():
             if weights.get(item.server, {}).get(item.real) != 0:
                 del self._deadlines[item]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from pointsman.backends.contract import Announcement, Counting, Mode, Setup
+import contextlib
+from collections.abc import Sequence
+
+from pointsman.backends.contract import Announcement, Count, Counting, Mode, Setup
 from pointsman.backends.ipvs.apply import IpvsBackend, IpvsSettings
 from pointsman.backends.ipvs.cleanup import cleanup
 from pointsman.backends.ipvs.preflight import preflight, prepare, scheduler_of
 from pointsman.backends.ipvs.render import render
 from pointsman.backends.ipvs.rules import CHAINS
-from pointsman.backends.ipvs.server_counts import server_counts
-from pointsman.backends.netfilter.runners import ruleset_of, runner_for, runners_in_use
+from pointsman.backends.netfilter.runners import nft_ruleset, runner_for, runners_in_use
 from pointsman.backends.packet_quirks import PacketQuirks
 from pointsman.config.mode_table import IPVS
+from pointsman.kernel.ipvs import IpvsSocket
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.balancing import Capabilities, Scheduler
@@ -26,8 +29,18 @@ def _backend(setup: Setup, family: Family, _sysctls: Sysctls) -> IpvsBackend:
         scheduler=scheduler_of(setup), exclude_cidrs=tuple(cidr for cidr in ranges if cidr is not None)
     )
     return IpvsBackend(
-        family, runner, settings, random_fully=runner.features.random_fully, ruleset=ruleset_of(runner)
+        family, runner, settings, random_fully=runner.features.random_fully, ruleset=nft_ruleset(runner)
     )
+
+
+def count_connections(family: Family) -> Sequence[Count]:
+    """Return the connections that the virtual servers of a family counted; raises KernelError."""
+    with contextlib.closing(IpvsSocket()) as socket:
+        return [
+            Count(server.key.protocol, server.key.address, server.key.port, counted.connections)
+            for server, counted in socket.services().items()
+            if len(server.key.address) == family.address_length
+        ]
 
 
 MODE = Mode(
@@ -55,7 +68,7 @@ MODE = Mode(
         counts_services=True,
     ),
     counting=Counting(
-        server_counts,
+        count_connections,
         limits="connections are counted per virtual server, not per endpoint; shares of endpoints are those of tracked flows",
     ),
     metrics=frozenset((MetricGroup.RESTORE_FAILURES,)),

@@ -1,4 +1,4 @@
-"""The desired state as text an operator knows: ipvsadm-save, ipset save, iptables-save, and the addresses. Pure."""
+"""The desired state as text: ipvsadm-save, ipset save, iptables-save, and the addresses. Pure."""
 
 from __future__ import annotations
 
@@ -6,30 +6,26 @@ from collections.abc import Iterator
 
 from pointsman.backends.contract import SyncRequest
 from pointsman.backends.ipvs import sets
-from pointsman.backends.ipvs.compile import Compiler
-from pointsman.backends.ipvs.desired import Desired
-from pointsman.backends.ipvs.rules import CHAINS, JUMPS
+from pointsman.backends.ipvs.compile import ADDRESS, SERVER, Compiler
+from pointsman.backends.ipvs.rules import CHAINS, JUMPS, desired_rules
 from pointsman.backends.ipvs.schedulers import Schedulers
+from pointsman.backends.ledger import Ledger
+from pointsman.backends.netfilter import names
 from pointsman.kernel.ipset_objects import SetEntry, SetHeader, SetType
 from pointsman.kernel.ipvs_objects import IPVS_DEVICE, PERSISTENT, SCHEDULER_2, VirtualServer
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.node_context import NodeContext
 
-_BUILT_IN = {
-    "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),
-    "filter": ("INPUT", "FORWARD", "OUTPUT"),
-}
 
-
-def desired_of(request: SyncRequest, scheduler: str) -> Desired:
-    """What the plans of a request want; annotations name schedulers the kernel is trusted to have."""
+def build_ledger(request: SyncRequest, scheduler: str) -> Ledger:
+    """Return the rows of all plans; the kernel is taken to have every scheduler."""
     compiler = Compiler(request.context, Schedulers(scheduler))
-    return Desired({name: compiler.fragment(plan) for name, plan in request.plans.items()})
+    return Ledger({name: compiler.compile(plan).rows for name, plan in request.plans.items()})
 
 
 def render(request: SyncRequest, scheduler: str = "rr") -> str:
-    """The whole state of one family, as the dump tools would print it after a sync."""
-    desired = desired_of(request, scheduler)
+    """Return the whole state of one family, as the dump tools would print it after a sync."""
+    desired = build_ledger(request, scheduler)
     family = request.context.family
     command = "iptables" if family is Family.IPV4 else "ip6tables"
     sections = (
@@ -41,37 +37,34 @@ def render(request: SyncRequest, scheduler: str = "rr") -> str:
     return "\n".join(f"# {title}\n{body}" for title, body in sections)
 
 
-def servers_text(desired: Desired) -> str:
-    """As `ipvsadm-save -n`, sorted."""
+def servers_text(desired: Ledger) -> str:
+    """Return virtual and real servers as `ipvsadm-save -n`, sorted."""
     lines: list[str] = []
-    for key in sorted(desired.servers):
-        server, reals = desired.servers[key]
+    for key, row in sorted(desired.rows(SERVER).items()):
+        server, weights, _ = row.value
         lines.append(f"-A {key.option} {_options(server)}")
-        lines += [f"-a {key.option} -r {real} -m -w {reals[real]}" for real in sorted(reals)]
+        lines += [f"-a {key.option} -r {real} -m -w {weights[real]}" for real in sorted(weights)]
     return "".join(f"{line}\n" for line in lines)
 
 
 def _options(server: VirtualServer) -> str:
-    words = f"-s {server.scheduler}"
+    options = f"-s {server.scheduler}"
     if server.flags & PERSISTENT:
-        words += f" -p {server.timeout}"
-    return words + (f" -b {server.scheduler}-port" if server.flags & SCHEDULER_2 else "")
+        options += f" -p {server.timeout}"
+    return options + (f" -b {server.scheduler}-port" if server.flags & SCHEDULER_2 else "")
 
 
-def sets_text(desired: Desired, family: Family) -> str:
-    """As `ipset save`, with sets that have no entries, too."""
-    by_set: dict[str, list[SetEntry]] = {}
-    for name, entry in desired.entries:
-        by_set.setdefault(name, []).append(entry)
+def sets_text(desired: Ledger, family: Family) -> str:
+    """Return all sets as `ipset save`, empty ones included."""
     lines: list[str] = []
     for header in sets.headers(family):
         lines.append(_create(header))
-        lines += [f"add {header.name} {entry_text(entry)}" for entry in sorted(by_set.get(header.name, ()))]
+        lines += [f"add {header.name} {entry_text(entry)}" for entry in sorted(desired.rows(header.name))]
     return "".join(f"{line}\n" for line in lines)
 
 
 def entry_text(entry: SetEntry) -> str:
-    """As `ipset save` prints it: a network of one address has no prefix."""
+    """Return an entry as `ipset save` prints it: a network of one address has no prefix."""
     whole = entry.second and entry.prefix == len(entry.second) * 8
     return str(entry._replace(prefix=0) if whole else entry)
 
@@ -83,19 +76,19 @@ def _create(header: SetHeader) -> str:
     return f"create {header.name} {header.type.value} family {family} hashsize 1024 maxelem {header.max_elements}"
 
 
-def rules_text(desired: Desired, context: NodeContext) -> str:
-    """As `iptables-save` of a node without other rules."""
+def rules_text(desired: Ledger, context: NodeContext) -> str:
+    """Return the rules as `iptables-save` on a node without other rules."""
     lines: list[str] = []
-    for table, rules in desired.rules(context).tables():
+    for table, rules in desired_rules(desired, context).tables():
         lines.append(f"*{table}")
-        lines += [f":{chain} ACCEPT [0:0]" for chain in _BUILT_IN[table]]
+        lines += [f":{chain} ACCEPT [0:0]" for chain in names.BUILT_IN[table]]
         lines += [f":{chain} - [0:0]" for chain in sorted(CHAINS[table])]
         lines += [f"-A {jump.line}" for jump in reversed(JUMPS) if jump.table == table]
         lines += [*sorted(rules, key=lambda rule: rule.split(" ", 2)[1]), "COMMIT"]
     return "".join(f"{line}\n" for line in lines)
 
 
-def address_lines(desired: Desired) -> Iterator[str]:
-    """The addresses bound to the dummy device, sorted."""
-    for address in sorted(desired.addresses):
+def address_lines(desired: Ledger) -> Iterator[str]:
+    """Yield the addresses of the dummy device, sorted."""
+    for address in sorted(desired.rows(ADDRESS)):
         yield f"{address_text(address)}/{len(address) * 8}"

@@ -1,7 +1,7 @@
 """The iptables rules of ipvs mode: a fixed frame whose rules appear when the set they match on has entries.
 
-Rules never name a service (except the few that hide a load balancer address from the node itself), so their text
-rarely changes while services come and go. They are spelled exactly as iptables-save prints them.
+Rules never name a service (except the few that block a load-balancer address for the node itself), so their text rarely
+changes when services do. They are spelled exactly as iptables-save prints them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from pointsman.backends.ipvs import sets
+from pointsman.backends.ipvs.compile import BLOCKED
 from pointsman.backends.ipvs.sets import SetSpec
+from pointsman.backends.ledger import Ledger
 from pointsman.backends.netfilter import names, spelling
-from pointsman.backends.netfilter.jumps import Jump
+from pointsman.backends.netfilter.names import FILTER, NAT
+from pointsman.backends.netfilter.tables import Jump
 from pointsman.kernel.ipvs_objects import VirtualKey
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.node_context import LocalMode, NodeContext
 
-NAT, FILTER = "nat", "filter"
 CHAINS = {
     NAT: (
         names.SERVICES,
@@ -81,12 +83,21 @@ class RuleSet(NamedTuple):
         return "\n".join(lines).encode() + b"\n"
 
 
-def rule_set(
-    context: NodeContext, filled: Collection[str], hidden: Iterable[VirtualKey], *, random_fully: bool = True
+def build_rules(
+    context: NodeContext, filled: Collection[str], blocked: Iterable[VirtualKey], *, random_fully: bool = True
 ) -> RuleSet:
-    """All rules; `filled` names the sets (as this family calls them) that have entries."""
+    """Return all rules; `filled` names the sets of this family that have entries.
+
+    `blocked` are load-balancer addresses that the node itself may not use.
+    """
     writer = _Writer(context, filled)
-    return RuleSet(tuple(writer.nat(random_fully)), tuple(writer.filter(hidden)))
+    return RuleSet(tuple(writer.nat(random_fully)), tuple(writer.filter(blocked)))
+
+
+def desired_rules(desired: Ledger, context: NodeContext, *, random_fully: bool = True) -> RuleSet:
+    """Return the rules that belong to the desired rows: those of sets without entries are left out."""
+    filled = [name for spec in sets.ALL if desired.rows(name := spec.name(context.family))]
+    return build_rules(context, filled, desired.rows(BLOCKED), random_fully=random_fully)
 
 
 class _Writer:
@@ -100,8 +111,8 @@ class _Writer:
         return spec.name(self._family) in self._filled
 
     def _set(self, spec: SetSpec, *, comment: bool = True, match: str = "") -> str:
-        words = f"-m set --match-set {spec.name(self._family)} {match or spec.match}"
-        return f"{spelling.comment(spec.comment)} {words}" if comment else words
+        match_set = f"-m set --match-set {spec.name(self._family)} {match or spec.match}"
+        return f"{spelling.comment(spec.comment)} {match_set}" if comment else match_set
 
     def nat(self, random_fully: bool) -> Iterable[str]:
         yield from self._services()
@@ -156,7 +167,7 @@ class _Writer:
         suffix = "+" if local.mode is LocalMode.INTERFACE_PREFIX else ""
         return f"! -i {spelling.interface(local.interface)}{suffix} {match}"
 
-    def filter(self, hidden: Iterable[VirtualKey]) -> Iterable[str]:
+    def filter(self, blocked: Iterable[VirtualKey]) -> Iterable[str]:
         comment = spelling.comment("kubernetes forwarding rules")
         yield f"-A {names.FORWARD} {comment} -m mark --mark {self._mark}/{self._mark} -j ACCEPT"
         comment = spelling.comment("kubernetes forwarding conntrack rule")
@@ -181,7 +192,7 @@ class _Writer:
             yield f"-A {names.IPVS_FILTER} {self._set(spec, comment=False)} -j RETURN"
         unused = self._set(sets.IPVS_IPS, comment=False)
         yield f"-A {names.IPVS_FILTER} -m conntrack --ctstate NEW {unused} -j {spelling.reject(self._family)}"
-        for key in sorted(hidden):
+        for key in sorted(blocked):
             address = address_text(key.address)
             yield (
                 f"-A {names.IPVS_OUT_FILTER} -s {spelling.host(key.address)} -m ipvs --vproto {key.protocol} "

@@ -1,12 +1,12 @@
-"""Which scheduler a Service gets: the configured one, or the one its annotation asks for where that can be had.
+"""The scheduler of a Service: the configured one, or the one its annotation requests where the kernel has it. Pure.
 
-A bad annotation is ignored: its Service is balanced by the default scheduler, and a note says why.
+A bad annotation is ignored: its Service gets the default scheduler, and a note says why. Whether the kernel has a scheduler is
+found out before anything is compiled, for those that `requested_schedulers` names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from pointsman.model.balancing import IPVS_SCHEDULERS, SCHEDULER_ANNOTATION, Scheduler
@@ -16,71 +16,74 @@ from pointsman.model.service import IPVS_SCHEDULER_ANNOTATION
 KNOWN = frozenset(IPVS_SCHEDULERS)
 MAGLEV = "mh"
 
-_OURS = {
+_CLOSEST = {
     Scheduler.RANDOM: "rr",
     Scheduler.WEIGHTED: "wrr",
     Scheduler.LEAST_CONNECTIONS: "lc",
     Scheduler.SOURCE_HASH: MAGLEV,
     Scheduler.SOURCE_PORT_HASH: MAGLEV,
 }
-"""What comes closest to our own words."""
+"""The IPVS scheduler that comes closest to each of ours."""
 
 
 class Choice(NamedTuple):
-    """A scheduler, and why it is not the one that was asked for."""
+    """A scheduler, and why it is not the requested one."""
 
     name: str
     problem: str = ""
     by_port: bool = True
-    """With `mh`: the client's port goes into the hash, too."""
+    """With `mh`: the client's port is part of the hash."""
+
+
+class _Request(NamedTuple):
+    name: str
+    annotation: str
+    by_port: bool = True
+
+
+def requested_schedulers(plans: Iterable[ServicePlan]) -> set[str]:
+    """Return the IPVS schedulers that plans request; a name that is no scheduler never gets to the kernel."""
+    requests = map(_request, plans)
+    return {request.name for request in requests if request is not None and request.name in KNOWN}
+
+
+def _request(plan: ServicePlan) -> _Request | None:
+    """Return what a service port requests: the annotation for this mode has precedence over the one for all modes."""
+    port, balancing = plan.port, plan.balancing
+    if port.service.ipvs_scheduler:
+        return _Request(port.service.ipvs_scheduler, IPVS_SCHEDULER_ANNOTATION)
+    word, scheduler = port.service.balancing.word, port.service.balancing.scheduler
+    if scheduler is None and balancing is not None and balancing.scheduler is Scheduler.WEIGHTED:
+        scheduler = Scheduler.WEIGHTED
+    if scheduler is None or word in KNOWN:
+        return _Request(word, SCHEDULER_ANNOTATION) if word else None
+    name = _CLOSEST[scheduler]
+    if scheduler is Scheduler.LEAST_CONNECTIONS and balancing is not None and balancing.weights:
+        name = "wlc"
+    return _Request(name, SCHEDULER_ANNOTATION, by_port=scheduler is not Scheduler.SOURCE_HASH)
 
 
 class Schedulers:
-    """Remembers what the kernel has; `available` asks it, unless it is trusted to have all."""
+    """Chooses among the schedulers of a kernel; those that nothing is known about are taken to exist."""
 
-    def __init__(
-        self,
-        default: str,
-        available: Callable[[str], bool] = KNOWN.__contains__,
-        known: Mapping[str, bool] = MappingProxyType({}),
-    ) -> None:
-        """`known` is what somebody else has asked before."""
+    def __init__(self, default: str, missing: Collection[str] = ()) -> None:
         self.default = default
-        self._available = available
-        self._known = {default: True, **known}
+        self._missing = missing
 
-    @property
-    def known(self) -> dict[str, bool]:
-        """What was asked so far, as a copy."""
-        return dict(self._known)
-
-    def choice_for(self, plan: ServicePlan) -> Choice:
-        """The scheduler of a service port: the annotation for this mode decides, then the one for all modes."""
-        port, balance = plan.port, plan.balancing
-        if port.service.ipvs_scheduler:
-            return self.choice(port.service.ipvs_scheduler, IPVS_SCHEDULER_ANNOTATION)
-        word, asked = port.service.balancing.word, port.service.balancing.scheduler
-        if asked is None and balance is not None and balance.scheduler is Scheduler.WEIGHTED:
-            asked = Scheduler.WEIGHTED
-        if asked is None or word in KNOWN:
-            return self.choice(word, SCHEDULER_ANNOTATION)
-        wish = _OURS[asked]
-        if asked is Scheduler.LEAST_CONNECTIONS and balance is not None and balance.weights:
-            wish = "wlc"
-        return self.choice(wish, SCHEDULER_ANNOTATION)._replace(by_port=asked is not Scheduler.SOURCE_HASH)
-
-    def choice(self, wish: str, annotation: str) -> Choice:
-        """The scheduler for a Service whose annotation has this IPVS word; empty means it has none."""
-        if not wish:
+    def choose(self, plan: ServicePlan) -> Choice:
+        """Return the requested scheduler, or the default one and why."""
+        request = _request(plan)
+        if request is None:
             return Choice(self.default)
-        if wish not in KNOWN:
+        if request.name not in KNOWN:
             known = ", ".join(sorted(KNOWN))
-            return self._refuse(annotation, f"{wish!r} is no IPVS scheduler (known are {known})")
-        if wish not in self._known:
-            self._known[wish] = self._available(wish)
-        if not self._known[wish]:
-            return self._refuse(annotation, f"this kernel lacks scheduler {wish} (module ip_vs_{wish})")
-        return Choice(wish)
+            return self._fall_back(request, f"{request.name!r} is no IPVS scheduler (known are {known})")
+        if request.name in self._missing:
+            return self._fall_back(
+                request, f"this kernel lacks scheduler {request.name} (module ip_vs_{request.name})"
+            )
+        return Choice(request.name, by_port=request.by_port)
 
-    def _refuse(self, annotation: str, why: str) -> Choice:
-        return Choice(self.default, f"annotation {annotation}: {why}; using {self.default}")
+    def _fall_back(self, request: _Request, why: str) -> Choice:
+        problem = f"annotation {request.annotation}: {why}; using {self.default}"
+        return Choice(self.default, problem, request.by_port)

@@ -1,26 +1,27 @@
-"""The netlink sockets of ipvs mode: what the kernel holds, and sending it steps. Remembers nothing of either."""
+"""The netlink sockets of ipvs mode: read what the kernel holds, and send it steps. Keeps no state of either."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pointsman.backends.ipvs import sets
-from pointsman.backends.ipvs.batch import (
+from pointsman.backends.ipvs.compile import ADDRESS, SERVER
+from pointsman.backends.ipvs.steps import (
     AddEntries,
     Bind,
     DeleteEntries,
     IpvsStep,
+    KernelState,
     NetlinkStep,
     RemoveServers,
 )
-from pointsman.backends.ipvs.fragment import SetMember
-from pointsman.backends.ipvs.known import Known
+from pointsman.backends.ledger import Ledger
 from pointsman.errors import Busy, KernelError
 from pointsman.kernel import netlink
 from pointsman.kernel.ipset import IpsetSocket
-from pointsman.kernel.ipset_objects import SetEntry, SetHeader
+from pointsman.kernel.ipset_objects import SetHeader
 from pointsman.kernel.ipvs import IpvsSocket
 from pointsman.kernel.ipvs_objects import (
     IPVS_DEVICE,
@@ -34,8 +35,8 @@ from pointsman.kernel.ipvs_objects import (
 from pointsman.kernel.rtnl import AddressMonitor, RouteSocket
 from pointsman.model.addresses import Family, address_text, is_link_local
 
-_ROUTE_PATIENCE = 2.0
-"""Seconds in which a thread of the kernel makes the route of at least one new IPv6 address, on a busy machine, too."""
+_ROUTE_TIMEOUT_SECONDS = 2.0
+"""A thread of the kernel creates the routes of new IPv6 addresses; on a busy machine it needs this long for the next one."""
 
 
 class Sockets:
@@ -56,56 +57,53 @@ class Sockets:
 
     # --- reading ---
 
-    def read(self, wanted: Container[VirtualKey]) -> Known:
-        """What the kernel holds; real servers only of virtual servers in `wanted`."""
-        known = Known(self._set_names)
-        known.servers = {server.key: server for server in self.servers()}
-        known.weights = {key: self._weights(key) for key in known.servers if key in wanted}
-        found = self._ipset.entries()
-        known.entries |= {name: found[name] for name in self._set_names if name in found}
-        known.addresses = self.addresses()
-        return known
+    def read(self, desired: Ledger, *, only_desired: bool = False) -> KernelState:
+        """Return what the kernel holds, real servers only of desired virtual servers.
 
-    def read_some(
-        self, servers: Iterable[VirtualKey], entries: Container[SetMember], addresses: Container[bytes]
-    ) -> Known:
-        """What the kernel holds of these; virtual servers are asked for one by one."""
-        known = Known(self._set_names)
-        for key in servers:
-            self.read_again(key, known)
-        for name, found in self._ipset.entries().items():
-            if name in known.entries:
-                known.entries[name] = {entry for entry in found if (name, entry) in entries}
-        known.addresses = {address for address in self.addresses() if address in addresses}
-        return known
+        With `only_desired`, of the desired rows alone: virtual servers are then looked up one by one.
+        """
+        state = KernelState(self._set_names)
+        entries = self._ipset.entries()
+        state.keys |= {name: entries[name] for name in self._set_names if name in entries}
+        state.keys[ADDRESS] = self.addresses()
+        if only_desired:
+            state.keys = {kind: keys & desired.rows(kind).keys() for kind, keys in state.keys.items()}
+            for key in desired.rows(SERVER):
+                self.reread(key, state)
+        else:
+            state.servers = {server.key: server for server in self.servers()}
+            state.weights = {key: self._weights(key) for key in state.servers if key in desired.rows(SERVER)}
+        return state
 
-    def read_again(self, key: VirtualKey, known: Known) -> None:
-        """Somebody else changed a virtual server since it was read."""
-        RemoveServers((key,)).adopt(known)
+    def reread(self, key: VirtualKey, state: KernelState) -> None:
+        """Read a virtual server again that was changed externally."""
+        RemoveServers((key,)).apply_to(state)
         server = self._ipvs.service(key)
         if server is not None:
-            known.servers[key], known.weights[key] = server, self._weights(key)
+            state.servers[key], state.weights[key] = server, self._weights(key)
 
     def _weights(self, key: VirtualKey) -> dict[RealKey, int]:
         return {real.key: real.weight for real in self._ipvs.destinations(key)}
 
     def servers(self) -> dict[VirtualServer, ServerCounters]:
-        """The virtual servers, each with what it carried."""
-        return {server: counted for server, counted in self._ipvs.services().items() if self.ours(server)}
+        """Return the virtual servers with their counters."""
+        return {
+            server: counted for server, counted in self._ipvs.services().items() if self.is_of_family(server)
+        }
 
     def server_listing(self) -> list[bytes]:
-        """The virtual servers of both families, undecoded."""
+        """Return the virtual servers of both families, undecoded."""
         return self._ipvs.service_listing()
 
-    def ours(self, server: VirtualServer) -> bool:
+    def is_of_family(self, server: VirtualServer) -> bool:
         return len(server.key.address) == self._family.address_length
 
     def addresses_may_have_changed(self) -> bool:
-        """Whether the kernel told of any change since the last call, our own included."""
+        """Return whether the kernel reported any change since the last call, our own included."""
         return self._monitor.drain()
 
     def addresses(self) -> set[bytes]:
-        """The addresses on the dummy device without its own link-local one."""
+        """Return the addresses on the dummy device without its own link-local one."""
         device = self._route.links().get(IPVS_DEVICE)
         if device is None:
             return set()
@@ -113,12 +111,12 @@ class Sockets:
         return {a for a in listed if len(a) == 4 or not is_link_local(a)}
 
     def sets(self) -> dict[str, SetHeader]:
-        """Our sets without their entries."""
+        """Return our sets without their entries."""
         present = self._ipset.headers()
         return {name: present[name] for name in self._set_names if name in present}
 
     def connections(self, keys: Iterable[VirtualKey]) -> dict[RealOf, RealServer]:
-        """The real servers of some virtual servers with their connections."""
+        """Return the real servers of some virtual servers with their connections."""
         return {RealOf(key, real.key): real for key in keys for real in self._ipvs.destinations(key)}
 
     def has_scheduler(self, name: str) -> bool:
@@ -127,7 +125,7 @@ class Sockets:
     # --- changing ---
 
     def make_containers(self) -> None:
-        """Create the dummy device and the sets; one that was made in another way would refuse our entries one by one."""
+        """Create the dummy device and the sets; a set of another type or family is replaced, because it rejects our entries."""
         self._device = self._route.ensure_dummy(IPVS_DEVICE)
         present = self._ipset.headers()
         for header in sets.headers(self._family):
@@ -148,15 +146,17 @@ class Sockets:
             self._ipset.destroy(header.name)
         except Busy as error:
             raise KernelError(
-                f"ipset {header.name} was made by somebody else with another type, family or options, and rules use it: "
+                f"ipset {header.name} was created externally with another type, family or options, and rules use it: "
                 "remove them, or stop the proxy and run `pointsman cleanup`",
                 error.errno,
             ) from error
 
     def send(self, step: NetlinkStep[Any]) -> dict[Any, KernelError]:
-        """Do it as far as the kernel lets us; what it refused."""
-        if isinstance(step, AddEntries | DeleteEntries):
-            return self._send_entries(step)
+        """Send a step as far as the kernel accepts it; return the rejected items."""
+        if isinstance(step, AddEntries):
+            return dict(self._ipset.add(step.set_name, step.items))
+        if isinstance(step, DeleteEntries):
+            return dict(self._ipset.delete(step.set_name, step.items))
         if isinstance(step, IpvsStep):
             replies = self._ipvs.apply(list(step.payloads()))
         elif isinstance(step, Bind):
@@ -166,25 +166,14 @@ class Sockets:
         return {
             item: netlink.kernel_error(reply.errno, f"{step.action} {_text(item)}", reply.text)
             for item, reply in zip(step.items, replies, strict=True)
-            if reply.errno and reply.errno not in step.done_before
+            if reply.errno and reply.errno not in step.ignored_errors
         }
 
-    def not_in_force(self, addresses: Sequence[bytes]) -> list[bytes]:
-        """Addresses on the dummy device that packets are not led to, although the kernel had time to see to it."""
+    def unrouted(self, addresses: Sequence[bytes]) -> list[bytes]:
+        """Return addresses on the dummy device without a local route, after the time that the kernel needs for one."""
         if self._family is Family.IPV4:
             return []
-        return self._route.await_local(addresses, _ROUTE_PATIENCE)
-
-    def _send_entries(self, step: AddEntries | DeleteEntries) -> dict[SetMember, KernelError]:
-        by_set: dict[str, list[SetEntry]] = {}
-        for name, entry in step.items:
-            by_set.setdefault(name, []).append(entry)
-        send = self._ipset.add if isinstance(step, AddEntries) else self._ipset.delete
-        return {
-            (name, entry): error
-            for name, entries in by_set.items()
-            for entry, error in send(name, entries).items()
-        }
+        return self._route.await_local(addresses, _ROUTE_TIMEOUT_SECONDS)
 
 
 def _text(item: object) -> str:

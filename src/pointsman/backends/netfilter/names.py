@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import re
 
-FILTER, NAT = "filter", "nat"
-"""The tables in which services have rules."""
+FILTER, NAT, MANGLE = "filter", "nat", "mangle"
+"""The tables of iptables. Services have rules in the first two."""
+
+BUILT_IN = {
+    FILTER: ("INPUT", "FORWARD", "OUTPUT"),
+    NAT: ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),
+    MANGLE: ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"),
+}
 
 PROXY_TABLE = "kube-proxy"
 """Of nftables mode: kube-proxy's own, so that each takes over from the other and either can clean up."""

@@ -1,43 +1,62 @@
-"""The iptables programs of this host, as the modes that write rules with them need them."""
+"""The iptables programs of this host, for the modes that write rules with them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
+from pointsman.backends.contract import Difference
 from pointsman.backends.netfilter import names
 from pointsman.kernel.command import SystemCommands
 from pointsman.kernel.iptables import Incompatible, Iptables
 from pointsman.kernel.iptables_programs import choose_variant, variants_in_use
-from pointsman.kernel.nft_ruleset import LEGACY, NftRuleset, Ruleset, list_chain_names
+from pointsman.kernel.nft_ruleset import NftRuleset, list_chain_names
 from pointsman.model.addresses import Family
+
+_TABLES = (names.FILTER, names.NAT)
 
 
 class RuleTool(Protocol):
-    """What is needed of `kernel.iptables.Iptables` to read and load whole tables."""
+    """The part of `kernel.iptables.Iptables` that reads and loads whole tables."""
 
     family: Family
 
     def save(self, table: str) -> bytes:
-        """The table as text."""
+        """Return the table as text."""
 
     def restore(self, text: bytes) -> None:
         """Load rules without flushing other chains; raises KernelError."""
 
 
 def runner_for(family: Family) -> Iptables:
-    """The programs to use; raises NotSupported when there are none."""
+    """Return the programs to use; raises NotSupported when there are none."""
     commands = SystemCommands()
     return Iptables(family, commands, variant=choose_variant(commands, family))
 
 
-def ruleset_of(runner: Iptables) -> Ruleset:
-    """Where the rules that these programs write are kept."""
-    return NftRuleset(runner.family) if runner.features.nf_tables else LEGACY
+def nft_ruleset(runner: Iptables) -> NftRuleset | None:
+    """Return where nf_tables keeps the rules of these programs; None for legacy iptables."""
+    return NftRuleset(runner.family) if runner.features.nf_tables else None
+
+
+def diff_dormant(ruleset: NftRuleset | None) -> list[Difference]:
+    """Return our tables that are dormant: listed as usual, but no packet passes through them. Raises KernelError."""
+    if ruleset is None:
+        return []
+    return [Difference(ruleset.describe(table), "active", "dormant") for table in ruleset.dormant(_TABLES)]
+
+
+def activate_dormant(ruleset: NftRuleset | None) -> list[str]:
+    """Activate dormant tables; return what an operator should know. Raises KernelError."""
+    if ruleset is None:
+        return []
+    dormant = ruleset.dormant(_TABLES)
+    ruleset.activate(dormant)
+    return [f"{ruleset.describe(table)} was dormant" for table in dormant]
 
 
 def runners_in_use(families: Iterable[Family]) -> list[Iptables]:
-    """Every family and variant that may hold rules here; whether it can be used shows when it is."""
+    """Return the programs of every family and variant that may hold rules; they are not tried out here."""
     commands = SystemCommands()
     return [
         Iptables(family, commands, variant=variant)
@@ -52,7 +71,7 @@ def text_to_clean(
     unwanted: Callable[[str], bool],
     chains_in: Callable[[Family, str], Collection[str]] = list_chain_names,
 ) -> bytes:
-    """The table as text; empty when it cannot be listed and, as nft sees it, no unwanted chain of a proxy is there."""
+    """Return the table as text; empty when iptables cannot list it and nf_tables shows no unwanted chain of a proxy."""
     try:
         return tool.save(table)
     except Incompatible:
@@ -62,7 +81,7 @@ def text_to_clean(
 
 
 def missing_programs(family: Family) -> list[str]:
-    """What stands in the way of writing iptables rules; empty when nothing does."""
+    """Return why iptables rules cannot be written here; empty when they can."""
     obstacle = runner_for(family).obstacle()
     if obstacle is None:
         return []

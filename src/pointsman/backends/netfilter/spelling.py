@@ -1,4 +1,4 @@
-"""How single words of a rule are spelled, exactly as iptables-save prints them.
+"""The parts of a rule, spelled exactly as iptables-save prints them. Pure.
 
 Rules are written in the form in which they are read back, so that verifying a node is a comparison of lines.
 """
@@ -20,30 +20,30 @@ _COUNTERS = re.compile(r"^\[\d+:\d+\] ")
 
 
 def comment(text: str) -> str:
-    """`-m comment --comment "..."`; hostile characters cannot end the quotes or the line."""
+    """Return `-m comment --comment "..."`; no character can end the quotes or the line."""
     safe = _UNPRINTABLE.sub("?", text)[:_COMMENT_LIMIT]
     return '-m comment --comment "' + _ESCAPED.sub(r"\\\1", safe) + '"'
 
 
 def host(address: bytes) -> str:
-    """`10.96.0.1/32`, the way a single address is printed."""
+    """Return a single address the way it is printed, as `10.96.0.1/32`."""
     return f"{address_text(address)}/{len(address) * 8}"
 
 
 def interface(name: str) -> str:
-    """An interface name that cannot break out of its place in the rule."""
+    """Return an interface name that cannot break out of its place in the rule."""
     return re.sub(r"[^\x21-\x7e]|[\"'\\]", "?", name)
 
 
 @functools.cache
 def probability(choices: int, wanted: int = 1) -> str:
-    """`wanted` in `choices`, after the kernel's 31-bit arithmetic on upstream's ten digits."""
+    """Return `wanted` in `choices`, after the kernel's 31-bit arithmetic on upstream's ten digits."""
     written = float(f"{wanted / choices:.10f}")
     return f"{round(written * 0x80000000) / 0x80000000:.11f}"
 
 
 def recent_mask(family: Family) -> str:
-    """The mask that `-m recent` prints for "the whole source address"."""
+    """Return the mask that `-m recent` prints for the whole source address."""
     return "255.255.255.255" if family is Family.IPV4 else ":".join(["ffff"] * 8)
 
 
@@ -57,7 +57,7 @@ NOT_FIRST = "! --tcp-flags FIN,SYN,RST,ACK SYN"
 
 
 def canonical(line: str) -> str:
-    """A saved rule with spellings that differ between variants and versions brought into one form."""
+    """Return a saved rule in one form, whatever the variant and version of iptables that printed it."""
     line = _COUNTERS.sub("", line.rstrip())
     line = line.replace("--nfacct-name  ", "--nfacct-name ")
     line = _STATES.sub(lambda match: "--ctstate " + ",".join(sorted(match[1].split(","))), line)

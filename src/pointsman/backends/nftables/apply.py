@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, KeysView, Mapping, S
 import msgspec
 
 from pointsman.backends.contract import (
+    Backend,
     Difference,
     SyncReport,
     SyncRequest,
@@ -51,7 +52,7 @@ _NO_HASH = Condition.false(
 Fragments = dict[ServicePortName, Fragment]
 
 
-class NftablesBackend:
+class NftablesBackend(Backend):
     """nftables mode for one IP family. Implements `pointsman.backends.contract.Backend`.
 
     Belongs to one thread. `service_metrics` puts counters on the elements; `localhost_node_ports` is the gate

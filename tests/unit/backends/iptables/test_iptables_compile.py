@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.factory import context, endpoint, packed, plan, service_port
 
-from pointsman.backends.iptables import service_chains
-from pointsman.backends.iptables.compile import compile_plan
+from pointsman.backends.iptables.compile import ChainNames, compile_plan
 from pointsman.backends.iptables.fragment import FILTER_EXTERNAL, FILTER_SERVICES, Fragment
 from pointsman.backends.iptables.render import USUAL_KERNEL
-from pointsman.backends.iptables.settings import KernelFacts, Settings, settings_of
+from pointsman.backends.iptables.settings import KernelFacts, Settings, build_settings
 from pointsman.backends.netfilter import names, spelling
 from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.model.addresses import Family, cidr_from_text
@@ -26,7 +25,7 @@ from pointsman.model.service import Protocol, ServicePortName
 
 
 def _settings(node: NodeContext | None = None, facts: KernelFacts = USUAL_KERNEL) -> Settings:
-    return settings_of(node or context(), facts, localhost_node_ports=True)
+    return build_settings(node or context(), facts, localhost_node_ports=True)
 
 
 def _all_lines(fragment: Fragment) -> list[str]:
@@ -35,8 +34,8 @@ def _all_lines(fragment: Fragment) -> list[str]:
 
 def test_chain_names_are_upstreams() -> None:
     name = ServicePortName("default", "web", "http", Protocol.TCP)
-    assert service_chains.ChainNames(name).base == "CDGGSHYLG3RE2FKL"
-    assert service_chains.ChainNames(name).of_endpoint("10.244.2.1:8080") == "KUBE-SEP-QS3PVI5TRG5S4ZJK"
+    assert ChainNames(name).base == "CDGGSHYLG3RE2FKL"
+    assert ChainNames(name).for_endpoint("10.244.2.1:8080") == "KUBE-SEP-QS3PVI5TRG5S4ZJK"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_names_are_the_base32_of_the_hash(service: str, endpoint_text: str) -> N
     name = ServicePortName("default", service, "http", Protocol.UDP)
     digest = hashlib.sha256(f"default/{service}:httpudp{endpoint_text}".encode()).digest()
     expected = "KUBE-SEP-" + base64.b32encode(digest).decode()[:16]
-    assert service_chains.ChainNames(name).of_endpoint(endpoint_text) == expected
+    assert ChainNames(name).for_endpoint(endpoint_text) == expected
 
 
 @settings(deadline=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -14,9 +14,9 @@ from tests.fake.iptables_tables import IptablesTables
 from pointsman.backends.contract import SyncReport, SyncRequest
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.apply import IpvsBackend
-from pointsman.backends.ipvs.batch import AddReals, AddServers, NetlinkStep
-from pointsman.backends.ipvs.known import Known
 from pointsman.backends.ipvs.sockets import Sockets
+from pointsman.backends.ipvs.steps import AddReals, AddServers, KernelState, NetlinkStep
+from pointsman.backends.ledger import Ledger
 from pointsman.errors import KernelError, Rejected
 from pointsman.kernel.ipset_objects import SetHeader
 from pointsman.kernel.iptables import Iptables
@@ -31,9 +31,10 @@ class MemorySockets(Sockets):
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self.held = Known(header.name for header in sets.headers(family))
+        self.held = KernelState(header.name for header in sets.headers(family))
         self.refuses: Callable[[NetlinkStep[Any], Any], bool] = lambda step, item: False
         self.reason = errno.EINVAL
+        self.probe_error: KernelError | None = None
 
     def close(self) -> None:
         """Nothing is open."""
@@ -41,11 +42,11 @@ class MemorySockets(Sockets):
     def make_containers(self) -> None:
         """They are there."""
 
-    def read(self, wanted: Container[VirtualKey]) -> Known:
+    def read(self, desired: Ledger, *, only_desired: bool = False) -> KernelState:
         return copy.deepcopy(self.held)
 
-    def read_again(self, key: VirtualKey, known: Known) -> None:
-        """Nobody else is here."""
+    def reread(self, key: VirtualKey, state: KernelState) -> None:
+        """There is no other program."""
 
     def sets(self) -> dict[str, SetHeader]:
         return {}
@@ -54,9 +55,11 @@ class MemorySockets(Sockets):
         return {}
 
     def has_scheduler(self, name: str) -> bool:
+        if self.probe_error is not None:
+            raise self.probe_error
         return True
 
-    def not_in_force(self, addresses: Sequence[bytes]) -> list[bytes]:
+    def unrouted(self, addresses: Sequence[bytes]) -> list[bytes]:
         return []
 
     def send(self, step: NetlinkStep[Any]) -> dict[Any, KernelError]:
@@ -65,7 +68,7 @@ class MemorySockets(Sockets):
             for item in step.items
             if self.refuses(step, item)
         }
-        step.adopt(self.held, refused)
+        step.apply_to(self.held, refused)
         return refused
 
     def served(self) -> list[str]:
@@ -141,3 +144,25 @@ def test_a_sync_that_would_leave_out_most_service_ports_fails_before_anything_is
     harness.refuse_servers()
     assert harness.sync().rejected == {}
     assert harness.sockets.served() == ADDRESSES
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_kernel_that_is_busy_when_a_scheduler_is_probed_fails_the_sync_and_rejects_no_service(
+    full: bool,
+) -> None:
+    """A temporary error says nothing about the Service: the sync is repeated, and then it gets its scheduler."""
+    harness = IpvsHarness()
+    harness.sync(*FIVE)
+    if full:
+        harness.restart()
+    requesting = plan(
+        service_port("sed", cluster_ip="10.96.0.7", ipvs_scheduler="sed"), endpoint("10.244.0.7")
+    )
+    harness.sockets.probe_error = KernelError("try IPVS scheduler sed", errno.ENOMEM)
+    with pytest.raises(KernelError, match="try IPVS scheduler sed"):
+        harness.sync(requesting)
+    assert harness.sockets.served() == ADDRESSES
+    harness.sockets.probe_error = None
+    assert harness.sync().rejected == {}
+    key = VirtualKey(6, requesting.port.cluster_ip, 80)
+    assert harness.sockets.held.servers[key].scheduler == "sed"

@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 from tests.factory import context, endpoint, packed, plan, service_port
 
-from pointsman.backends.ipvs.compile import Compiler, node_addresses, node_port_addresses
-from pointsman.backends.ipvs.fragment import Fragment
+from pointsman.backends.ipvs.compile import (
+    ADDRESS,
+    BLOCKED,
+    SERVER,
+    Compiler,
+    Fragment,
+    ServerRow,
+    node_addresses,
+    node_port_addresses,
+)
 from pointsman.backends.ipvs.schedulers import Schedulers
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey
@@ -27,21 +35,33 @@ REMOTE = endpoint("10.244.2.1")
 
 
 def compiled(port: ServicePort, *endpoints: Endpoint, node: NodeContext = HERE) -> Fragment:
-    return Compiler(node, Schedulers("rr")).fragment(plan(port, *endpoints, node_context=node))
+    return Compiler(node, Schedulers("rr")).compile(plan(port, *endpoints, node_context=node))
 
 
 def reals(fragment: Fragment) -> dict[str, list[str]]:
-    return {str(server.key): [str(real) for real in keys] for server, keys in fragment.servers}
+    return {str(row.server.key): [str(real) for real in row.weights] for row in servers(fragment)}
+
+
+def servers(fragment: Fragment) -> list[ServerRow]:
+    return [row.value for row in fragment.rows if row.kind == SERVER]
+
+
+def keys(fragment: Fragment, kind: str) -> tuple[Any, ...]:
+    return tuple(row.key for row in fragment.rows if row.kind == kind)
+
+
+def members(fragment: Fragment) -> list[tuple[str, SetEntry]]:
+    return [(row.kind, row.key) for row in fragment.rows if isinstance(row.key, SetEntry)]
 
 
 def entries(fragment: Fragment) -> set[str]:
-    return {f"{name} {entry}" for name, entry in fragment.entries}
+    return {f"{name} {entry}" for name, entry in members(fragment)}
 
 
 def test_a_cluster_ip_gets_a_server_an_address_and_its_sets() -> None:
     fragment = compiled(service_port(), REMOTE)
     assert reals(fragment) == {"tcp 10.96.0.10:80": ["10.244.2.1:8080"]}
-    assert fragment.addresses == (packed("10.96.0.10"),)
+    assert keys(fragment, ADDRESS) == (packed("10.96.0.10"),)
     assert entries(fragment) == {"KUBE-CLUSTER-IP 10.96.0.10,tcp:80", "KUBE-IPVS-IPS 10.96.0.10"}
 
 
@@ -62,7 +82,7 @@ def test_node_ports_answer_at_every_address_of_the_node_but_loopback() -> None:
     assert "tcp 172.30.0.10:30080" in reals(fragment)
     assert not any("127.0.0.1" in key for key in reals(fragment))
     assert "KUBE-NODE-PORT-TCP 30080" in entries(fragment)
-    assert fragment.addresses == (packed("10.96.0.10"),)
+    assert keys(fragment, ADDRESS) == (packed("10.96.0.10"),)
 
 
 def test_sctp_node_ports_are_told_apart_by_address() -> None:
@@ -84,7 +104,7 @@ def test_an_address_of_the_node_itself_is_served_and_never_bound(field: str) -> 
     addresses: dict[str, Any] = {field: ("172.30.0.10", "203.0.113.1")}
     fragment = compiled(service_port(**addresses), REMOTE)
     assert {"tcp 172.30.0.10:80", "tcp 203.0.113.1:80"} <= reals(fragment).keys()
-    assert fragment.addresses == (packed("10.96.0.10"), packed("203.0.113.1"))
+    assert keys(fragment, ADDRESS) == (packed("10.96.0.10"), packed("203.0.113.1"))
     assert "KUBE-IPVS-IPS 172.30.0.10" not in entries(fragment)
 
 
@@ -139,23 +159,23 @@ def test_the_node_may_use_a_restricted_address_only_from_within_its_ranges(
     )
     fragment = compiled(port, REMOTE)
     assert ("KUBE-LOAD-BALANCER-SOURCE-IP 203.0.113.1,tcp:80,203.0.113.1" in entries(fragment)) is allowed
-    assert fragment.hidden == (() if allowed else (VirtualKey(6, packed("203.0.113.1"), 80),))
+    assert keys(fragment, BLOCKED) == (() if allowed else (VirtualKey(6, packed("203.0.113.1"), 80),))
     assert f"KUBE-LOAD-BALANCER-SOURCE-CIDR 203.0.113.1,tcp:80,{ranges[0]}" in entries(fragment)
     assert "KUBE-LOAD-BALANCER-FW 203.0.113.1,tcp:80" in entries(fragment)
 
 
 def test_affinity_and_scheduler_are_the_servers_settings() -> None:
-    (server, _), *_ = compiled(service_port(affinity_seconds=300), REMOTE).servers
+    (server, _, _), *_ = servers(compiled(service_port(affinity_seconds=300), REMOTE))
     assert (server.scheduler, server.flags, server.timeout) == ("rr", PERSISTENT, 300)
-    (server, _), *_ = compiled(service_port(ipvs_scheduler="mh"), REMOTE).servers
+    (server, _, _), *_ = servers(compiled(service_port(ipvs_scheduler="mh"), REMOTE))
     assert (server.scheduler, server.flags, server.timeout) == ("mh", SCHEDULER_2, 0)
-    (server, _), *_ = compiled(service_port(ipvs_scheduler="sh"), REMOTE).servers
+    (server, _, _), *_ = servers(compiled(service_port(ipvs_scheduler="sh"), REMOTE))
     assert server.flags == 0
 
 
 def test_a_scheduler_that_cannot_be_had_is_noted_and_the_default_serves() -> None:
     fragment = compiled(service_port(ipvs_scheduler="fastest"), REMOTE)
-    assert fragment.servers[0][0].scheduler == "rr"
+    assert servers(fragment)[0].server.scheduler == "rr"
     assert fragment.note.startswith("default/web:http: annotation pointsman.dev/ipvs-scheduler: 'fastest'")
 
 
@@ -175,13 +195,13 @@ def test_the_annotation_for_all_modes_is_understood(word: str, scheduler: str, f
     findings: list[Finding] = []
     meta = Meta(annotations={"pointsman.dev/scheduler": word})
     port = service_port(balancing=parse_balancing_request(meta, findings))
-    (server, _), *_ = compiled(port, REMOTE).servers
+    (server, _, _), *_ = servers(compiled(port, REMOTE))
     assert (server.scheduler, server.flags, findings) == (scheduler, flags, [])
 
 
 def test_the_annotation_for_this_mode_wins_over_the_one_for_all() -> None:
     port = service_port(ipvs_scheduler="lc", balancing=BalancingRequest(Scheduler.SOURCE_HASH, "source-hash"))
-    (server, _), *_ = compiled(port, REMOTE).servers
+    (server, _, _), *_ = servers(compiled(port, REMOTE))
     assert server.scheduler == "lc"
 
 
@@ -191,7 +211,7 @@ def test_ipv6_sets_have_their_own_names() -> None:
     fragment = compiled(
         service_port(cluster_ip="fd00:10:96::a", node_port=30080), endpoint("fd00:10:244::1"), node=node
     )
-    assert {name for name, _ in fragment.entries} == {
+    assert {name for name, _ in members(fragment)} == {
         "KUBE-6-CLUSTER-IP",
         "KUBE-6-IPVS-IPS",
         "KUBE-6-NODE-PORT-TCP",
@@ -208,7 +228,7 @@ def test_loopback_and_link_local_are_not_the_nodes_own() -> None:
 
 def test_endpoints_keep_their_own_ports() -> None:
     fragment = compiled(service_port(), endpoint("10.244.1.1", 8080), endpoint("10.244.1.1", 9090))
-    assert fragment.servers[0][1] == {
+    assert servers(fragment)[0].weights == {
         RealKey(packed("10.244.1.1"), 8080): 1,
         RealKey(packed("10.244.1.1"), 9090): 1,
     }
@@ -221,7 +241,7 @@ def test_weights_are_those_of_real_servers_and_choose_a_scheduler_that_heeds_the
         (BalancingRequest(Scheduler.LEAST_CONNECTIONS, "least-connections"), "wlc"),
         (BalancingRequest(Scheduler.SOURCE_HASH, "source-hash"), "mh"),
     ):
-        server, weights = compiled(service_port(balancing=request), heavy, light).servers[0]
+        server, weights, _ = servers(compiled(service_port(balancing=request), heavy, light))[0]
         assert server.scheduler == scheduler
         assert weights == {RealKey(heavy.address, 8080): 3, RealKey(light.address, 8080): 1}
 
@@ -230,6 +250,6 @@ def test_nothing_is_listed_twice() -> None:
     fragment = compiled(
         service_port(external_ips=("198.51.100.1",), load_balancer_ips=("198.51.100.1",)), REMOTE
     )
-    assert len(fragment.entries) == len(set(fragment.entries))
-    assert fragment.addresses.count(packed("198.51.100.1")) == 1
-    assert SetEntry(packed("198.51.100.1")) in [entry for _, entry in fragment.entries]
+    assert len(members(fragment)) == len(set(members(fragment)))
+    assert keys(fragment, ADDRESS).count(packed("198.51.100.1")) == 1
+    assert SetEntry(packed("198.51.100.1")) in [entry for _, entry in members(fragment)]

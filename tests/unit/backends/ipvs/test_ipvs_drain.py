@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.factory import packed
 
-from pointsman.backends.ipvs.batch import RemoveReals, WeighReals
 from pointsman.backends.ipvs.drain import Draining
+from pointsman.backends.ipvs.steps import RemoveReals, WeighReals
 from pointsman.kernel.ipvs_objects import RealKey, RealOf, RealServer, VirtualKey
 
 TCP = VirtualKey(6, packed("10.96.0.1"), 80)
@@ -34,14 +34,14 @@ def test_a_server_with_connections_stops_getting_new_ones_and_waits() -> None:
     assert len(draining) == 0
 
 
-def test_patience_counts_from_the_first_sight_and_ends() -> None:
+def test_the_timeout_counts_from_the_first_sight() -> None:
     draining = Draining(100)
     assert steps(draining, ONE, 10, weight=0, active=5) == STAYS
     assert steps(draining, ONE, 109, weight=0, active=5) == STAYS
     assert steps(draining, ONE, 110, weight=0, active=5) == GOES
 
 
-def test_udp_waits_for_nobody() -> None:
+def test_udp_does_not_wait() -> None:
     item = RealOf(UDP, ONE.real)
     assert steps(Draining(100), item, 0, weight=1, active=9)[1].items == [item]
 

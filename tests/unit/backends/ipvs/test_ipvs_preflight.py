@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from tests.factory import packed
+from tests.factory import packed, plan, service_port
 
 from pointsman.backends.contract import Setup
-from pointsman.backends.ipvs.desired import Desired
+from pointsman.backends.ipvs.check import diff_keys, diff_servers
+from pointsman.backends.ipvs.compile import ADDRESS, SERVER, ServerRow
 from pointsman.backends.ipvs.drain import Draining
-from pointsman.backends.ipvs.fragment import Fragment
-from pointsman.backends.ipvs.known import Known
 from pointsman.backends.ipvs.preflight import preflight, wanted_sysctls
-from pointsman.backends.ipvs.schedulers import Choice, Schedulers
-from pointsman.backends.ipvs.verify import address_differences, entry_differences, server_differences
+from pointsman.backends.ipvs.schedulers import Choice, Schedulers, requested_schedulers
+from pointsman.backends.ipvs.steps import KernelState
+from pointsman.backends.ledger import Ledger, Row
 from pointsman.config.types import IPVirtualServer, KubeProxyConfiguration
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import RealKey, VirtualKey, VirtualServer
 from pointsman.kernel.release import kernel_version
 from pointsman.model.addresses import Family
-from pointsman.model.service import IPVS_SCHEDULER_ANNOTATION, Protocol, ServicePortName
+from pointsman.model.service import Protocol, ServicePortName
 
 
 @pytest.mark.parametrize(
@@ -52,49 +52,47 @@ def test_an_unknown_scheduler_names_the_known_ones() -> None:
     assert problem.startswith("ipvs.scheduler 'bogus' is unknown; use one of dh, fo, lblc")
 
 
-def test_a_service_gets_the_scheduler_it_asks_for_or_the_default_and_a_reason() -> None:
-    asked: list[str] = []
+def choose(word: str) -> Choice:
+    return Schedulers("rr", {"sed"}).choose(plan(service_port(ipvs_scheduler=word)))
 
-    def has(name: str) -> bool:
-        asked.append(name)
-        return name != "sed"
 
-    schedulers = Schedulers("rr", has)
-    assert schedulers.choice("", IPVS_SCHEDULER_ANNOTATION) == Choice("rr")
-    assert schedulers.choice("rr", IPVS_SCHEDULER_ANNOTATION) == Choice("rr")
-    assert schedulers.choice("lc", IPVS_SCHEDULER_ANNOTATION) == Choice("lc")
-    assert schedulers.choice("lc", IPVS_SCHEDULER_ANNOTATION) == Choice("lc")
-    assert asked == ["lc"]
-    name, problem, _ = schedulers.choice("sed", IPVS_SCHEDULER_ANNOTATION)
+def test_a_service_gets_the_scheduler_it_requests_or_the_default_and_a_reason() -> None:
+    assert choose("") == Choice("rr")
+    assert choose("rr") == Choice("rr")
+    assert choose("lc") == Choice("lc")
+    name, problem, _ = choose("sed")
     assert name == "rr"
     assert (
         "pointsman.dev/ipvs-scheduler: this kernel lacks scheduler sed (module ip_vs_sed); using rr"
         in problem
     )
-    name, problem, _ = schedulers.choice("rr; rm -rf /", IPVS_SCHEDULER_ANNOTATION)
+    name, problem, _ = choose("rr; rm -rf /")
     assert name == "rr"
     assert "is no IPVS scheduler" in problem
-    assert asked == ["lc", "sed"], (
-        "nothing unknown may reach the kernel, which would look for a module of that name"
-    )
 
 
-def fragment(port: int, *reals: RealKey) -> Fragment:
-    address = packed("10.96.0.1")
-    server = VirtualServer(VirtualKey(6, address, port), "rr")
-    entries = (("KUBE-CLUSTER-IP", SetEntry(address, 6, port)), ("KUBE-IPVS-IPS", SetEntry(address)))
-    return Fragment(((server, dict.fromkeys(reals, 1)),), entries, (address,))
+def test_the_kernel_is_asked_for_no_other_name_than_that_of_a_scheduler() -> None:
+    """It would look for a module of that name."""
+    plans = [plan(service_port(ipvs_scheduler=word)) for word in ("", "lc", "sed", "lc", "rr; rm -rf /")]
+    assert requested_schedulers(plans) == {"lc", "sed"}
 
 
 def test_verification_names_every_kind_of_difference() -> None:
     one, two = RealKey(packed("10.244.0.1"), 8080), RealKey(packed("10.244.0.2"), 8080)
     name = ServicePortName("default", "web", "http", Protocol.TCP)
-    desired, found = Desired({name: fragment(80, one)}), Known()
-    key = VirtualKey(6, packed("10.96.0.1"), 80)
+    address = packed("10.96.0.1")
+    key = VirtualKey(6, address, 80)
+    rows = (
+        Row(name, SERVER, key, ServerRow(VirtualServer(key, "rr"), {one: 1})),
+        Row(name, "KUBE-CLUSTER-IP", SetEntry(address, 6, 80)),
+        Row(name, "KUBE-IPVS-IPS", SetEntry(address)),
+        Row(name, ADDRESS, address),
+    )
+    desired, found = Ledger({name: rows}), KernelState(("KUBE-CLUSTER-IP", "KUBE-IPVS-IPS"))
     foreign, excluded = VirtualKey(6, packed("10.96.9.9"), 80), VirtualKey(6, packed("192.0.2.1"), 80)
 
     def servers() -> list[tuple[str, str, str, ServicePortName | None]]:
-        differences = server_differences(desired, found, Draining(1), lambda k: k == excluded)
+        differences = diff_servers(desired, found, Draining(1), lambda k: k == excluded)
         return [(d.what, d.want, d.have, d.owner) for d in differences]
 
     assert servers() == [("virtual server tcp 10.96.0.1:80", "scheduler rr, flags 0x0", "", name)]
@@ -115,14 +113,11 @@ def test_verification_names_every_kind_of_difference() -> None:
         ("real server 10.244.0.2:8080 of tcp 10.96.0.1:80", "", "weight 1", name),
         ("virtual server tcp 10.96.9.9:80", "", "scheduler rr, flags 0x0", None),
     ]
-    found.entries = {"KUBE-CLUSTER-IP": {SetEntry(packed("10.0.0.9"), 6, 80)}}
-    assert [(d.what, d.want, d.have, d.owner) for d in entry_differences(desired, found)] == [
+    found.keys |= {ADDRESS: {packed("10.9.9.9")}, "KUBE-CLUSTER-IP": {SetEntry(packed("10.0.0.9"), 6, 80)}}
+    assert [(d.what, d.want, d.have, d.owner) for d in diff_keys(desired, found)] == [
+        ("address on kube-ipvs0", "10.96.0.1", "", name),
+        ("address on kube-ipvs0", "", "10.9.9.9", None),
         ("ipset KUBE-CLUSTER-IP", "10.96.0.1,tcp:80", "", name),
-        ("ipset KUBE-IPVS-IPS", "10.96.0.1", "", name),
         ("ipset KUBE-CLUSTER-IP", "", "10.0.0.9,tcp:80", None),
-    ]
-    found.addresses = {packed("10.9.9.9")}
-    assert [(d.want, d.have, d.owner) for d in address_differences(desired, found)] == [
-        ("10.96.0.1", "", name),
-        ("", "10.9.9.9", None),
+        ("ipset KUBE-IPVS-IPS", "10.96.0.1", "", name),
     ]

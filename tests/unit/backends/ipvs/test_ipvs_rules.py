@@ -7,7 +7,7 @@ from typing import Any
 from tests.factory import context, packed
 
 from pointsman.backends.ipvs import sets
-from pointsman.backends.ipvs.rules import CHAINS, JUMPS, rule_set
+from pointsman.backends.ipvs.rules import CHAINS, JUMPS, build_rules
 from pointsman.kernel.ipvs_objects import VirtualKey
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode
@@ -16,13 +16,13 @@ ALL_SETS = {spec.base for spec in sets.ALL}
 
 
 def cluster_ip_rule(**fields: Any) -> str:
-    rules = rule_set(context(**fields), {"KUBE-CLUSTER-IP"}, ())
+    rules = build_rules(context(**fields), {"KUBE-CLUSTER-IP"}, ())
     (rule,) = [rule for rule in rules.nat if "KUBE-CLUSTER-IP" in rule and rule.endswith("KUBE-MARK-MASQ")]
     return rule
 
 
 def test_rules_of_empty_sets_are_left_out() -> None:
-    few, many = rule_set(context(), (), ()), rule_set(context(), ALL_SETS, ())
+    few, many = build_rules(context(), (), ()), build_rules(context(), ALL_SETS, ())
     assert len(few.nat) < len(many.nat)
     assert len(few.filter) < len(many.filter)
     assert not any("KUBE-LOOP-BACK" in rule for rule in few.nat)
@@ -30,14 +30,16 @@ def test_rules_of_empty_sets_are_left_out() -> None:
 
 
 def test_unused_ports_of_service_addresses_are_refused_whatever_the_sets_hold() -> None:
-    rules = rule_set(context(), (), ())
+    rules = build_rules(context(), (), ())
     assert [rule for rule in rules.filter if "KUBE-IPVS-FILTER" in rule][-1].endswith(
         "--match-set KUBE-IPVS-IPS dst -j REJECT --reject-with icmp-port-unreachable"
     )
 
 
 def test_local_node_ports_return_before_the_masquerade() -> None:
-    rules = [rule for rule in rule_set(context(), ALL_SETS, ()).nat if rule.startswith("-A KUBE-NODE-PORT ")]
+    rules = [
+        rule for rule in build_rules(context(), ALL_SETS, ()).nat if rule.startswith("-A KUBE-NODE-PORT ")
+    ]
     assert [rule.rpartition(" ")[2] for rule in rules] == ["RETURN", "KUBE-MARK-MASQ"] * 3
 
 
@@ -58,7 +60,7 @@ def test_an_interface_name_cannot_smuggle_words_into_a_rule() -> None:
 
 def test_hidden_addresses_are_dropped_on_their_way_out() -> None:
     keys = [VirtualKey(17, packed("203.0.113.2"), 53), VirtualKey(6, packed("203.0.113.1"), 80)]
-    rules = [rule for rule in rule_set(context(), (), keys).filter if "KUBE-IPVS-OUT-FILTER" in rule]
+    rules = [rule for rule in build_rules(context(), (), keys).filter if "KUBE-IPVS-OUT-FILTER" in rule]
     assert rules == [
         "-A KUBE-IPVS-OUT-FILTER -s 203.0.113.1/32 -m ipvs --vproto 6 --vaddr 203.0.113.1 --vport 80 -j DROP",
         "-A KUBE-IPVS-OUT-FILTER -s 203.0.113.2/32 -m ipvs --vproto 17 --vaddr 203.0.113.2 --vport 53 -j DROP",
@@ -66,7 +68,7 @@ def test_hidden_addresses_are_dropped_on_their_way_out() -> None:
 
 
 def test_one_restore_replaces_all_chains_and_adds_only_missing_jumps() -> None:
-    rules = rule_set(context(Family.IPV6), (), ())
+    rules = build_rules(context(Family.IPV6), (), ())
     text = rules.restore_text([JUMPS[0], JUMPS[-1]]).decode()
     assert text.count("COMMIT\n") == 2
     assert [line for line in text.splitlines() if line.startswith("-I ")] == [
@@ -81,7 +83,7 @@ def test_one_restore_replaces_all_chains_and_adds_only_missing_jumps() -> None:
 
 
 def test_old_tools_masquerade_without_random_ports() -> None:
-    plain = rule_set(context(), (), (), random_fully=False)
+    plain = build_rules(context(), (), (), random_fully=False)
     assert any(rule.endswith("-j MASQUERADE") for rule in plain.nat)
     assert not any("--random-fully" in rule for rule in plain.nat)
 

@@ -1,0 +1,190 @@
+"""Is the kernel as it should be? Drift checks over netlink, and the full comparison. Reads, never writes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+
+from pointsman.backends.contract import PRESENT, Difference, compile_each
+from pointsman.backends.ipvs.compile import ADDRESS, SERVER, Compiler
+from pointsman.backends.ipvs.rules import CHAINS, JUMPS, RuleSet, desired_rules
+from pointsman.backends.ipvs.schedulers import Schedulers
+from pointsman.backends.ipvs.sockets import Sockets
+from pointsman.backends.ipvs.steps import KernelState
+from pointsman.backends.ledger import Ledger
+from pointsman.backends.netfilter import spelling
+from pointsman.backends.netfilter.runners import diff_dormant
+from pointsman.backends.netfilter.tables import canonical_rules, diff_jumps, diff_rules, parse_chains
+from pointsman.kernel import ipvs
+from pointsman.kernel.ipset_objects import SetHeader
+from pointsman.kernel.ipvs_objects import IPVS_DEVICE, PERSISTENT, RealOf, VirtualKey, VirtualServer
+from pointsman.kernel.nft_ruleset import NftRuleset
+from pointsman.model.addresses import address_text
+from pointsman.model.node_context import NodeContext
+from pointsman.model.plan import ServicePlan
+from pointsman.model.service import ServicePortName
+
+Excluded = Callable[[VirtualKey], bool]
+"""Whether a virtual server belongs to another program."""
+
+
+class DriftCheck:
+    """Compares names, settings and counts with what the backend last knew; repeated checks are cheap.
+
+    Of the virtual servers it keeps a digest of the listing that was last found right. Changes of addresses are reported by
+    the kernel, so they are listed again only after one.
+    """
+
+    def __init__(self) -> None:
+        self._digest: int | None = None
+        self._addresses_match = False
+
+    def forget_servers(self) -> None:
+        """Forget the digest; to be called when the proxy changed virtual servers itself."""
+        self._digest = None
+
+    def find(self, state: KernelState, sockets: Sockets, excluded: Excluded) -> Difference | None:
+        """Return the first difference; raises KernelError."""
+        return (
+            self._find_server(state, sockets, excluded)
+            or self._find_address(state, sockets)
+            or next(_diff_sets(state, sockets.sets()), None)
+        )
+
+    def _find_server(self, state: KernelState, sockets: Sockets, excluded: Excluded) -> Difference | None:
+        listing = sockets.server_listing()
+        digest = ipvs.digest(listing)
+        if digest == self._digest:
+            return None
+        unexpected, missing = ipvs.diff_listing(listing, state.servers.values())
+        keys = [s.key for s in unexpected if sockets.is_of_family(s) and not excluded(s.key)]
+        for want, have, found in (
+            (PRESENT, "", [server.key for server in missing]),
+            (PRESENT, "other settings", [key for key in keys if key in state.servers]),
+            ("", PRESENT, [key for key in keys if key not in state.servers]),
+        ):
+            if found:
+                return Difference(f"virtual server {found[0]}", want, have, detail=f"{len(found)} in all")
+        self._digest = digest
+        return None
+
+    def _find_address(self, state: KernelState, sockets: Sockets) -> Difference | None:
+        if sockets.addresses_may_have_changed() or not self._addresses_match:
+            self._addresses_match = sockets.addresses() == state.keys[ADDRESS]
+        if self._addresses_match:
+            return None
+        return Difference(f"addresses of {IPVS_DEVICE}", PRESENT, "other addresses")
+
+
+def _diff_sets(state: KernelState, headers: Mapping[str, SetHeader]) -> Iterator[Difference]:
+    for name, references in state.references.items():
+        header, entries = headers.get(name), len(state.keys[name])
+        if header is None:
+            yield Difference(f"ipset {name}", PRESENT)
+        elif header.references != references:
+            what = f"rules that match on ipset {name}"
+            yield Difference(what, str(references), str(header.references))
+        elif header.elements not in (-1, entries):
+            yield Difference(f"entries of ipset {name}", str(entries), str(header.elements))
+
+
+class IpvsComparison:
+    """Implements `pointsman.backends.contract.Comparison`."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        plans: Mapping[ServicePortName, ServicePlan],
+        *,
+        rules: RuleSet | None,
+        save: Callable[[str], bytes],
+        schedulers: Schedulers,
+        random_fully: bool,
+        draining: Collection[RealOf],
+        excluded: Excluded,
+        ruleset: NftRuleset | None,
+    ) -> None:
+        """`rules` are given when these are the plans of some service ports only: rules depend on all of them."""
+        self._context = context
+        self._plans = plans
+        self._rules = rules
+        self._save = save
+        self._schedulers = schedulers
+        self._random_fully = random_fully
+        self._draining = draining
+        self._excluded = excluded
+        self._ruleset = ruleset
+
+    def differences(self) -> list[Difference]:
+        compiler = Compiler(self._context, self._schedulers)
+        fragments = compile_each(self._plans, compiler.compile, {})
+        desired = Ledger({name: fragment.rows for name, fragment in fragments.items()})
+        with contextlib.closing(Sockets(self._context.family)) as sockets:
+            found = sockets.read(desired, only_desired=self._rules is not None)
+        rules = self._rules or desired_rules(desired, self._context, random_fully=self._random_fully)
+        return [
+            *diff_servers(desired, found, self._draining, self._excluded),
+            *diff_keys(desired, found),
+            *diff_rule_set(rules, {table: self._save(table) for table, _ in rules.tables()}),
+            *diff_dormant(self._ruleset),
+        ]
+
+
+def diff_servers(
+    desired: Ledger, found: KernelState, draining: Container[RealOf], excluded: Excluded
+) -> Iterator[Difference]:
+    """Yield differences of virtual and real servers, except draining real servers and excluded virtual servers."""
+    rows = desired.rows(SERVER)
+    for key, row in rows.items():
+        server, wanted, _ = row.value
+        have = found.servers.get(key)
+        if have != server:
+            yield Difference(
+                f"virtual server {key}", _describe(server), _describe(have) if have else "", row.owner
+            )
+        if have is None:
+            continue
+        weights = found.weights.get(key, {})
+        for real in dict.fromkeys((*wanted, *weights)):
+            want, weight = wanted.get(real), weights.get(real)
+            if want == weight or (want is None and not weight and RealOf(key, real) in draining):
+                continue
+            yield Difference(
+                f"real server {real} of {key}", _weight_text(want), _weight_text(weight), row.owner
+            )
+    for key, server in found.servers.items():
+        if key not in rows and not excluded(key):
+            yield Difference(f"virtual server {key}", "", _describe(server))
+
+
+def _describe(server: VirtualServer) -> str:
+    affinity = f", affinity {server.timeout} s" if server.flags & PERSISTENT else ""
+    return f"scheduler {server.scheduler}{affinity}, flags {server.flags:#x}"
+
+
+def _weight_text(weight: int | None) -> str:
+    return "" if weight is None else f"weight {weight}"
+
+
+def diff_keys(desired: Ledger, found: KernelState) -> Iterator[Difference]:
+    """Yield differences of set entries and of addresses on the dummy device."""
+    for kind, keys in found.keys.items():
+        rows = desired.rows(kind)
+        what = f"address on {IPVS_DEVICE}" if kind == ADDRESS else f"ipset {kind}"
+        render = address_text if kind == ADDRESS else str
+        for key, row in rows.items():
+            if key not in keys:
+                yield Difference(what, render(key), "", row.owner)
+        for key in keys - rows.keys():
+            yield Difference(what, "", render(key))
+
+
+def diff_rule_set(rules: RuleSet, saved: Mapping[str, bytes]) -> Iterator[Difference]:
+    """Yield differences of the rules in our chains and of the jumps to them; `saved` are tables as iptables-save prints them."""
+    tables = {table: parse_chains(text) for table, text in saved.items()}
+    for table, wanted in rules.tables():
+        for chain in CHAINS[table]:
+            want = [spelling.canonical(rule) for rule in wanted if rule.startswith(f"-A {chain} ")]
+            have = canonical_rules(tables[table].get(chain, b""))
+            yield from diff_rules(f"{table} {chain}", want, have)
+    yield from diff_jumps(JUMPS, tables, lambda _jump: False)

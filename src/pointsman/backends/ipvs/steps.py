@@ -1,0 +1,288 @@
+"""The steps of a sync as data, and the order that leads safely from what the kernel holds to what services want. Pure.
+
+Each step does one thing to many objects, so that they can be sent many per system call.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from pointsman.backends.ipvs.compile import ADDRESS, DEFAULT_WEIGHT, SERVER
+from pointsman.backends.ipvs.rules import RuleSet
+from pointsman.backends.ledger import Keys, Ledger
+from pointsman.backends.netfilter.tables import Jump
+from pointsman.kernel import ipvs
+from pointsman.kernel.ipvs_objects import IPVS_DEVICE, RealKey, RealOf, VirtualKey, VirtualServer
+
+T = TypeVar("T")
+_NOT_FOUND = frozenset((errno.ENOENT, errno.ESRCH, errno.EADDRNOTAVAIL, errno.ENODEV))
+
+
+class KernelState:
+    """What the kernel holds of one IP family, as last read and as acknowledged since; each step updates it."""
+
+    def __init__(self, set_names: Iterable[str] = ()) -> None:
+        self.servers: dict[VirtualKey, VirtualServer] = {}
+        self.weights: dict[VirtualKey, dict[RealKey, int]] = {}
+        self.keys: dict[str, set[Any]] = {name: set() for name in (ADDRESS, *set_names)}
+        """Addresses and set entries, by the kind of their rows."""
+        self.rules: RuleSet | None = None
+        """None until they are written by this process."""
+        self.missing_jumps: tuple[Jump, ...] = ()
+        self.iptables_mode_serves = False
+        """The rules of iptables mode still lead to endpoints, until ours replace them."""
+        self.references: dict[str, int] = {}
+        """How many rules match on each set."""
+
+
+class NetlinkStep(msgspec.Struct, Generic[T], frozen=True):
+    """What one pipeline of netlink messages can do."""
+
+    items: Sequence[T]
+    counts_as: ClassVar[str]
+    action: ClassVar[str]
+    """For error messages, followed by the object."""
+    ignored_errors: ClassVar[frozenset[int]] = frozenset()
+    """Error numbers which say that there is nothing left to do."""
+
+    def apply_to(self, state: KernelState, rejected: Container[object] = ()) -> None:
+        """Update the state for what was sent, except for rejected items."""
+        self._apply(state, [item for item in self.items if item not in rejected])
+
+    def _apply(self, state: KernelState, items: Sequence[T]) -> None:
+        raise NotImplementedError
+
+
+class _EntryStep(NetlinkStep[Any], frozen=True):
+    counts_as: ClassVar[str] = "ipset entries"
+    set_name: str
+
+
+class AddEntries(_EntryStep, frozen=True):
+    """Add entries to an ipset; one that exists is no error."""
+
+    def _apply(self, state: KernelState, items: Sequence[Any]) -> None:
+        state.keys[self.set_name].update(items)
+
+
+class DeleteEntries(_EntryStep, frozen=True):
+    """Delete entries from an ipset; one that does not exist is no error."""
+
+    def _apply(self, state: KernelState, items: Sequence[Any]) -> None:
+        state.keys[self.set_name].difference_update(items)
+
+
+class IpvsStep(NetlinkStep[T], frozen=True):
+    """A change of virtual or real servers."""
+
+    def payloads(self) -> Iterator[bytes]:
+        """Yield one message per object."""
+        raise NotImplementedError
+
+
+class AddServers(IpvsStep[VirtualServer], frozen=True):
+    """Add virtual servers, still without real servers."""
+
+    counts_as: ClassVar[str] = "virtual servers"
+    action: ClassVar[str] = "add virtual server"
+    command: ClassVar[int] = ipvs.CMD_NEW_SERVICE
+
+    def payloads(self) -> Iterator[bytes]:
+        return (ipvs.service_change(self.command, server) for server in self.items)
+
+    def _apply(self, state: KernelState, items: Sequence[VirtualServer]) -> None:
+        state.servers.update((server.key, server) for server in items)
+
+
+class AlterServers(AddServers, frozen=True):
+    """Change scheduler, affinity or flags."""
+
+    action: ClassVar[str] = "change virtual server"
+    command: ClassVar[int] = ipvs.CMD_SET_SERVICE
+
+
+class RemoveServers(IpvsStep[VirtualKey], frozen=True):
+    """Remove virtual servers together with their real servers."""
+
+    counts_as: ClassVar[str] = "virtual servers"
+    action: ClassVar[str] = "remove virtual server"
+    ignored_errors: ClassVar[frozenset[int]] = _NOT_FOUND
+
+    def payloads(self) -> Iterator[bytes]:
+        return map(ipvs.service_removal, self.items)
+
+    def _apply(self, state: KernelState, items: Sequence[VirtualKey]) -> None:
+        for key in items:
+            state.servers.pop(key, None)
+            state.weights.pop(key, None)
+
+
+class AddReals(IpvsStep[RealOf], frozen=True):
+    """Add real servers to their virtual servers."""
+
+    weight: int = DEFAULT_WEIGHT
+    counts_as: ClassVar[str] = "real servers"
+    action: ClassVar[str] = "add real server"
+    command: ClassVar[int] = ipvs.CMD_NEW_DEST
+
+    def payloads(self) -> Iterator[bytes]:
+        for key, items in groupby(self.items, attrgetter("server")):
+            service = ipvs.service_id(key)
+            for item in items:
+                yield ipvs.destination_change(self.command, service, item.real, self.weight)
+
+    def _apply(self, state: KernelState, items: Sequence[RealOf]) -> None:
+        for server, real in items:
+            state.weights.setdefault(server, {})[real] = self.weight
+
+
+class WeighReals(AddReals, frozen=True):
+    """Change weights; with 0 a real server gets no new connections."""
+
+    action: ClassVar[str] = "set the weight of real server"
+    command: ClassVar[int] = ipvs.CMD_SET_DEST
+
+
+class RemoveReals(IpvsStep[RealOf], frozen=True):
+    """Remove real servers, whatever connections they have."""
+
+    counts_as: ClassVar[str] = "real servers"
+    action: ClassVar[str] = "remove real server"
+    ignored_errors: ClassVar[frozenset[int]] = _NOT_FOUND
+
+    def payloads(self) -> Iterator[bytes]:
+        return (ipvs.destination_removal(ipvs.service_id(item.server), item.real) for item in self.items)
+
+    def _apply(self, state: KernelState, items: Sequence[RealOf]) -> None:
+        for server, real in items:
+            state.weights.get(server, {}).pop(real, None)
+
+
+class Bind(NetlinkStep[bytes], frozen=True):
+    """Add addresses to the dummy device."""
+
+    counts_as: ClassVar[str] = "addresses"
+    action: ClassVar[str] = f"add to {IPVS_DEVICE} the address"
+    ignored_errors: ClassVar[frozenset[int]] = frozenset((errno.EEXIST,))
+
+    def _apply(self, state: KernelState, items: Sequence[bytes]) -> None:
+        state.keys[ADDRESS].update(items)
+
+
+class Unbind(NetlinkStep[bytes], frozen=True):
+    """Remove addresses from the dummy device."""
+
+    counts_as: ClassVar[str] = "addresses"
+    action: ClassVar[str] = f"remove from {IPVS_DEVICE} the address"
+    ignored_errors: ClassVar[frozenset[int]] = _NOT_FOUND
+
+    def _apply(self, state: KernelState, items: Sequence[bytes]) -> None:
+        state.keys[ADDRESS].difference_update(items)
+
+
+class DrainReals(msgspec.Struct, frozen=True):
+    """Remove real servers or set their weight to 0, depending on their open connections; see `drain`."""
+
+    items: Sequence[RealOf]
+
+
+class WriteRules(msgspec.Struct, frozen=True):
+    """Replace the content of our chains."""
+
+    rules: RuleSet
+    jumps: Sequence[Jump] = ()
+    """Those that built-in chains lack."""
+
+
+Step = NetlinkStep[Any] | DrainReals | WriteRules
+
+
+def all_keys(desired: Ledger, state: KernelState) -> Keys:
+    """Return the keys of both sides, for a full sync."""
+    keys = {kind: {*desired.rows(kind), *held} for kind, held in state.keys.items()}
+    return {**keys, SERVER: {*desired.rows(SERVER), *state.servers}}
+
+
+def plan_steps(
+    desired: Ledger, state: KernelState, touched: Keys, rules: RuleSet, excluded: Callable[[VirtualKey], bool]
+) -> list[Step]:
+    """Return what makes `state` equal to `desired` for the touched keys; `excluded` virtual servers are never removed.
+
+    This is not one transaction, so the order carries the guarantees. Sets and rules come first, so that no packet of a new
+    service is balanced without being masqueraded, then virtual servers with their real servers, then addresses; removals
+    follow all additions, in the reverse order. Only where the rules of iptables mode still serve, ours come last among the
+    additions.
+    """
+    servers = _ServerSteps(desired, state, touched.get(SERVER, set()), excluded)
+    missing = {
+        kind: [key for key in keys if key in desired.rows(kind) and key not in state.keys[kind]]
+        for kind, keys in touched.items()
+        if kind in state.keys
+    }
+    surplus = {
+        kind: [key for key in keys if key in state.keys[kind] and key not in desired.rows(kind)]
+        for kind, keys in touched.items()
+        if kind in state.keys
+    }
+    bind, unbind = Bind(missing.pop(ADDRESS, ())), Unbind(surplus.pop(ADDRESS, ()))
+    write = [WriteRules(rules, state.missing_jumps)] if rules != state.rules else []
+    extend = _non_empty(*servers.extend, bind)
+    return [
+        *_non_empty(*(AddEntries(keys, name) for name, keys in missing.items())),
+        *((*extend, *write) if state.iptables_mode_serves else (*write, *extend)),
+        *_non_empty(*servers.shrink, unbind, *(DeleteEntries(keys, name) for name, keys in surplus.items())),
+    ]
+
+
+class _ServerSteps:
+    """Steps for virtual and real servers."""
+
+    def __init__(
+        self,
+        desired: Ledger,
+        state: KernelState,
+        touched: set[VirtualKey],
+        excluded: Callable[[VirtualKey], bool],
+    ) -> None:
+        rows = desired.rows(SERVER)
+        added: list[VirtualServer] = []
+        altered: list[VirtualServer] = []
+        removed: list[VirtualKey] = []
+        joining: dict[int, list[RealOf]] = {}
+        weighing: dict[int, list[RealOf]] = {}
+        draining: list[RealOf] = []
+        leaving: list[RealOf] = []
+        for key in touched:
+            row, have = rows.get(key), state.servers.get(key)
+            if row is None:
+                if have is not None and not excluded(key):
+                    removed.append(key)
+                continue
+            server, wanted, may_drain = row.value
+            if have != server:
+                (added if have is None else altered).append(server)
+            weights = state.weights.get(key, {})
+            for real, weight in wanted.items():
+                if weights.get(real) != weight:
+                    by_weight = weighing if real in weights else joining
+                    by_weight.setdefault(weight, []).append(RealOf(key, real))
+            for real in weights.keys() - wanted.keys():
+                drains = may_drain is None or real in may_drain
+                (draining if drains else leaving).append(RealOf(key, real))
+        self.extend: tuple[NetlinkStep[Any], ...] = (
+            AddServers(added),
+            AlterServers(altered),
+            *(AddReals(items, weight) for weight, items in joining.items()),
+            *(WeighReals(items, weight) for weight, items in weighing.items()),
+        )
+        self.shrink = (DrainReals(draining), RemoveReals(leaving), RemoveServers(removed))
+
+
+def _non_empty(*steps: NetlinkStep[Any] | DrainReals) -> list[Step]:
+    return [step for step in steps if step.items]
