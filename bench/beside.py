@@ -45,6 +45,7 @@ from pointsman.node.state import Settings
 from pointsman.node.surroundings import SilentRecorder
 from pointsman.obs.registry import Metrics
 from pointsman.report.status import ReloadReport
+from pointsman.serve.connections import Connections
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.reconcile import SyncOutcome
 
@@ -127,6 +128,7 @@ async def measure(
             metrics,
             SilentRecorder(),
             ConditionBoard(),
+            Connections(),
             unsupported={},
             listeners=(heard,),
         )

@@ -22,6 +22,7 @@ from pointsman.node.proxy import Proxy
 from pointsman.node.state import Settings
 from pointsman.node.surroundings import SYNCING, SilentRecorder
 from pointsman.obs.registry import Metrics
+from pointsman.serve.connections import Connections
 from pointsman.sync.loop import SyncListener
 
 
@@ -125,6 +126,7 @@ class Assembly:
             self.metrics,
             self.recorder,
             self.board,
+            Connections(),
             unsupported=unsupported or {},
             listeners=listeners,
         )

@@ -51,7 +51,7 @@ async def test_a_missing_node_is_waited_for_and_then_done_without() -> None:
         world.source.listed()
         await asyncio.sleep(25)
         assert world.syncs == 0
-        assert not world.proxy.gate.is_open
+        assert not world.proxy.start.gate.is_open
     async with assembled(node_wait=0.1) as world:
         world.source.put(factory.service())
         world.source.listed()

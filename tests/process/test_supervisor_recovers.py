@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from pointsman.config.options import RunOptions
 from pointsman.config.reload import Live
 from pointsman.errors import ConfigError, KernelError, NotSupported
 from pointsman.node.aftercare import Tidied
+from pointsman.node.proxy import Proxy
 
 
 class UntouchedHost(Host):
@@ -363,7 +365,7 @@ async def test_settings_are_put_back_when_the_start_fails_though_they_could_not_
     async def fail() -> None:
         async with assembled(_read(arguments), ReloadRecord(), host) as running:
             assert setting.read_text() == "1"
-            running.proxy.started = started
+            running.proxy.start.has_started = started
             raise NotSupported("not on this machine")
 
     with pytest.raises(NotSupported):
@@ -385,3 +387,23 @@ async def test_the_files_that_a_kubeconfig_names_are_read_before_the_host_is_tou
     with pytest.raises(ConfigError, match=r"certificate-authority /nope/ca\.crt: No such file") as caught:
         await assembled(options, ReloadRecord(), NoHost(options.paths.state_dir)).__aenter__()
     assert str(kubeconfig) in str(caught.value)
+
+
+async def test_ports_are_closed_before_the_proxy_whose_threads_their_requests_need(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = _read(arguments)
+    port = int(options.config.metrics_bind_address.rpartition(":")[2])
+    refused: list[bool] = []
+    close = Proxy.close
+
+    async def note_port(proxy: Proxy) -> None:
+        with socket.socket() as client:
+            refused.append(client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED)
+        await close(proxy)
+
+    monkeypatch.setattr(Proxy, "close", note_port)
+    async with assembled(options, ReloadRecord(), UntouchedHost(tmp_path)):
+        with socket.create_connection(("127.0.0.1", port)):
+            pass
+    assert refused == [True]

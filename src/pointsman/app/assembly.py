@@ -48,6 +48,7 @@ from pointsman.node.surroundings import ApiRecorder, EventSource, Recorder, Sile
 from pointsman.node.watches import expose_watches
 from pointsman.obs.log import configure, get_log
 from pointsman.obs.registry import Metrics
+from pointsman.serve.connections import Connections, ErrorLog, HttpError
 from pointsman.source.api import ApiSource
 from pointsman.sync.flow_cleaner import StaleFlowCleaner
 from pointsman.sync.loop import SyncListener
@@ -67,7 +68,7 @@ class Running(msgspec.Struct):
 
     @property
     def started(self) -> bool:
-        return self.proxy.started
+        return self.proxy.start.has_started
 
     async def run(self) -> None:
         """Until cancelled; raises what cannot be gone on with."""
@@ -145,6 +146,7 @@ async def assembled(
         attempt = closing.enter_context(Attempt(host.sysctls))
         host.prepare(choice, board)
         backends = modes.make_backends(choice, host.sysctls)
+        connections = Connections(_count_http_errors(metrics))
         background = Background()
         closing.push_async_callback(background.close)
         cleaners = {
@@ -176,12 +178,13 @@ async def assembled(
             metrics,
             recorder,
             board,
+            connections,
             unsupported=choice.refused,
             listeners=(*listeners, tidy_up),
         )
         board.add_source("flows", flows.conditions)
         board.add_source("configuration", reloads.conditions)
-        attempt.succeeded = lambda: proxy.started
+        attempt.succeeded = lambda: proxy.start.has_started
         expose_watches(source, metrics, ages=options.manifests is None)
         inspector = Inspector(
             proxy,
@@ -195,10 +198,13 @@ async def assembled(
             dict(flagz(options.flags_set)),
             inspector,
             options.paths.control_socket,
+            connections,
             on_ports_freed=tidy_up.again,
         )
-        closing.push_async_callback(servers.stop)
         closing.push_async_callback(proxy.close)
+        closing.push_async_callback(
+            servers.stop
+        )  # before the proxy: a request must not find its threads gone
         announce(options, mode, recorder)
         await servers.start(config)
         yield Running(choice, options, proxy, servers, host, inspector)
@@ -210,6 +216,11 @@ def _metrics(mode: Mode, reloads: ReloadRecord) -> Metrics:
     for counter in mode.counters:
         metrics.add_kernel_counter(counter.metric, counter.help, counter.read)
     return metrics
+
+
+def _count_http_errors(metrics: Metrics) -> ErrorLog:
+    counters = {kind: metrics.http_errors.labels(reason=kind.value) for kind in HttpError}
+    return ErrorLog(lambda kind: counters[kind].inc())
 
 
 def _settled() -> Tidied:

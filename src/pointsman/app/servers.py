@@ -17,6 +17,7 @@ from pointsman.node.inspector import Inspector
 from pointsman.node.proxy import Proxy
 from pointsman.node.surroundings import Recorder
 from pointsman.obs.log import recent_lines, set_verbosity
+from pointsman.serve.connections import Connections
 from pointsman.serve.control import ControlServer
 from pointsman.serve.handlers import route
 from pointsman.serve.health import HealthView
@@ -43,6 +44,7 @@ class Servers:
         flags: Mapping[str, str],
         inspector: Inspector,
         control_socket: Path | None,
+        connections: Connections,
         on_ports_freed: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_ports_freed` is called when another process let go of ports that were wanted here."""
@@ -76,7 +78,7 @@ class Servers:
             hard_fail=config.bind_address_hard_fail,
             on_bind_failure=failed("health server", "FailedToStartProxierHealthcheck"),
             on_settled=partial(taken.on_bound, "health server"),
-            connections=proxy.connections,
+            connections=connections,
         )
         self._metrics = Listener(
             "metrics server",
@@ -84,7 +86,7 @@ class Servers:
             hard_fail=config.bind_address_hard_fail,
             on_bind_failure=failed("metrics server", "FailedToStartMetricServer"),
             on_settled=partial(taken.on_bound, "metrics server"),
-            connections=proxy.connections,
+            connections=connections,
         )
 
         self._control: ControlServer | None = None
@@ -94,7 +96,7 @@ class Servers:
                 **description_routes(proxy.metrics, pages),
                 "/log": _log_lines,
             }
-            self._control = ControlServer(control_socket, routes, proxy.connections)
+            self._control = ControlServer(control_socket, routes, connections)
 
     async def start(self, config: KubeProxyConfiguration) -> None:
         await self._health.start(config.healthz_bind_address)

@@ -1,4 +1,4 @@
-"""One IP family of the running proxy: its tracker and its loop in the event loop, its backend on a worker thread."""
+"""One IP family of the running proxy: tracker and sync loop in the event loop, backend on a worker thread."""
 
 from __future__ import annotations
 
@@ -17,20 +17,28 @@ from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Tracker
 from pointsman.node.health import ProxyHealth
+from pointsman.node.reporter import FamilyRecord
+from pointsman.node.share_adjuster import ShareAdjuster
+from pointsman.obs.log import get_log
 from pointsman.sync.loop import SyncListener, SyncLoop
 from pointsman.sync.pacing import Pace, Pacer
 from pointsman.sync.reconcile import Reconciler, Snapshot
 
 T = TypeVar("T")
 
-_READINGS = 3
+MAX_READINGS = 3
+
+_MIN_PAUSE_FACTOR = 100
+"""A comparison is followed by a pause of at least that many times its duration: it never takes more than a hundredth of the time."""
+
+_log = get_log(__name__)
 
 Choice = Callable[[Mapping[ServicePortName, ServicePlan]], Collection[ServicePortName] | None]
-"""Of all plans, the service ports to compare; None for all of them and whatever else is there."""
+"""Chooses the service ports to compare from all plans; None for all of them and everything else in the kernel."""
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """What the kernel should hold, and how it differs from that."""
+    """Differences of the kernel from a snapshot of the plans."""
 
     taken: Snapshot
     differences: tuple[Difference, ...]
@@ -53,9 +61,11 @@ class FamilyProxy:
         self.family = tracker.family
         self.tracker = tracker
         self.backend = backend
+        self.context = context
+        self._is_active = False
         self._health = health
-        self._looking = asyncio.Lock()
-        """One look at the kernel at a time: more of them would only take the processor from syncs."""
+        self._comparing = asyncio.Lock()
+        """One comparison at a time: more of them would take CPU time from syncs."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sync-{self.family.value}")
         self.loop = SyncLoop(
             tracker,
@@ -65,14 +75,26 @@ class FamilyProxy:
             run_blocking=self.run_blocking,
             listeners=listeners,
         )
+        self.shares = ShareAdjuster(tracker, self.loop.request)
+
+    def activate(self) -> None:
+        """Let requests through from now on, and request the first sync."""
+        self._is_active = True
+        self.request()
+
+    def request(self) -> None:
+        """Request a sync, after objects or the node changed."""
+        if self._is_active:
+            self.loop.request()
+            self.shares.on_objects_changed()
 
     @property
     def pending(self) -> int:
         """Service ports that changed and are not in the kernel yet."""
         return self.tracker.pending + len(self.loop.unsynced)
 
-    def awaits(self, key: str) -> bool:
-        """Whether some port of this Service changed and is not in the kernel yet."""
+    def has_pending(self, key: str) -> bool:
+        """Return whether some port of this Service changed and is not in the kernel yet."""
         return any(name.key == key for name in self.tracker.pending_names | self.loop.unsynced)
 
     async def run_blocking(self, call: Callable[[], T]) -> T:
@@ -88,24 +110,24 @@ class FamilyProxy:
         return await asyncio.get_running_loop().run_in_executor(self._thread, watched)
 
     async def snapshot(self) -> Snapshot:
-        """A copy of the plans between two syncs."""
+        """Copy the plans between two syncs."""
         return await self.run_blocking(self.loop.reconciler.snapshot)
 
-    async def compared(self, context: NodeContext, choose: Choice) -> Compared:
-        """The kernel against the plans, read on a thread of its own while syncs go on; raises KernelError.
+    async def compare(self, context: NodeContext, choose: Choice) -> Compared:
+        """Compare the kernel with the plans, on a thread of its own while syncs continue. Raises KernelError.
 
-        A sync that ran meanwhile makes two things be compared that never belonged together, so it is done again until
-        none did, or until no difference is left that every reading has seen.
+        After a sync that ran meanwhile, the reading belongs to neither state, so it is repeated until none ran, or until no
+        difference is left that every reading has seen.
         """
-        async with self._looking:
+        async with self._comparing:
             agreed: tuple[Difference, ...] = ()
-            for reading in range(_READINGS):
+            for reading in range(MAX_READINGS):
                 taken = await self.snapshot()
                 only = await asyncio.to_thread(choose, taken.plans)
                 comparison = await self.run_blocking(
                     partial(self.loop.reconciler.comparison, taken, context, only)
                 )
-                found = await run_in_daemon_thread(comparison.differences, f"look-{self.family.value}")
+                found = await run_in_daemon_thread(comparison.differences, f"compare-{self.family.value}")
                 if (await self.snapshot()).syncs == taken.syncs:
                     return Compared(taken, tuple(found))
                 seen = frozenset(agreed)
@@ -115,6 +137,46 @@ class FamilyProxy:
             return Compared(taken, agreed)
 
     async def close(self) -> None:
-        """Wait for a sync under way, then let go; kernel state stays."""
+        """Wait for a running sync, then close the backend; kernel state stays."""
         await self.run_blocking(self.backend.close)
         self._thread.shutdown()
+
+
+class PeriodicComparison:
+    """Compares everything of one IP family with the kernel now and then, where a mode's drift check sees only part of it.
+
+    A flushed chain, a replaced rule or a real server with another weight would otherwise stay until the next full sync. The kernel is
+    read on a thread of its own while syncs continue.
+    """
+
+    def __init__(self, family: FamilyProxy, record: FamilyRecord) -> None:
+        self._family, self._record = family, record
+
+    async def run(self, period: float) -> None:
+        """Compare until cancelled, the first time after one period."""
+        loop = asyncio.get_running_loop()
+        pause = period
+        while True:
+            await asyncio.sleep(pause)
+            started = loop.time()
+            await self.compare()
+            pause = max(period, _MIN_PAUSE_FACTOR * (loop.time() - started))
+
+    async def compare(self) -> None:
+        """Repair what differs from the last sync as drift. What service ports lack that the kernel rejected is none."""
+        family = self._family
+        if not family.loop.in_force:
+            return
+        context = family.context()
+        try:
+            compared = await family.compare(context, lambda _plans: None)
+        except Exception as error:  # noqa: BLE001 a failed comparison must not end the proxy
+            _log.warning("Cannot compare the rules with the kernel", err=error, ipFamily=family.family.value)
+            return
+        rejected = set(self._record.rejected)
+        found = [one for one in compared.differences if one.owner not in rejected]
+        as_synced = compared.taken.context == context and not compared.taken.unsynced
+        if found and as_synced:
+            others = len(found) - 1
+            detail = f"{others} more differences" if others > 1 else "one more difference" if others else ""
+            family.loop.damaged(msgspec.structs.replace(found[0], detail=detail))

@@ -17,7 +17,7 @@ from pointsman.backends.contract import Difference
 from pointsman.conditions import NODE_ELIGIBLE, RUNNING, STARTED, Blocks, Condition, sync_progress_type
 from pointsman.model.addresses import Family
 from pointsman.model.objects import AUTOSCALER_TAINT, Node
-from pointsman.node.state import StartGate
+from pointsman.node.start import StartGate
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.reconcile import SyncFailed, SyncOutcome
 

@@ -159,10 +159,10 @@ class Inspector:
 
     async def list(self, query: ListQuery, since: str) -> ServiceList:
         """The Services that the query selects; without rows when nothing changed since that version."""
-        version = f"{self._version()}/{self._proxy.labels.changes}"
+        version = f"{self._version()}/{self._proxy.objects.labels.changes}"
         if version == since:
             return ServiceList(node=self._proxy.node.name, version=version, unchanged=True)
-        view, labels = await self._overview(), self._proxy.labels.copy()
+        view, labels = await self._overview(), self._proxy.objects.labels.copy()
         return await asyncio.to_thread(service_list, view, labels, query, version)
 
     def _version(self) -> str:
@@ -190,11 +190,11 @@ class Inspector:
             mode=mode_named(self._proxy.config.mode),
             live=True,
             families=families,
-            service_findings=self._proxy.service_findings.all(),
+            service_findings=self._proxy.reporter.service_findings.all(),
             source_findings=tuple(
                 finding for status in self._proxy.source.statuses.values() for finding in status.findings
             ),
-            waiting_for=self._proxy.gate.waiting_for,
+            waiting_for=self._proxy.start.gate.waiting_for,
         )
 
     async def _view(self, family: FamilyProxy, target: Target, *, kernel: bool) -> FamilyView:
@@ -206,7 +206,7 @@ class Inspector:
             return [name for name in plans if name.key in services]
 
         try:
-            compared = await family.compared(context, asked_about) if kernel else None
+            compared = await family.compare(context, asked_about) if kernel else None
         except KernelError as failure:
             compared, error = None, error or f"the kernel cannot be read: {failure}"
         taken = await family.snapshot() if compared is None else compared.taken
@@ -245,7 +245,7 @@ class Inspector:
         found: tuple[Difference, ...] = ()
         error = ""
         try:
-            found = (await family.compared(context, lambda _plans: None)).differences
+            found = (await family.compare(context, lambda _plans: None)).differences
         except KernelError as failure:
             error = str(failure)
         return FamilyVerification(family.family.value, found, family.pending, error)

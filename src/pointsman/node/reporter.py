@@ -11,7 +11,9 @@ import msgspec
 from pointsman.backends.contract import Difference
 from pointsman.model.addresses import Family
 from pointsman.model.findings import Finding, Severity
+from pointsman.model.objects import Meta
 from pointsman.model.service import ServicePortName
+from pointsman.model.service_findings import ServiceFindings
 from pointsman.node.surroundings import Recorder
 from pointsman.obs.log import LogLimiter, get_log
 from pointsman.obs.registry import Metrics
@@ -47,6 +49,7 @@ class Reporter(SyncListener):
         recorder: Recorder,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.service_findings = ServiceFindings()
         self.records = {family: FamilyRecord() for family in families}
         self._metrics = metrics
         self._recorder = recorder
@@ -116,6 +119,11 @@ class Reporter(SyncListener):
         )
         note = f"{family.value} rules were changed by others: {drift}"
         self._recorder.node_event("ProxyRulesRestored", note)
+
+    def on_finding(self, meta: Meta, finding: Finding) -> None:
+        """Take a finding of a tracker about an object, or a part of it."""
+        self.service_findings.add(meta, finding)
+        self.report_findings((finding,))
 
     def report_findings(self, findings: Iterable[Finding]) -> None:
         """Count each in a metric, log it within bounds, and emit an event on a Service."""

@@ -127,7 +127,7 @@ class SelfProbe:
 
     def _rules_awaited(self, family: Family) -> bool:
         """Whether the rules of the probe's own Service are on their way; other Services may change all the time."""
-        return self._proxy.families[family].awaits(probe_service.KEY)
+        return self._proxy.families[family].has_pending(probe_service.KEY)
 
     async def _listen(self, family: Family) -> None:
         """Have a listener at an address of the node; a new one when that address is gone."""

@@ -1,4 +1,4 @@
-"""What this node is, as far as rules depend on it, and what the first sync waits for."""
+"""State of this node as far as rules depend on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pointsman.model.addresses import Family, is_link_local, is_loopback
 from pointsman.model.balancing import BalancingDefaults
 from pointsman.model.node import NodeFacts, build_node_facts, find_host_ips
 from pointsman.model.node_context import NodeContext
-from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
+from pointsman.model.objects import Node
 from pointsman.node.node_context import node_context
 
 SERVICE_RANGE_WAIT = 5.0
@@ -24,8 +24,6 @@ NODE_WAIT = 30.0
 
 POD_RANGE_WAIT = 300.0
 """How much longer it waits for the node's pod range where local pods are told by it; then the process ends, as kube-proxy does."""
-
-KINDS: tuple[type[KubeObject], ...] = (Service, EndpointSlice, Node, ServiceCIDR)
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -76,19 +74,19 @@ class NodeState:
             return Judgement(doubts=(*found.doubts, *found.faults))
         return found
 
-    def configured(self, config: KubeProxyConfiguration) -> bool:
+    def set_config(self, config: KubeProxyConfiguration) -> bool:
         self.config = config
         return self._changed()
 
-    def node_seen(self, node: Node) -> bool:
+    def set_node(self, node: Node) -> bool:
         self.node_object = node
         return self._changed()
 
-    def addresses_read(self, addresses: Mapping[Family, tuple[bytes, ...]]) -> bool:
+    def set_addresses(self, addresses: Mapping[Family, tuple[bytes, ...]]) -> bool:
         self.addresses = addresses
         return self._changed()
 
-    def service_range_seen(self, key: str, cidrs: Iterable[str] | None) -> bool:
+    def set_service_ranges(self, key: str, cidrs: Iterable[str] | None) -> bool:
         """The ranges of a ServiceCIDR object, None when it is deleted."""
         if cidrs is None:
             self._service_cidrs.pop(key, None)
@@ -130,48 +128,3 @@ class NodeState:
 
 def _routable(address: bytes) -> bool:
     return not is_loopback(address) and not is_link_local(address)
-
-
-class StartGate:
-    """Opens once, when every kind of object has been listed and the Node is known, or those that can be done without are no longer waited for."""
-
-    def __init__(self, node_name: str, *, needs_node: bool) -> None:
-        self.is_open = False
-        self._node_name = node_name
-        self._unlisted = dict.fromkeys(KINDS)
-        self._needs_node = needs_node
-        self._node_known = False
-
-    @property
-    def waiting_for(self) -> str:
-        """What is missing before the first sync, in words; empty once open."""
-        if self._unlisted:
-            return f"the first list of {', '.join(kind.__name__ for kind in self._unlisted)}"
-        return "" if self.is_open else f"the Node {self._node_name}"
-
-    def has_listed(self, kind: type[KubeObject]) -> bool:
-        return kind not in self._unlisted
-
-    def listed(self, kind: type[KubeObject]) -> bool:
-        """True when this opened the gate; so for the others below."""
-        self._unlisted.pop(kind, None)
-        return self._opened()
-
-    def node_seen(self, *, complete: bool) -> bool:
-        """Complete means that it has whatever is worth waiting for."""
-        self._node_known = complete
-        return self._opened()
-
-    def stop_waiting_for_service_ranges(self) -> bool:
-        self._unlisted.pop(ServiceCIDR, None)
-        return self._opened()
-
-    def stop_waiting_for_node(self) -> bool:
-        self._needs_node = False
-        return self._opened()
-
-    def _opened(self) -> bool:
-        if self.is_open or self._unlisted or (self._needs_node and not self._node_known):
-            return False
-        self.is_open = True
-        return True

@@ -8,7 +8,8 @@ from pointsman.config.defaults import with_file_defaults, with_mode
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
-from pointsman.node.state import NodeState, Settings, StartGate
+from pointsman.node.start import StartGate
+from pointsman.node.state import NodeState, Settings
 
 LOOPBACK, OWN, POD_LINK = b"\x7f\0\0\1", b"\x0a\0\0\5", b"\xa9\xfe\0\1"
 ADDRESSED = factory.node(addresses=[{"type": "InternalIP", "address": "172.30.0.10"}])
@@ -22,19 +23,19 @@ def state(mode: str = "nftables", *, from_manifests: bool = False) -> NodeState:
 
 def test_rules_may_differ_when_the_node_a_service_range_or_the_configuration_changes() -> None:
     node = state()
-    assert node.node_seen(ADDRESSED)
-    assert not node.node_seen(ADDRESSED)
-    assert node.service_range_seen("default", ["10.96.0.0/16"])
-    assert not node.service_range_seen("default", ["10.96.0.0/16"])
-    assert node.service_range_seen("default", None)
+    assert node.set_node(ADDRESSED)
+    assert not node.set_node(ADDRESSED)
+    assert node.set_service_ranges("default", ["10.96.0.0/16"])
+    assert not node.set_service_ranges("default", ["10.96.0.0/16"])
+    assert node.set_service_ranges("default", None)
     masquerading = KubeProxyConfiguration(cluster_cidr="10.244.0.0/16")
-    assert node.configured(with_mode(with_file_defaults(masquerading), "nftables"))
+    assert node.set_config(with_mode(with_file_defaults(masquerading), "nftables"))
 
 
 def test_a_new_own_address_changes_rules_only_where_they_name_it_and_is_known_everywhere() -> None:
     for mode, differ in (("nftables", False), ("ipvs", True)):
         node = state(mode)
-        assert node.addresses_read({Family.IPV4: (LOOPBACK, OWN, b"\x0a\0\0\6")}) is differ
+        assert node.set_addresses({Family.IPV4: (LOOPBACK, OWN, b"\x0a\0\0\6")}) is differ
         assert node.addresses[Family.IPV4] == (LOOPBACK, OWN, b"\x0a\0\0\6")
 
 
@@ -45,21 +46,21 @@ def test_without_a_node_object_manifests_make_do_with_the_first_address_others_c
 
 def test_the_gate_opens_once_when_all_is_listed_and_the_node_has_addresses() -> None:
     gate = StartGate("n1", needs_node=True)
-    assert not gate.node_seen(complete=True)
-    assert [gate.listed(kind) for kind in (Service, EndpointSlice, Node)] == [False] * 3
+    assert not gate.mark_node(is_complete=True)
+    assert [gate.mark_listed(kind) for kind in (Service, EndpointSlice, Node)] == [False] * 3
     assert gate.waiting_for == "the first list of ServiceCIDR"
-    assert gate.listed(ServiceCIDR)
+    assert gate.mark_listed(ServiceCIDR)
     assert gate.is_open
     assert gate.waiting_for == ""
-    assert not gate.node_seen(complete=False)
+    assert not gate.mark_node(is_complete=False)
     assert gate.is_open
 
 
 def test_a_node_without_addresses_is_waited_for_until_the_patience_ends() -> None:
     gate = StartGate("n1", needs_node=True)
     for kind in (Service, EndpointSlice, Node, ServiceCIDR):
-        gate.listed(kind)
-    assert not gate.node_seen(complete=False)
+        gate.mark_listed(kind)
+    assert not gate.mark_node(is_complete=False)
     assert gate.waiting_for == "the Node n1"
-    assert gate.stop_waiting_for_node()
-    assert not gate.stop_waiting_for_node()
+    assert gate.skip_node()
+    assert not gate.skip_node()

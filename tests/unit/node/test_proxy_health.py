@@ -13,7 +13,7 @@ from pointsman.conditions import ConditionBoard
 from pointsman.model.addresses import Family
 from pointsman.model.objects import AUTOSCALER_TAINT, Meta, Node, NodeSpec, Taint
 from pointsman.node.health import ProxyHealth, find_ineligibility
-from pointsman.node.state import StartGate
+from pointsman.node.start import StartGate
 from pointsman.serve.health import HealthView, rfc3339_nano
 from pointsman.serve.messages import Response
 from pointsman.sync.reconcile import SyncOutcome

@@ -16,7 +16,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Identity
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.model.tracker import PortState, Tracker
-from pointsman.node.share_keeper import ShareKeeper
+from pointsman.node.share_adjuster import ShareAdjuster
 from pointsman.sync.open_connections import Counts
 
 NAME = ServicePortName("default", "web", "http", Protocol.TCP)
@@ -44,13 +44,13 @@ def test_a_slow_start_takes_its_time_and_at_most_ten_syncs() -> None:
         tracker, curve = tracking(slow_start="30s"), [(0.0, 100)]
         tracker.upsert_slice(endpoint_slice("10.244.2.1", name="web-b"))
         loop = asyncio.get_running_loop()
-        keeper = ShareKeeper(
+        adjuster = ShareAdjuster(
             tracker, lambda: curve.append((loop.time(), shares(tracker)[-1])), count=nobody_counts
         )
-        keeper.changed()
+        adjuster.on_objects_changed()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(60):
-                await keeper.run()
+                await adjuster.run()
         return curve[1:]
 
     curve = virtual_time.run(grown())
@@ -61,9 +61,9 @@ def test_a_slow_start_takes_its_time_and_at_most_ten_syncs() -> None:
 def test_without_anybody_asking_nothing_runs() -> None:
     async def idle() -> bool:
         tracker = tracking()
-        keeper = ShareKeeper(tracker, lambda: None, count=nobody_counts)
-        keeper.changed()
-        running = asyncio.create_task(keeper.run())
+        adjuster = ShareAdjuster(tracker, lambda: None, count=nobody_counts)
+        adjuster.on_objects_changed()
+        running = asyncio.create_task(adjuster.run())
         await asyncio.sleep(100)
         running.cancel()
         return True
@@ -89,9 +89,9 @@ async def test_readings_move_shares_and_a_failed_one_leaves_them() -> None:
         if len(seen) == 2:
             done.set()
 
-    keeper = ShareKeeper(tracker, changed, count=count, tick=0.001, reading_period=0.002)
-    keeper.changed()
-    running = asyncio.create_task(keeper.run())
+    adjuster = ShareAdjuster(tracker, changed, count=count, tick=0.001, count_interval=0.002)
+    adjuster.on_objects_changed()
+    running = asyncio.create_task(adjuster.run())
     await asyncio.wait_for(done.wait(), 20)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -104,11 +104,11 @@ async def test_a_service_that_stops_asking_gets_its_even_shares_back() -> None:
     tracker = tracking(scheduler="least-connections")
     busy = (packed("10.244.1.1"), 8080)
     moved = asyncio.Event()
-    keeper = ShareKeeper(
+    adjuster = ShareAdjuster(
         tracker, moved.set, count=lambda _f, states: {n: {busy: 99} for n in states}, tick=0.001
     )
-    keeper.changed()
-    running = asyncio.create_task(keeper.run())
+    adjuster.on_objects_changed()
+    running = asyncio.create_task(adjuster.run())
     await asyncio.wait_for(moved.wait(), 20)
     tracker.upsert_service(service())
     await asyncio.sleep(0.01)
@@ -126,9 +126,9 @@ def test_the_end_does_not_wait_for_a_count_that_is_under_way() -> None:
         return {}
 
     async def ended() -> None:
-        keeper = ShareKeeper(tracking(scheduler="least-connections"), lambda: None, count=count)
-        keeper.changed()
-        running = asyncio.create_task(keeper.run())
+        adjuster = ShareAdjuster(tracking(scheduler="least-connections"), lambda: None, count=count)
+        adjuster.on_objects_changed()
+        running = asyncio.create_task(adjuster.run())
         assert await run_in_daemon_thread(lambda: counting.wait(20), "waiting")
         running.cancel()
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from functools import partial
 
 import msgspec
 from tests import factory
@@ -20,7 +19,7 @@ from pointsman.config.types import NFTables
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
-from pointsman.node.second_look import SecondLook
+from pointsman.node.family import PeriodicComparison
 
 AT_ONCE = NFTables(min_sync_period=timedelta(milliseconds=1))
 WEB = factory.service_port().name
@@ -33,9 +32,8 @@ class Node:
     def __init__(self, assembly: Assembly) -> None:
         self.assembly = assembly
         self.family = assembly.proxy.families[Family.IPV4]
-        context = partial(assembly.proxy.node.context, Family.IPV4)
         self.record = assembly.proxy.reporter.records[Family.IPV4]
-        self.look = SecondLook(self.family, context, lambda: self.record.rejected)
+        self.comparison = PeriodicComparison(self.family, self.record)
 
     @property
     def backend(self) -> RecordingBackend:
@@ -85,7 +83,7 @@ async def test_what_others_changed_is_repaired_and_counted() -> None:
     async with served() as node:
         before = len(node.syncs)
         node.damage(WEB, API)
-        await node.look.look()
+        await node.comparison.compare()
         await node.assembly.settled()
         assert node.syncs[before:] == [True]
         assert node.record.drift_repaired == 1
@@ -95,7 +93,7 @@ async def test_what_others_changed_is_repaired_and_counted() -> None:
 async def test_what_is_in_order_is_left_alone() -> None:
     async with served() as node:
         before = node.syncs
-        await node.look.look()
+        await node.comparison.compare()
         assert (node.syncs, node.record.drift_repaired) == (before, 0)
 
 
@@ -104,7 +102,7 @@ async def test_nothing_is_compared_before_the_first_sync_because_the_rules_may_b
 ):
     async with started() as node:
         node.backend.reading = lambda: 1 / 0
-        await node.look.look()
+        await node.comparison.compare()
         assert (node.syncs, node.record.drift_repaired) == ([], 0)
 
 
@@ -115,10 +113,10 @@ async def test_what_the_kernel_refused_is_not_taken_for_the_work_of_others() -> 
         await node.assembly.settled()
         node.backend.refuse = {}
         before = node.syncs
-        await node.look.look()
+        await node.comparison.compare()
         assert (node.syncs, node.record.drift_repaired) == (before, 0)
         node.damage(API)
-        await node.look.look()
+        await node.comparison.compare()
         await node.assembly.settled()
         assert node.record.drift_repaired == 1
 
@@ -136,7 +134,7 @@ async def test_a_change_on_its_way_is_not_taken_for_the_work_of_others() -> None
             await async_wait_until(lambda: bool(node.family.loop.unsynced))
 
         node.backend.reading = changing
-        await node.look.look()
+        await node.comparison.compare()
         assert node.record.drift_repaired == 0
 
 
@@ -144,9 +142,11 @@ async def test_a_look_by_other_settings_than_those_of_the_last_sync_proves_nothi
     async with served() as node:
         other = msgspec.structs.replace(node.assembly.proxy.node.context(Family.IPV4), masquerade_all=True)
         node.damage(WEB)
-        await SecondLook(node.family, lambda: other, lambda: ()).look()
+        present, node.family.context = node.family.context, lambda: other
+        await node.comparison.compare()
         assert node.record.drift_repaired == 0
-        await node.look.look()
+        node.family.context = present
+        await node.comparison.compare()
         assert node.record.drift_repaired == 1
 
 
@@ -159,7 +159,7 @@ async def test_neither_a_kernel_that_cannot_be_read_nor_a_bug_ends_the_looks() -
                 raise errors.pop()
 
         node.backend.reading = fails
-        looking = asyncio.create_task(node.look.run(0.001))
+        looking = asyncio.create_task(node.comparison.run(0.001))
         try:
             await async_wait_until(lambda: not errors)
             assert node.record.drift_repaired == 0

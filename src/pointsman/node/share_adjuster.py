@@ -1,7 +1,7 @@
-"""Changes the shares of endpoints as time passes: warming_up that start slowly, and least-connections.
+"""Shares of endpoints that change with time: slow start and least-connections.
 
-The clock and the readings are here, what follows from them is decided in model/shares.py, and a new share is a change like
-any other: the tracker hands it out and the next sync programs it. Where no Service asks for it, nothing runs.
+The clock and the connection counts are here, decisions are in model/shares.py. A new share is a change like any other: the tracker
+returns it and the next sync programs it. Where no Service asks for such shares, nothing runs.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pointsman.model.tracker import PortState, Tracker
 from pointsman.obs.log import get_log
 from pointsman.sync.open_connections import Counts, open_connections
 
-TICK: Final = 1.0
-READING_PERIOD: Final = 5.0
-_LEISURE: Final = 20
-"""A reading is followed by a pause of so many times its length at least: it never takes more than a twentieth of a core."""
+ADJUST_INTERVAL_SECONDS: Final = 1.0
+COUNT_INTERVAL_SECONDS: Final = 5.0
+_MIN_PAUSE_FACTOR: Final = 20
+"""Counting is followed by a pause of at least that many times its duration: it never takes more than a twentieth of a core."""
 
 CountConnections = Callable[[Family, Mapping[ServicePortName, PortState]], Counts]
 
 _log = get_log(__name__)
 
 
-class ShareKeeper:
-    """Keeps the shares of one IP family; `on_change` asks for a sync."""
+class ShareAdjuster:
+    """Adjusts the shares of one IP family; `on_change` requests a sync."""
 
     def __init__(
         self,
@@ -40,46 +40,46 @@ class ShareKeeper:
         on_change: Callable[[], None],
         *,
         count: CountConnections = open_connections,
-        tick: float = TICK,
-        reading_period: float = READING_PERIOD,
+        tick: float = ADJUST_INTERVAL_SECONDS,
+        count_interval: float = COUNT_INTERVAL_SECONDS,
     ) -> None:
         self._tracker = tracker
         self._on_change = on_change
         self._count = count
-        self._tick, self._reading_period = tick, reading_period
+        self._tick, self._count_interval = tick, count_interval
         self._wanted = asyncio.Event()
         self._since: dict[tuple[ServicePortName, Identity], float] = {}
         self._shares: dict[ServicePortName, dict[Identity, float]] = {}
-        self._next_reading = 0.0
+        self._next_count = 0.0
 
-    def changed(self) -> None:
-        """Objects changed; some Service may ask for shares that change."""
+    def on_objects_changed(self) -> None:
+        """Start to adjust shares if a Service asks for it now."""
         if self._tracker.share_modes:
             self._wanted.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Adjust until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            while wishes := dict(self._tracker.share_modes):
-                await self._adjust(wishes)
+            while modes := dict(self._tracker.share_modes):
+                await self._adjust(modes)
                 await asyncio.sleep(self._tick)
             self._since, self._shares = {}, {}
 
-    async def _adjust(self, wishes: Mapping[ServicePortName, ShareMode]) -> None:
+    async def _adjust(self, modes: Mapping[ServicePortName, ShareMode]) -> None:
         now = asyncio.get_running_loop().time()
-        counting = [name for name, wish in wishes.items() if wish.least_connections]
-        if counting and now >= self._next_reading:
-            await self._read(counting)
+        counting = [name for name, mode in modes.items() if mode.least_connections]
+        if counting and now >= self._next_count:
+            await self._count_connections(counting)
         elif not counting:
             self._shares = {}
         changed = False
         warming: dict[tuple[ServicePortName, Identity], float] = {}
-        for name, wish in wishes.items():
+        for name, mode in modes.items():
             warming_up = self._tracker.warming_up(name)
-            if warming_up or (wish.least_connections and name in self._shares):
-                changed |= self._set(name, wish, warming_up, warming, now)
+            if warming_up or (mode.least_connections and name in self._shares):
+                changed |= self._set(name, mode, warming_up, warming, now)
         self._since = warming
         if changed:
             self._on_change()
@@ -87,23 +87,23 @@ class ShareKeeper:
     def _set(
         self,
         name: ServicePortName,
-        wish: ShareMode,
+        mode: ShareMode,
         warming_up: Iterable[Identity],
         warming: dict[tuple[ServicePortName, Identity], float],
         now: float,
     ) -> bool:
-        counted = self._shares.get(name, {}) if wish.least_connections else {}
+        counted = self._shares.get(name, {}) if mode.least_connections else {}
         shares = {one: round(share) for one, share in counted.items()}
         settled: list[Identity] = []
         for one in warming_up:
             since = warming[name, one] = self._since.get((name, one), now)
-            warm = compute_warm_up_share(now - since, wish.slow_start)
+            warm = compute_warm_up_share(now - since, mode.slow_start)
             shares[one] = max(1, shares.get(one, FULL_SHARE) * warm // FULL_SHARE)
             if warm == FULL_SHARE:
                 settled.append(one)
         return self._tracker.set_shares(name, shares, settled)
 
-    async def _read(self, names: Iterable[ServicePortName]) -> None:
+    async def _count_connections(self, names: Iterable[ServicePortName]) -> None:
         """Count connections on another thread and take the next step towards equal loads."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -112,12 +112,10 @@ class ShareKeeper:
         try:
             counts = await run_in_daemon_thread(partial(self._count, family, states), f"count-{family.value}")
         except KernelError as error:
-            _log.warning(
-                "Connections cannot be counted; shares stay as they are", err=error, family=family.value
-            )
+            _log.warning("Cannot count connections, keeping shares", err=error, family=family.value)
             counts = {}
         ended = loop.time()
-        self._next_reading = ended + max(self._reading_period, _LEISURE * (ended - began))
+        self._next_count = ended + max(self._count_interval, _MIN_PAUSE_FACTOR * (ended - began))
         stepped: dict[ServicePortName, dict[Identity, float]] = {}
         for name, state in states.items():
             before = self._shares.get(name, {})
