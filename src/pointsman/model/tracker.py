@@ -273,8 +273,10 @@ class Tracker:
         return True
 
     def _merge_dirty(self) -> None:
-        while self._dirty:
-            key = self._dirty.pop()
+        if not self._dirty:
+            return
+        dirty, self._dirty = self._dirty, set()
+        for key in dirty:
             ports = self._services.get(key, ())
             lists = self._endpoint_lists(key)
             for port in ports:

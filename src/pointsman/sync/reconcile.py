@@ -160,7 +160,7 @@ class Reconciler:
         accepted = {
             name: PlanChange(old, new)
             for name, old in self._before.items()
-            if (new := self.plans.get(name)) != old
+            if (new := self.plans.get(name)) != old or not request.full
         }
         outcome = SyncOutcome(
             report=report,
