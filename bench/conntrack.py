@@ -16,7 +16,7 @@ from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
-from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
+from pointsman.model.plan import EndpointSelection, Frontend, FrontendKind, Outcome, ServicePlan
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
 from pointsman.obs.registry import Metrics
 from pointsman.sync.flow_cleaner import StaleFlowCleaner
@@ -44,11 +44,7 @@ def plan(family: Family, number: int, *pods: Endpoint, protocol: Protocol = Prot
     return ServicePlan(
         port=ServicePort(name, family, where, PORT),
         frontends=(Frontend(FrontendKind.CLUSTER_IP, where, PORT, False, Outcome.DELIVERED),),
-        cluster_endpoints=pods,
-        local_endpoints=(),
-        reachable_endpoints=pods,
-        has_any=bool(pods),
-        all_endpoints=pods,
+        endpoints=EndpointSelection(pods, pods, (), pods, has_any=bool(pods)),
     )
 
 

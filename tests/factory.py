@@ -142,4 +142,5 @@ NOWHERE = Endpoint(address=b"?", port=1 << 16)
 def impossible(name: str = "broken", cluster_ip: str = "10.96.0.66") -> ServicePlan:
     """A plan that no mode can compile: its endpoint has neither an address nor a port that exists."""
     made = plan(service_port(name, cluster_ip=cluster_ip), endpoint())
-    return msgspec.structs.replace(made, reachable_endpoints=(NOWHERE,), cluster_endpoints=(NOWHERE,))
+    selected = msgspec.structs.replace(made.endpoints, reachable=(NOWHERE,), cluster=(NOWHERE,))
+    return msgspec.structs.replace(made, endpoints=selected)

@@ -47,7 +47,7 @@ def held(family: Family) -> Path:
 def wanted(request: SyncRequest) -> str:
     found = []
     for name, plan in sorted(request.plans.items()):
-        targets = ", ".join(str(endpoint) for endpoint in plan.cluster_endpoints)
+        targets = ", ".join(str(endpoint) for endpoint in plan.endpoints.cluster)
         for frontend in plan.frontends:
             at = address_text(frontend.address) if frontend.address else "node"
             found.append(f"{at} {frontend.port} {name.protocol.lower} -> {name} at {targets}\n")

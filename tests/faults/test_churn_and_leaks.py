@@ -110,7 +110,7 @@ def _serves(world: Assembly, number: int) -> bool:
     return any(
         endpoint.address[-1] == number
         for plan in world.backends[Family.IPV4].programmed.values()
-        for endpoint in plan.cluster_endpoints
+        for endpoint in plan.endpoints.cluster
     )
 
 

@@ -16,7 +16,7 @@ from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
-from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
+from pointsman.model.plan import EndpointSelection, Frontend, FrontendKind, Outcome, ServicePlan
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
 from pointsman.obs.registry import Metrics
 from pointsman.sync.flow_cleaner import StaleFlowCleaner
@@ -104,11 +104,7 @@ def plan(*pods: str, service: str = SERVICE, name: str = "dns") -> ServicePlan:
                 else ()
             ),
         ),
-        cluster_endpoints=endpoints,
-        local_endpoints=(),
-        reachable_endpoints=endpoints,
-        has_any=bool(endpoints),
-        all_endpoints=endpoints,
+        endpoints=EndpointSelection(endpoints, endpoints, (), endpoints, has_any=bool(endpoints)),
     )
 
 

@@ -329,7 +329,7 @@ def test_slots_that_somebody_exchanged_are_drift_and_for_a_hash_also_a_differenc
     node = context(family)
     made = plan(udp(family, scheduler), *servers(family, {1: -1, 2: -1}), node_context=node)
     request = everything(node, {made.name: made})
-    slots = [address_text(e.address) for e in assign_slots(made.cluster_endpoints, made.balancing)]
+    slots = [address_text(e.address) for e in assign_slots(made.endpoints.cluster, made.balancing)]
     other = next(number for number, address in enumerate(slots) if address != slots[0])
     with world.namespace.entered():
         world.backend.sync(request)

@@ -128,7 +128,7 @@ def test_connections_are_spread_and_counted(backend: NftablesBackend, family: Fa
     counts = backend.traffic()
     assert counts.connections == {made.name: 90}
     assert sum(counts.endpoint_connections.values()) == 90
-    ports = {str(e): address_text(e.address) for e in made.cluster_endpoints}
+    ports = {str(e): address_text(e.address) for e in made.endpoints.cluster}
     assert Counter({ports[name]: n for (_, name), n in counts.endpoint_connections.items()}) == answers
 
 
@@ -147,7 +147,7 @@ def test_counts_survive_reloads_and_moved_slots(backend: NftablesBackend, family
         ask(VIP[family], 80)
     assert backend.traffic().connections[full.name] == 33
     left = backend.traffic().endpoint_connections
-    assert {name for _, name in left} == {str(e) for e in fewer.cluster_endpoints}
+    assert {name for _, name in left} == {str(e) for e in fewer.endpoints.cluster}
     assert 23 <= sum(left.values()) <= 33
     backend.sync(part(node(family), {}, full.name))
     assert backend.traffic().connections == {}

@@ -112,7 +112,7 @@ def translating(plan_now: ServicePlan | None) -> set[tuple[bytes, int]]:
     return {
         (frontend.address or NODE, frontend.port)
         for frontend in plan_now.frontends
-        if (plan_now.local_endpoints if frontend.local_policy else plan_now.cluster_endpoints)
+        if (plan_now.endpoints.local if frontend.local_policy else plan_now.endpoints.cluster)
     }
 
 
@@ -143,7 +143,7 @@ def test_every_lost_handshake_at_a_frontend_that_came_into_service_goes(
         for place in translating(history[-1])
         if any(place not in translating(earlier) for earlier in history[:-1])
     }
-    serving = {e.identity for e in history[-1].all_endpoints if e.serving} if history[-1] else set()
+    serving = {e.identity for e in history[-1].endpoints.all if e.serving} if history[-1] else set()
     lost = {
         entry
         for entry in every_flow(Protocol.TCP)
@@ -154,7 +154,7 @@ def test_every_lost_handshake_at_a_frontend_that_came_into_service_goes(
 
 def listed(plan_then: ServicePlan | None) -> set[tuple[bytes, int]]:
     """Endpoints in any state."""
-    return {e.identity for e in plan_then.all_endpoints} if plan_then else set()
+    return {e.identity for e in plan_then.endpoints.all} if plan_then else set()
 
 
 @given(histories(Protocol.TCP, st.booleans()))
@@ -190,7 +190,7 @@ def test_after_any_change_udp_flows_at_a_served_frontend_are_those_on_serving_en
     if all(plan_then == history[-1] for plan_then in history):
         return
     latest = history[-1]
-    serving = {e.identity for e in latest.all_endpoints if e.serving} if latest else set()
+    serving = {e.identity for e in latest.endpoints.all if e.serving} if latest else set()
     gone = doomed(history, Protocol.UDP)
     for entry in every_flow(Protocol.UDP):
         if to(entry) in translating(latest):

@@ -94,7 +94,7 @@ def addresses_concerned(family: FamilyView, target: Target, client: str) -> tupl
         endpoint.address: None
         for name, plan in family.plans.items()
         if name.key in services
-        for endpoint in plan.reachable_endpoints
+        for endpoint in plan.endpoints.reachable
     }
     clients = (one.address for one in clients_of(client, family) if one.address)
     return tuple(itertools.islice(found, ADDRESSES_CONCERNED)) + tuple(clients)
@@ -276,7 +276,7 @@ def _port_answer(
         balancing=balancing_words(plan),
         gone=RESET_GONE if plan.resets_gone else "",
         frontends=frontends,
-        endpoints=tuple(_endpoint_answer(plan, endpoint, family) for endpoint in plan.all_endpoints),
+        endpoints=tuple(_endpoint_answer(plan, endpoint, family) for endpoint in plan.endpoints.all),
         kernel=kernel,
         causes=tuple(causes),
         answers=_answers(paths, client) and not any(cause.fatal for cause in (*in_kernel, *on_host)),
@@ -346,11 +346,11 @@ def _frontend_text(frontend: Frontend, family: FamilyView) -> str:
 
 
 def _topology(plan: ServicePlan, family: FamilyView) -> str:
-    if plan.topology is TopologyMode.NODE:
+    if plan.endpoints.topology is TopologyMode.NODE:
         return f"hints select endpoints for node {family.context.node_name}"
-    if plan.topology is TopologyMode.ZONE:
+    if plan.endpoints.topology is TopologyMode.ZONE:
         return f"hints select endpoints for zone {family.context.zone}"
-    return plan.topology_note
+    return plan.endpoints.topology_note
 
 
 def _endpoint_answer(plan: ServicePlan, endpoint: Endpoint, family: FamilyView) -> EndpointAnswer:

@@ -44,7 +44,7 @@ def balancing_words(plan: ServicePlan) -> str:
     if balance.adjusted and balance.scheduler is not Scheduler.LEAST_CONNECTIONS:
         how += " while new endpoints start slowly"
     if balance.weights:
-        how += f"; shares {listed(_shares(plan.reachable_endpoints, balance))}"
+        how += f"; shares {listed(_shares(plan.endpoints.reachable, balance))}"
     if balance.scheduler.hashes and plan.port.service.affinity_seconds:
         how += "; session affinity comes from the hash and has no timeout"
     return how

@@ -76,13 +76,13 @@ def _node_ports_advice(mode: Mode) -> str:
 
 
 def _missing_endpoints(port: ServicePort, plan: ServicePlan, family: FamilyView) -> Iterator[Cause]:
-    if plan.has_any:
+    if plan.endpoints.has_any:
         return
-    if plan.all_endpoints:
-        described = listed(_described(endpoint) for endpoint in plan.all_endpoints)
+    if plan.endpoints.all:
+        described = listed(_described(endpoint) for endpoint in plan.endpoints.all)
         yield Cause(
             "NoReadyEndpoints",
-            f"none of its {len(plan.all_endpoints)} endpoints can be used: {described}",
+            f"none of its {len(plan.endpoints.all)} endpoints can be used: {described}",
             "look at the readiness probes of these pods: kubectl describe pod",
         )
         return
@@ -130,10 +130,10 @@ def _missing_local(plan: ServicePlan, family: FamilyView) -> Iterator[Cause]:
         )
         if local
     ]
-    if not policies or plan.local_endpoints or not plan.has_any:
+    if not policies or plan.endpoints.local or not plan.endpoints.has_any:
         return
     ours = family.context.node_name
-    lookalikes = sorted({e.node for e in plan.all_endpoints if _same_host(e.node, ours)})
+    lookalikes = sorted({e.node for e in plan.endpoints.all if _same_host(e.node, ours)})
     if lookalikes:
         yield Cause(
             "NodeNameMismatch",
@@ -142,11 +142,11 @@ def _missing_local(plan: ServicePlan, family: FamilyView) -> Iterator[Cause]:
             f"start the proxy with --hostname-override={lookalikes[0]} (nodeName of the pods must match exactly)",
         )
         return
-    local = [endpoint for endpoint in plan.all_endpoints if endpoint.local]
+    local = [endpoint for endpoint in plan.endpoints.all if endpoint.local]
     if local:
         detail = f"those here cannot be used: {listed(_described(endpoint) for endpoint in local)}"
     else:
-        nodes = sorted({endpoint.node or "no named node" for endpoint in plan.all_endpoints})
+        nodes = sorted({endpoint.node or "no named node" for endpoint in plan.endpoints.all})
         detail = f"they run on {listed(nodes)}"
     yield Cause(
         "NoLocalEndpoint",
@@ -203,7 +203,7 @@ def _remarks(port: ServicePort, plan: ServicePlan, view: View) -> Iterator[Cause
             "externalIPs are switched off by the feature gate AllowServiceExternalIPs",
             fatal=False,
         )
-    if plan.port.service.health_check_node_port and not plan.local_endpoints:
+    if plan.port.service.health_check_node_port and not plan.endpoints.local:
         yield Cause(
             "HealthCheckFails",
             f"health check node port {plan.port.service.health_check_node_port} answers 503 on this node",
@@ -213,5 +213,5 @@ def _remarks(port: ServicePort, plan: ServicePlan, view: View) -> Iterator[Cause
 
 
 def _hints(plan: ServicePlan) -> Iterator[Cause]:
-    if plan.topology_note:
-        yield Cause("HintsIgnored", plan.topology_note, fatal=False)
+    if plan.endpoints.topology_note:
+        yield Cause("HintsIgnored", plan.endpoints.topology_note, fatal=False)

@@ -24,7 +24,7 @@ def service_ports_behind(
         for name, plan in plans.items()
         if target.protocol in (None, name.protocol)
         and target.namespace in ("", name.namespace)
-        and (endpoints := tuple(e for e in plan.all_endpoints if _meant(e, target)))
+        and (endpoints := tuple(e for e in plan.endpoints.all if _meant(e, target)))
     }
     return dict(sorted(found.items()))
 

@@ -114,7 +114,7 @@ def path(plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView
     """What a connection of this client to this frontend meets."""
     denied = denied_by_ranges(frontend, client, view)
     if denied:
-        meets = REFUSED if mode.quirks.refuses_denied_when_empty and not plan.has_any else SILENT
+        meets = REFUSED if mode.quirks.refuses_denied_when_empty and not plan.endpoints.has_any else SILENT
         return Path(client.words, answered=False, result=f"{meets}: {denied}", restricted=True)
     if frontend.kind is FrontendKind.NODE_PORT and serves_node_ports_nowhere(view):
         return Path(
@@ -167,28 +167,28 @@ def endpoints_for(
 ) -> tuple[Endpoint, ...]:
     """Where connections of this client to this frontend may lead."""
     if not frontend.local_policy:
-        return plan.cluster_endpoints
+        return plan.endpoints.cluster
     inside = client.kind is not ClientKind.OUTSIDE
     if quirks.local_falls_back:
-        if plan.local_endpoints:
-            return plan.local_endpoints
-        return plan.cluster_endpoints if inside else ()
+        if plan.endpoints.local:
+            return plan.endpoints.local
+        return plan.endpoints.cluster if inside else ()
     if frontend.kind is FrontendKind.CLUSTER_IP:
-        return plan.local_endpoints
+        return plan.endpoints.local
     short_circuit = client.kind is ClientKind.NODE or (
         client.kind is ClientKind.POD and view.context.local.mode is not LocalMode.NONE
     )
-    return plan.cluster_endpoints if short_circuit else plan.local_endpoints
+    return plan.endpoints.cluster if short_circuit else plan.endpoints.local
 
 
 def _nothing(plan: ServicePlan, frontend: Frontend, client: Client, mode: Mode) -> str:
     internal = frontend.kind is FrontendKind.CLUSTER_IP
-    if mode.quirks.local_falls_back and plan.cluster_endpoints:
+    if mode.quirks.local_falls_back and plan.endpoints.cluster:
         return (
             "not answered: sent to remote endpoints with the client's own address; their answers go to it past this "
             "node, so it usually times out"
         )
-    if plan.has_any and frontend.local_policy and not (mode.quirks.local_falls_back and internal):
+    if plan.endpoints.has_any and frontend.local_policy and not (mode.quirks.local_falls_back and internal):
         return f"{SILENT}: policy Local and no usable endpoint on this node"
     external = frontend.kind in (FrontendKind.LOAD_BALANCER_IP, FrontendKind.EXTERNAL_IP)
     if mode.quirks.own_packets_leave and client.kind is ClientKind.NODE and external:

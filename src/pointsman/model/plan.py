@@ -60,30 +60,37 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
         return any(cidr.contains(address) for address in addresses for cidr in self.source_ranges)
 
 
-class ServicePlan(msgspec.Struct, frozen=True, gc=False):
-    """Everything a backend needs to program one service port; endpoints are sorted by their text."""
+class EndpointSelection(msgspec.Struct, frozen=True, gc=False):
+    """The endpoints of one service port by use, each tuple sorted by text."""
 
-    port: ServicePort
-    frontends: tuple[Frontend, ...]
-    cluster_endpoints: tuple[Endpoint, ...]
+    all: tuple[Endpoint, ...] = ()
+    """In any state."""
+    cluster: tuple[Endpoint, ...] = ()
     """Usable where the policy is Cluster (hints and terminating fallback applied)."""
-    local_endpoints: tuple[Endpoint, ...]
+    local: tuple[Endpoint, ...] = ()
     """Usable where the policy is Local (terminating fallback applied)."""
-    reachable_endpoints: tuple[Endpoint, ...]
-    """Union of the two, in order: every endpoint that packets can reach from this node."""
-    has_any: bool
-    """Some endpoint exists somewhere: decides between reject and drop."""
-    all_endpoints: tuple[Endpoint, ...]
+    reachable: tuple[Endpoint, ...] = ()
+    """Union of the two: every endpoint that packets can reach from this node."""
+    has_any: bool = False
+    """Some endpoint is usable on some node: decides between reject and drop."""
     topology: TopologyMode = TopologyMode.NONE
     topology_note: str = ""
     """Why hints were ignored although some endpoint carries them; empty otherwise."""
+
+
+class ServicePlan(msgspec.Struct, frozen=True, gc=False):
+    """Everything a backend needs to program one service port."""
+
+    port: ServicePort
+    frontends: tuple[Frontend, ...]
+    endpoints: EndpointSelection
     findings: tuple[Finding, ...] = ()
-    """What this service port asked for and did not get (contested or forbidden addresses, an impossible scheduler), or
-    got with a warning."""
+    """What this service port requests and does not get (contested or forbidden addresses, an unavailable scheduler), or
+    gets with a warning."""
     balancing: BalancingPlan | None = None
-    """How new connections are spread over the endpoints; None for evenly at random."""
+    """How new connections are distributed over the endpoints; None for evenly at random."""
     resets_gone: bool = False
-    """TCP connections to an endpoint that has left are to be reset with their next packet."""
+    """TCP connections to a removed endpoint are reset with their next packet."""
 
     @property
     def name(self) -> ServicePortName:
@@ -91,31 +98,31 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def scheduler(self) -> str:
-        """Its name as a Service asks for it; empty for evenly at random."""
+        """Its name as a Service requests it; empty for evenly at random."""
         if self.balancing is None:
             return ""
-        only_there = self.balancing.scheduler is Scheduler.IPVS_ONLY
-        return self.port.service.balancing.word if only_there else self.balancing.scheduler.value
+        ipvs_only = self.balancing.scheduler is Scheduler.IPVS_ONLY
+        return self.port.service.balancing.word if ipvs_only else self.balancing.scheduler.value
 
     @property
     def internal_endpoints(self) -> tuple[Endpoint, ...]:
-        return self.local_endpoints if self.port.service.internal_local else self.cluster_endpoints
+        return self.endpoints.local if self.port.service.internal_local else self.endpoints.cluster
 
     @property
     def external_endpoints(self) -> tuple[Endpoint, ...]:
-        return self.local_endpoints if self.port.service.external_local else self.cluster_endpoints
+        return self.endpoints.local if self.port.service.external_local else self.endpoints.cluster
 
     @property
     def internal_outcome(self) -> Outcome:
-        return decide_outcome(self.has_any, self.internal_endpoints)
+        return decide_outcome(self.endpoints.has_any, self.internal_endpoints)
 
     @property
     def external_outcome(self) -> Outcome:
-        return decide_outcome(self.has_any, self.external_endpoints)
+        return decide_outcome(self.endpoints.has_any, self.external_endpoints)
 
 
 def decide_outcome(has_any: bool, endpoints: tuple[Endpoint, ...]) -> Outcome:
-    """What packets meet at a frontend with these usable endpoints; `has_any` counts those of other nodes too."""
+    """Return what happens to packets at a frontend with these usable endpoints; `has_any` includes other nodes."""
     if not has_any:
         return Outcome.REJECTED
     return Outcome.DELIVERED if endpoints else Outcome.DROPPED

@@ -21,10 +21,17 @@ from pointsman.model.claims import Claim, Winner
 from pointsman.model.endpoint import FULL_SHARE, NO_WEIGHT, Endpoint
 from pointsman.model.findings import Code, Finding, Severity, Value
 from pointsman.model.node_context import NodeContext
-from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan, decide_outcome
+from pointsman.model.plan import (
+    EndpointSelection,
+    Frontend,
+    FrontendKind,
+    Outcome,
+    ServicePlan,
+    decide_outcome,
+)
 from pointsman.model.service import SOURCE_RANGES_ANNOTATION, Protocol, ServicePort
 from pointsman.model.slots import compute_max_hash_slots, compute_max_hashed_endpoints
-from pointsman.model.topology import Selection, select_endpoints
+from pointsman.model.topology import select_endpoints
 
 _NOTHING_LOST: Mapping[Claim, Winner] = {}
 
@@ -43,20 +50,16 @@ def plan_service_port(
             return _contested(Code.CONTESTED_CLUSTER_IP, port.cluster_ip, port, winner)
         port = _granted_port(port, context, lost, findings)
     ranges = _ranges_elsewhere(port, context, findings)
-    chosen = select_endpoints(port, endpoints, context.node_name, context.zone)
-    chosen, balancing = _balanced(port, chosen, context.balancing, findings)
-    internal = decide_outcome(chosen.has_any, chosen.local if port.service.internal_local else chosen.cluster)
-    external = decide_outcome(chosen.has_any, chosen.local if port.service.external_local else chosen.cluster)
+    selected = select_endpoints(port, endpoints, context.node_name, context.zone)
+    selected, balancing = _plan_balancing(port, selected, context.balancing, findings)
+    cluster = decide_outcome(selected.has_any, selected.cluster)
+    local = decide_outcome(selected.has_any, selected.local)
+    internal = local if port.service.internal_local else cluster
+    external = local if port.service.external_local else cluster
     return ServicePlan(
         port=port,
         frontends=tuple(_frontends(port, internal, external, ranges)),
-        cluster_endpoints=chosen.cluster,
-        local_endpoints=chosen.local,
-        reachable_endpoints=chosen.reachable,
-        has_any=chosen.has_any,
-        all_endpoints=endpoints,
-        topology=chosen.topology,
-        topology_note=chosen.note,
+        endpoints=selected,
         findings=tuple(findings),
         balancing=balancing,
         resets_gone=_resets_gone(port, context.balancing),
@@ -68,32 +71,34 @@ def _resets_gone(port: ServicePort, defaults: BalancingDefaults) -> bool:
     return port.protocol is Protocol.TCP and (defaults.reset_gone if asked is None else asked)
 
 
-def _balanced(
-    port: ServicePort, chosen: Selection, defaults: BalancingDefaults, findings: list[Finding]
-) -> tuple[Selection, BalancingPlan | None]:
-    """How connections are spread, and over which of the chosen endpoints."""
+def _plan_balancing(
+    port: ServicePort, selected: EndpointSelection, defaults: BalancingDefaults, findings: list[Finding]
+) -> tuple[EndpointSelection, BalancingPlan | None]:
+    """How connections are spread, and over which of the selected endpoints."""
     request = port.service.balancing
     if (
         request is NO_REQUEST
         and defaults.scheduler is Scheduler.RANDOM
-        and not any(e.weight != NO_WEIGHT or e.share != FULL_SHARE for e in chosen.reachable)
+        and not any(e.weight != NO_WEIGHT or e.share != FULL_SHARE for e in selected.reachable)
     ):
-        return chosen, None
-    scheduler = choose_scheduler(request, chosen.reachable, defaults, findings)
+        return selected, None
+    scheduler = choose_scheduler(request, selected.reachable, defaults, findings)
     if scheduler.hashes and defaults.capabilities.fills_hash_tables:
-        scheduler = _affordable(scheduler, port, chosen.reachable, findings)
+        scheduler = _affordable(scheduler, port, selected.reachable, findings)
     if scheduler is Scheduler.SOURCE_PORT_HASH and port.service.affinity_seconds:
         findings.append(Finding(Code.PORT_NOT_HASHED))
         scheduler = Scheduler.SOURCE_HASH
     if scheduler is not Scheduler.RANDOM:
-        cluster = remove_drained_endpoints(chosen.cluster, request)
-        local = remove_drained_endpoints(chosen.local, request)
-        if (cluster, local) != (chosen.cluster, chosen.local):
+        cluster = remove_drained_endpoints(selected.cluster, request)
+        local = remove_drained_endpoints(selected.local, request)
+        if (cluster, local) != (selected.cluster, selected.local):
             kept = {*cluster, *local}
-            reachable = tuple(endpoint for endpoint in chosen.reachable if endpoint in kept)
-            chosen = msgspec.structs.replace(chosen, cluster=cluster, local=local, reachable=reachable)
-    max_slots = compute_max_hash_slots(len(chosen.reachable), port.service.port_count, _frontend_count(port))
-    return chosen, build_balancing_plan(scheduler, request, chosen.reachable, defaults, max_slots)
+            reachable = tuple(endpoint for endpoint in selected.reachable if endpoint in kept)
+            selected = msgspec.structs.replace(selected, cluster=cluster, local=local, reachable=reachable)
+    max_slots = compute_max_hash_slots(
+        len(selected.reachable), port.service.port_count, _frontend_count(port)
+    )
+    return selected, build_balancing_plan(scheduler, request, selected.reachable, defaults, max_slots)
 
 
 def _affordable(

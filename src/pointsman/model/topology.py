@@ -1,51 +1,39 @@
-"""Which endpoints serve cluster-wide and local traffic, and why each one is in or out."""
+"""Selection of the endpoints for cluster-wide and local traffic, and the reason for each endpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from pointsman.model.balancing import compute_weight
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.plan import ServicePlan, TopologyMode
+from pointsman.model.plan import EndpointSelection, ServicePlan, TopologyMode
 from pointsman.model.service import ServicePort
 
-_ZONES_NAMED = 5
-
-
-class Selection(msgspec.Struct, frozen=True, gc=False):
-    """The endpoints of a service port by use; see ServicePlan for the fields."""
-
-    cluster: tuple[Endpoint, ...] = ()
-    local: tuple[Endpoint, ...] = ()
-    reachable: tuple[Endpoint, ...] = ()
-    has_any: bool = False
-    topology: TopologyMode = TopologyMode.NONE
-    note: str = ""
+_MAX_ZONES_NAMED = 5
+NO_ENDPOINTS = EndpointSelection()
 
 
 def select_endpoints(
     port: ServicePort, endpoints: tuple[Endpoint, ...], node_name: str, zone: str
-) -> Selection:
-    """Endpoints for policy Cluster and policy Local, hints and terminating fallback applied."""
+) -> EndpointSelection:
+    """Return the endpoints for policy Cluster and policy Local, hints and terminating fallback applied."""
     if not endpoints:
-        return Selection()
+        return NO_ENDPOINTS
     cluster: tuple[Endpoint, ...] = ()
     mode, note = TopologyMode.NONE, ""
     if port.uses_cluster_endpoints:
         mode, note = choose_topology(endpoints, node_name, zone)
         cluster = _ready_or_draining(endpoints, mode, node_name, zone)
         if not port.uses_local_endpoints:
-            return Selection(cluster, (), cluster, bool(cluster), mode, note)
+            return EndpointSelection(endpoints, cluster, (), cluster, bool(cluster), mode, note)
     local_candidates = tuple(endpoint for endpoint in endpoints if endpoint.local)
     local = _ready_or_draining(local_candidates, TopologyMode.NONE, node_name, zone)
     if not port.uses_cluster_endpoints:
         anywhere = any(e.ready or (e.serving and e.terminating) for e in endpoints)
-        return Selection((), local, local, anywhere)
+        return EndpointSelection(endpoints, (), local, local, anywhere)
     wanted = {*cluster, *local}
     reachable = cluster if len(wanted) == len(cluster) else tuple(e for e in endpoints if e in wanted)
-    return Selection(cluster, local, reachable, bool(reachable), mode, note)
+    return EndpointSelection(endpoints, cluster, local, reachable, bool(reachable), mode, note)
 
 
 def _ready_or_draining(
@@ -88,7 +76,7 @@ def choose_topology(endpoints: Sequence[Endpoint], node_name: str, zone: str) ->
     if not zone:
         return TopologyMode.NONE, "hints ignored: this node has no zone label"
     if not any(zone in e.zone_hints for e in ready):
-        hinted_for = ", ".join(sorted({named for e in ready for named in e.zone_hints})[:_ZONES_NAMED])
+        hinted_for = ", ".join(sorted({named for e in ready for named in e.zone_hints})[:_MAX_ZONES_NAMED])
         why = f"0 of {len(ready)} ready endpoints are hinted for zone {zone} (they are for {hinted_for})"
         return TopologyMode.NONE, f"hints ignored: {why}"
     return TopologyMode.ZONE, ""
@@ -105,7 +93,7 @@ def endpoint_reason(
     plan: ServicePlan, endpoint: Endpoint, *, local_policy: bool, node_name: str, zone: str
 ) -> tuple[bool, str]:
     """Whether a frontend with this policy uses the endpoint, and the reason in words."""
-    used = endpoint in (plan.local_endpoints if local_policy else plan.cluster_endpoints)
+    used = endpoint in (plan.endpoints.local if local_policy else plan.endpoints.cluster)
     if local_policy and not endpoint.local:
         where = f"runs on node {endpoint.node}" if endpoint.node else "has no nodeName"
         return False, f"policy Local: it {where}, this node is {node_name}"
@@ -119,9 +107,9 @@ def endpoint_reason(
         return False, "terminating and no longer serving" if endpoint.terminating else "not ready"
     if not compute_weight(endpoint, plan.port.service.balancing):
         return False, "weight 0: it keeps its connections and gets no new ones"
-    if plan.topology is TopologyMode.NODE:
+    if plan.endpoints.topology is TopologyMode.NODE:
         return False, f"hinted for node {', '.join(endpoint.node_hints)}, this node is {node_name}"
-    if plan.topology is TopologyMode.ZONE:
+    if plan.endpoints.topology is TopologyMode.ZONE:
         return False, f"hinted for zone {', '.join(endpoint.zone_hints)}, this node is in {zone}"
     return False, "no frontend with this policy"
 
@@ -130,8 +118,8 @@ def _used_reason(plan: ServicePlan, endpoint: Endpoint, *, local_policy: bool) -
     state = "ready (and terminating)" if endpoint.terminating else "ready"
     if local_policy:
         return f"{state}, on this node"
-    if plan.topology is TopologyMode.NODE:
+    if plan.endpoints.topology is TopologyMode.NODE:
         return f"{state}, hinted for this node"
-    if plan.topology is TopologyMode.ZONE:
+    if plan.endpoints.topology is TopologyMode.ZONE:
         return f"{state}, hinted for this zone"
     return state

@@ -43,6 +43,6 @@ class ZoneTotals:
         found = self._zones.get(key)
         plan = plans.get(key[0])
         if found is None and plan is not None:
-            self._zones |= {(key[0], str(endpoint)): endpoint.zone for endpoint in plan.all_endpoints}
+            self._zones |= {(key[0], str(endpoint)): endpoint.zone for endpoint in plan.endpoints.all}
             found = self._zones.get(key)
         return found or ""

@@ -136,7 +136,7 @@ ORDERS: Mapping[str, Callable[[ServicePlan, FamilyView, Mode], tuple[Any, ...]]]
         plan.port.service.internal_local,
         plan.port.service.external_local,
     ),
-    "endpoints": lambda plan, _family, _mode: (len(plan.reachable_endpoints), len(plan.all_endpoints)),
+    "endpoints": lambda plan, _family, _mode: (len(plan.endpoints.reachable), len(plan.endpoints.all)),
     "state": lambda plan, family, mode: (WORST_FIRST.index(port_verdict(plan, family, mode)),),
 }
 """How rows can be sorted other than by name; equal ones are by name."""
@@ -191,16 +191,16 @@ def service_row(plan: ServicePlan, family: FamilyView, mode: Mode, *, detailed: 
         family=plan.port.family.value,
         number=plan.port.port,
         frontends=frontends,
-        usable=len(plan.reachable_endpoints),
-        total=len(plan.all_endpoints),
-        local=sum(endpoint.local for endpoint in plan.all_endpoints),
+        usable=len(plan.endpoints.reachable),
+        total=len(plan.endpoints.all),
+        local=sum(endpoint.local for endpoint in plan.endpoints.all),
         state=port_verdict(plan, family, mode).value,
         affinity_seconds=plan.port.service.affinity_seconds,
-        topology=plan.topology.value,
+        topology=plan.endpoints.topology.value,
         scheduler=plan.scheduler,
         resets_gone=plan.resets_gone,
         problems=tuple(map(render_message, plan.findings)),
-        endpoints=endpoint_rows(plan.all_endpoints, plan.reachable_endpoints) if detailed else (),
+        endpoints=endpoint_rows(plan.endpoints.all, plan.endpoints.reachable) if detailed else (),
     )
 
 

@@ -257,7 +257,7 @@ class _Tally:
                 continue
             port = plan.port
             counted = plan.name.key if self.count_services else plan.name
-            self._endpoints += by * len(plan.all_endpoints)
+            self._endpoints += by * len(plan.endpoints.all)
             if port.service.internal_local and plan.internal_outcome is Outcome.DROPPED:
                 _count(self._without_local_internal, counted, by)
             if (

@@ -208,19 +208,19 @@ def _serving(plan: ServicePlan | None) -> frozenset[Identity]:
     """Endpoints whose flows may live on, on any node and whatever the policy prefers."""
     if plan is None:
         return frozenset()
-    return frozenset(entry.identity for entry in plan.all_endpoints if entry.serving)
+    return frozenset(entry.identity for entry in plan.endpoints.all if entry.serving)
 
 
 def _listed(plan: ServicePlan | None) -> frozenset[Identity]:
     """Endpoints in any slice, whatever their state."""
-    return frozenset(entry.identity for entry in plan.all_endpoints) if plan is not None else frozenset()
+    return frozenset(entry.identity for entry in plan.endpoints.all) if plan is not None else frozenset()
 
 
 def _used(plan: ServicePlan | None) -> frozenset[Identity]:
     """Endpoints that flows may lead to: those that serve, and those that packets are sent to."""
     if plan is None:
         return frozenset()
-    return _serving(plan) | {entry.identity for entry in plan.reachable_endpoints}
+    return _serving(plan) | {entry.identity for entry in plan.endpoints.reachable}
 
 
 _InService = tuple[FrontendKey, bool, tuple[Cidr, ...]]
@@ -239,7 +239,7 @@ def _in_service(plan: ServicePlan | None) -> frozenset[_InService]:
         key = (plan.port.protocol.value, entry.address, entry.port)
         if entry.outcome is Outcome.DELIVERED:
             found.add((key, True, entry.source_ranges))
-        if plan.reachable_endpoints and entry.kind is not FrontendKind.CLUSTER_IP:
+        if plan.endpoints.reachable and entry.kind is not FrontendKind.CLUSTER_IP:
             found.add((key, False, entry.source_ranges))
     return frozenset(found)
 

@@ -44,7 +44,9 @@ def numbered(number: int, *endpoints: str) -> ServicePlan:
 def uncompilable(number: int) -> ServicePlan:
     """A plan that no mode can compile: its endpoint is no endpoint."""
     nothing = (None,)
-    return msgspec.structs.replace(numbered(number), reachable_endpoints=nothing, cluster_endpoints=nothing)
+    made = numbered(number)
+    selected = msgspec.structs.replace(made.endpoints, reachable=nothing, cluster=nothing)
+    return msgspec.structs.replace(made, endpoints=selected)
 
 
 ONE, TWO, THREE = (numbered(number) for number in (1, 2, 3))

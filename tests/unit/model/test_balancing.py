@@ -154,7 +154,7 @@ def test_equal_weights_are_no_weights() -> None:
 def test_random_asked_for_by_name_ignores_weights() -> None:
     port, _ = asked({"scheduler": "random", "weights": "zone/a=3,zone/b=0"})
     made = plan(port, A, B)
-    assert (made.balancing, made.cluster_endpoints) == (None, (A, B))
+    assert (made.balancing, made.endpoints.cluster) == (None, (A, B))
 
 
 def test_a_slice_may_weigh_its_endpoints_itself_and_wins_over_the_service() -> None:
@@ -183,7 +183,7 @@ def test_a_bad_weight_of_a_slice_is_reported() -> None:
 def test_an_endpoint_of_weight_0_gets_no_new_connections_and_explain_says_so() -> None:
     port, _ = asked({"weights": "zone/b=0"})
     made = plan(port, A, B)
-    assert (made.cluster_endpoints, made.reachable_endpoints, made.all_endpoints) == ((A,), (A,), (A, B))
+    assert (made.endpoints.cluster, made.endpoints.reachable, made.endpoints.all) == ((A,), (A,), (A, B))
     assert endpoint_reason(made, B, local_policy=False, node_name="n1", zone="a") == (
         False,
         "weight 0: it keeps its connections and gets no new ones",
@@ -192,7 +192,7 @@ def test_an_endpoint_of_weight_0_gets_no_new_connections_and_explain_says_so() -
 
 def test_a_service_whose_endpoints_all_weigh_0_is_not_taken_down_by_it() -> None:
     port, _ = asked({"weights": "0"})
-    assert plan(port, A, B).cluster_endpoints == (A, B)
+    assert plan(port, A, B).endpoints.cluster == (A, B)
 
 
 def test_a_mode_that_lacks_a_scheduler_says_so_and_uses_weights_where_it_can() -> None:
@@ -306,7 +306,7 @@ def test_the_ports_of_a_service_share_what_hashing_may_cost() -> None:
         service(metadata={"annotations": annotations}, ports=entries), Family.IPV4
     )
     made = [plan(port, *many(100)) for port in ports.values()]
-    slots = sum(len(assign_slots(one.cluster_endpoints, one.balancing)) for one in made)
+    slots = sum(len(assign_slots(one.endpoints.cluster, one.balancing)) for one in made)
     assert {one.scheduler for one in made} == {"source-hash"}
     assert slots * 100 <= 1 << 23
     assert plan(next(iter(ports.values())), *many(300)).scheduler == "", "many ports times many endpoints"
@@ -318,4 +318,4 @@ def test_frontends_share_what_the_kernel_may_hold_for_a_service() -> None:
         external_ips=addresses, balancing=BalancingRequest(Scheduler.SOURCE_HASH, hash_slots=65536)
     )
     made = plan(port, A, B)
-    assert len(assign_slots(made.cluster_endpoints, made.balancing)) * 100 <= 1 << 18
+    assert len(assign_slots(made.endpoints.cluster, made.balancing)) * 100 <= 1 << 18

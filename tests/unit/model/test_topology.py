@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from tests.factory import endpoint, plan, service_port
 
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.plan import TopologyMode
-from pointsman.model.topology import Selection, choose_topology, endpoint_reason, select_endpoints
+from pointsman.model.plan import EndpointSelection, TopologyMode
+from pointsman.model.topology import choose_topology, endpoint_reason, select_endpoints
 
 
-def choose(*endpoints: Endpoint, zone: str = "a", **fields: Any) -> Selection:
+def choose(*endpoints: Endpoint, zone: str = "a", **fields: Any) -> EndpointSelection:
     return select_endpoints(service_port(**fields), endpoints, "n1", zone)
 
 
@@ -35,7 +35,7 @@ def test_serving_terminating_endpoints_are_the_fallback() -> None:
 
 def test_no_usable_endpoint_means_none_anywhere() -> None:
     assert not choose(GONE, NOT_READY).has_any
-    assert choose() == Selection()
+    assert choose() == EndpointSelection()
 
 
 def test_serving_but_neither_ready_nor_terminating_is_not_used() -> None:
@@ -162,10 +162,10 @@ def test_laws_of_selection(
         assert bool(chosen.cluster) == anywhere
     made = plan(port, *endpoints)
     for local_policy in (False, True):
-        for e in made.all_endpoints:
+        for e in made.endpoints.all:
             used, why = endpoint_reason(made, e, local_policy=local_policy, node_name="n1", zone="")
             assert why
-            assert used == (e in (made.local_endpoints if local_policy else made.cluster_endpoints))
+            assert used == (e in (made.endpoints.local if local_policy else made.endpoints.cluster))
 
 
 @pytest.mark.parametrize(

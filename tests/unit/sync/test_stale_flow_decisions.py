@@ -46,7 +46,7 @@ def test_a_flow_on_a_vanished_endpoint_goes_at_every_frontend(address: bytes, po
 def test_an_endpoint_of_weight_0_keeps_its_flows() -> None:
     drained = pod(POD_A, weight=0)
     after = plan(drained, pod(POD_B))
-    assert [e.identity for e in after.cluster_endpoints] == [POD_B]
+    assert [e.identity for e in after.endpoints.cluster] == [POD_B]
     check = check_after(PlanChange(plan(pod(POD_A), pod(POD_B)), after))
     assert check.find_stale([flow(CLUSTER, 53, POD_A), flow(CLUSTER, 53, POD_B)]) == []
 

@@ -85,12 +85,12 @@ class _Compiler:
         self.label = str(plan.name)
         self.protocol = port.protocol.lower
         self.cluster_chain = (
-            names.CLUSTER_POLICY + base if plan.cluster_endpoints and port.uses_cluster_endpoints else ""
+            names.CLUSTER_POLICY + base if plan.endpoints.cluster and port.uses_cluster_endpoints else ""
         )
         self.local_chain = (
-            names.LOCAL_POLICY + base if plan.local_endpoints and port.uses_local_endpoints else ""
+            names.LOCAL_POLICY + base if plan.endpoints.local and port.uses_local_endpoints else ""
         )
-        reachable_outside = plan.has_any and port.has_external_chain
+        reachable_outside = plan.endpoints.has_any and port.has_external_chain
         self.external_chain = names.EXTERNAL + base if reachable_outside else ""
         limited = reachable_outside and any(frontend.source_ranges for frontend in plan.frontends)
         self.firewall_chain = names.FIREWALL + base if limited else ""
@@ -115,7 +115,7 @@ class _Compiler:
             shared=tuple([_text(lines) for lines in (*nat, *filtering)]),
             nat_count=len(rules) + sum(map(len, nat)),
             filter_count=sum(map(len, filtering)),
-            endpoints=len(self.plan.all_endpoints),
+            endpoints=len(self.plan.endpoints.all),
             plan=self.plan,
             comments=self.comments,
         )
@@ -213,11 +213,11 @@ class _Compiler:
         if self.cluster_chain:
             if not self.port.service.internal_local:
                 rules += self._internal_masquerade()
-            rules += self._balancing_rules(self.cluster_chain, self.plan.cluster_endpoints)
+            rules += self._balancing_rules(self.cluster_chain, self.plan.endpoints.cluster)
         if self.local_chain:
             if self.port.service.internal_local:
                 rules += self._internal_masquerade()
-            rules += self._balancing_rules(self.local_chain, self.plan.local_endpoints)
+            rules += self._balancing_rules(self.local_chain, self.plan.endpoints.local)
         return rules + self._endpoint_rules()
 
     def _internal_masquerade(self) -> Iterator[str]:
@@ -348,7 +348,7 @@ class _Compiler:
 def _targets(plan: ServicePlan, chain_names: ChainNames) -> dict[tuple[bytes, int], _Target]:
     """Return every endpoint that packets can reach, by address and port."""
     found: dict[tuple[bytes, int], _Target] = {}
-    for endpoint in plan.reachable_endpoints:
+    for endpoint in plan.endpoints.reachable:
         address = address_text(endpoint.address)
         if len(endpoint.address) == 4:
             host, target = f"{address}/32", f"{address}:{endpoint.port}"

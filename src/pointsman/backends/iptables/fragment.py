@@ -78,7 +78,7 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
 
 def wants_comments(plans: Iterable[ServicePlan]) -> bool:
     """Return whether endpoint rules have comments: not in large clusters."""
-    return sum(len(plan.all_endpoints) for plan in plans) <= LARGE_CLUSTER_ENDPOINTS
+    return sum(len(plan.endpoints.all) for plan in plans) <= LARGE_CLUSTER_ENDPOINTS
 
 
 class Committed:
@@ -117,5 +117,5 @@ class Committed:
         total = self.endpoints
         for name, plan in changed.items():
             old = self.fragments.get(name)
-            total += (len(plan.all_endpoints) if plan else 0) - (old.endpoints if old else 0)
+            total += (len(plan.endpoints.all) if plan else 0) - (old.endpoints if old else 0)
         return total <= LARGE_CLUSTER_ENDPOINTS

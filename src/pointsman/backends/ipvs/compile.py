@@ -92,7 +92,7 @@ class Compiler:
         choice = self._schedulers.choose(plan)
         rows = _Rows(plan, choice, self._names)
         protocol = plan.port.protocol.value
-        for endpoint in plan.all_endpoints:
+        for endpoint in plan.endpoints.all:
             if endpoint.local:
                 entry = SetEntry(endpoint.address, protocol, endpoint.port, endpoint.address)
                 rows.add_entry(sets.LOOP_BACK, entry)
@@ -170,10 +170,10 @@ class _Rows:
             SCHEDULER_2 if choice.name == MAGLEV and choice.by_port else 0
         )
         self._may_drain = (
-            frozenset(RealKey(e.address, e.port) for e in plan.all_endpoints) if plan.resets_gone else None
+            frozenset(RealKey(e.address, e.port) for e in plan.endpoints.all) if plan.resets_gone else None
         )
-        self._cluster = _weights(plan.cluster_endpoints, plan.balancing)
-        self._local = _weights(plan.local_endpoints, plan.balancing)
+        self._cluster = _weights(plan.endpoints.cluster, plan.balancing)
+        self._local = _weights(plan.endpoints.local, plan.balancing)
 
     def add(self, kind: str, key: object, value: object = None) -> None:
         self._rows[kind, key] = Row(self._owner, kind, key, value)

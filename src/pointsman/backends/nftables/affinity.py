@@ -64,8 +64,8 @@ def affinity_chains(plan: ServicePlan, context: NodeContext, label: str, *, coun
     chains: list[Chain] = []
     sets: list[SetSpec] = []
     reached: list[tuple[str, str]] = []
-    cluster = plan.cluster_endpoints if port.uses_cluster_endpoints else ()
-    local = plan.local_endpoints if port.uses_local_endpoints else ()
+    cluster = plan.endpoints.cluster if port.uses_cluster_endpoints else ()
+    local = plan.endpoints.local if port.uses_local_endpoints else ()
     for endpoint in (*cluster, *local):
         where = endpoint.identity
         if where in names:

@@ -50,13 +50,13 @@ class _Compilation:
         self._guards: list[Chain] = []
         self._balancers: dict[Balancer, None] = {}
         self._pick = _PICKS.get(plan.balancing.scheduler, Pick.RANDOM) if plan.balancing else Pick.RANDOM
-        self._cluster = _packed(assign_slots(plan.cluster_endpoints, plan.balancing))
-        local = plan.local_endpoints if plan.port.uses_local_endpoints else ()
+        self._cluster = _packed(assign_slots(plan.endpoints.cluster, plan.balancing))
+        local = plan.endpoints.local if plan.port.uses_local_endpoints else ()
         self._local = _packed(assign_slots(local, plan.balancing))
         # A hash of the client's address is an affinity by itself.
         self._affinity = (
             affinity_chains(plan, context, self._label, counters=counters)
-            if plan.port.service.affinity_seconds and plan.has_any and self._pick is Pick.RANDOM
+            if plan.port.service.affinity_seconds and plan.endpoints.has_any and self._pick is Pick.RANDOM
             else None
         )
 
@@ -156,7 +156,7 @@ class _Compilation:
 
     def _shared(self) -> Iterable[Element]:
         yield Element(schema.CLUSTER_IPS, self._plan.port.cluster_ip)
-        for endpoint in self._plan.reachable_endpoints:
+        for endpoint in self._plan.endpoints.reachable:
             if endpoint.local:
                 key = endpoint.address * 2 + self._protocol + packed_port(endpoint.port)
                 yield Element(schema.HAIRPIN, key)
