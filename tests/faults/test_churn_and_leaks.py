@@ -133,6 +133,6 @@ async def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.Monke
             world.source.put(factory.endpoint_slice(f"10.244.1.{number}", metadata=trigger))
             await async_wait_until(partial(_serves, world, number))
             assert not world.board.blocking(Blocks.TRAFFIC)
-        for line in world.metrics.exposition().decode().splitlines():
+        for line in world.metrics.render().decode().splitlines():
             if "_seconds_sum" in line and not line.startswith("#"):
                 assert float(line.split()[-1]) >= 0, line

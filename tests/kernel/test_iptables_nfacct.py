@@ -68,7 +68,7 @@ def test_the_two_counters_of_the_rules_are_served_as_metrics_once_they_exist() -
         metrics.add_kernel_counter(counter.metric, counter.help, counter.read)
 
     def samples() -> list[str]:
-        text = metrics.exposition().decode()
+        text = metrics.render().decode()
         return [line for line in text.splitlines() if line.startswith("kubeproxy_iptables_")]
 
     assert samples() == []

@@ -205,7 +205,7 @@ async def test_service_changes_are_counted_once_per_family_as_kube_proxy_does() 
         world.source.put(factory.service(), ADDRESSED)
         world.source.listed()
         await world.settled()
-        assert b"kubeproxy_sync_proxy_rules_service_changes_total 2.0" in world.metrics.exposition()
+        assert b"kubeproxy_sync_proxy_rules_service_changes_total 2.0" in world.metrics.render()
 
 
 async def test_endpoint_changes_are_counted_for_slices_of_a_served_family_and_of_a_service() -> None:
@@ -220,11 +220,11 @@ async def test_endpoint_changes_are_counted_for_slices_of_a_served_family_and_of
         world.source.put(factory.service(), ADDRESSED, *slices.values())
         world.source.listed()
         await world.settled()
-        assert b"kubeproxy_sync_proxy_rules_endpoint_changes_total 1.0" in world.metrics.exposition()
+        assert b"kubeproxy_sync_proxy_rules_endpoint_changes_total 1.0" in world.metrics.render()
         for one in slices.values():
             world.source.queue.put_nowait(Delete(EndpointSlice, one.metadata.key))
         await world.settled()
-        assert b"kubeproxy_sync_proxy_rules_endpoint_changes_total 2.0" in world.metrics.exposition()
+        assert b"kubeproxy_sync_proxy_rules_endpoint_changes_total 2.0" in world.metrics.render()
 
 
 async def test_addresses_that_cannot_be_read_for_a_moment_do_not_end_the_proxy() -> None:

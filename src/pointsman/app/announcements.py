@@ -61,7 +61,7 @@ class FindingReport:
     def __call__(self, finding: Finding) -> None:
         if finding.is_error:
             reference, code = finding.object, finding.code.value
-            self._metrics.objects_skipped.labels(kind=reference.kind, reason=code).inc()
+            self._metrics.objects.skipped.labels(kind=reference.kind, reason=code).inc()
             if reference.kind == "Service" and reference.key:
                 self._recorder.service_event(reference.key, code, render_message(finding))
             else:

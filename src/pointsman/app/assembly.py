@@ -219,7 +219,7 @@ def _metrics(mode: Mode, reloads: ReloadRecord) -> Metrics:
 
 
 def _count_http_errors(metrics: Metrics) -> ErrorLog:
-    counters = {kind: metrics.http_errors.labels(reason=kind.value) for kind in HttpError}
+    counters = {kind: metrics.served.errors.labels(reason=kind.value) for kind in HttpError}
     return ErrorLog(lambda kind: counters[kind].inc())
 
 

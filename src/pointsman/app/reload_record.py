@@ -28,7 +28,7 @@ class ReloadRecord:
     def continue_in(self, metrics: Metrics) -> None:
         self._metrics = metrics
         for result, count in self._results.items():
-            metrics.config_reloads.labels(result=result).inc(count)
+            metrics.process.config_reloads.labels(result=result).inc(count)
 
     def decided(self, decision: Decision) -> None:
         self._read_at = time.time()
@@ -64,4 +64,4 @@ class ReloadRecord:
     def _note(self, result: str) -> None:
         self._results[result] += 1
         if self._metrics is not None:
-            self._metrics.config_reloads.labels(result=result).inc()
+            self._metrics.process.config_reloads.labels(result=result).inc()

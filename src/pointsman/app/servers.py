@@ -127,7 +127,7 @@ class Servers:
             await self._control.stop()
 
     def _describe_build(self, proxy: Proxy) -> None:
-        proxy.metrics.build_info.labels(
+        proxy.metrics.process.build_info.labels(
             major="1",
             minor=str(KUBERNETES_MINOR),
             git_version=f"v{__version__}",

@@ -31,18 +31,18 @@ class ClientMetrics(RequestListener):
         self._metrics, self._host = metrics, host
 
     def waited(self, method: str, seconds: float) -> None:
-        self._metrics.rest_waits.labels(verb=method, host=self._host).observe(seconds)
+        self._metrics.rest.wait_seconds.labels(verb=method, host=self._host).observe(seconds)
 
     def answered(self, method: str, status: int | None) -> None:
         code = "<error>" if status is None else str(status)
-        self._metrics.rest_requests.labels(code=code, method=method, host=self._host).inc()
+        self._metrics.rest.requests.labels(code=code, method=method, host=self._host).inc()
 
     def ended(self, method: str, seconds: float, sent: int, received: int | None) -> None:
         labels = {"verb": method, "host": self._host}
-        self._metrics.rest_seconds.labels(**labels).observe(seconds)
-        self._metrics.rest_sent.labels(**labels).observe(sent)
+        self._metrics.rest.seconds.labels(**labels).observe(seconds)
+        self._metrics.rest.sent_bytes.labels(**labels).observe(sent)
         if received is not None:
-            self._metrics.rest_received.labels(**labels).observe(received)
+            self._metrics.rest.received_bytes.labels(**labels).observe(received)
 
     def plugin_called(self, outcome: str, code: int) -> None:
-        self._metrics.plugin_calls.labels(code=str(code), call_status=outcome).inc()
+        self._metrics.rest.plugin_calls.labels(code=str(code), call_status=outcome).inc()

@@ -45,14 +45,14 @@ class ObjectHandler:
         except Exception as error:  # noqa: BLE001 see above
             _log.exception("Cannot handle an object, ignoring it", err=error, event=event)
             kind = type(event.object) if isinstance(event, Upsert) else event.kind
-            self._metrics.objects_skipped.labels(kind=kind.__name__, reason="InternalError").inc()
+            self._metrics.objects.skipped.labels(kind=kind.__name__, reason="InternalError").inc()
 
     def _handle(self, event: SourceEvent) -> None:
         match event:
             case Synced(kind=kind):
                 self._start.on_listed(kind)
             case Upsert(object=Service() as service):
-                self._metrics.service_changes.inc(len(self._families))
+                self._metrics.objects.service_changes.inc(len(self._families))
                 self._service_findings.upsert_service(service)
                 self.labels.upserted(service)
                 self._track(lambda tracker: tracker.upsert_service(service))
@@ -70,7 +70,7 @@ class ObjectHandler:
 
     def _delete(self, kind: type[KubeObject], key: str) -> None:
         if kind is Service:
-            self._metrics.service_changes.inc(len(self._families))
+            self._metrics.objects.service_changes.inc(len(self._families))
             self._service_findings.delete_service(key)
             self.labels.deleted(key)
             self._track(lambda tracker: tracker.delete_service(key))
@@ -86,7 +86,7 @@ class ObjectHandler:
     def _count_endpoint_change(self, slice_key: str) -> None:
         """Count changes of tracked slices only; kube-proxy counts none of another family, of names, or without a Service."""
         if any(family.tracker.has_slice(slice_key) for family in self._families.values()):
-            self._metrics.endpoint_changes.inc()
+            self._metrics.objects.endpoint_changes.inc()
 
     def _track(self, change: Callable[[Tracker], bool]) -> None:
         for family in self._families.values():

@@ -214,10 +214,10 @@ def _expose(metrics: Metrics, board: ConditionBoard, trackers: Collection[Tracke
     metrics.add_scraped_gauge(
         "pointsman_condition", "1 where a condition is not true", ("type", "reason"), board.measure
     )
-    metrics.service_changes_pending.set_function(
+    metrics.objects.service_changes_pending.set_function(
         lambda: max(tracker.pending_services for tracker in trackers)
     )
-    metrics.endpoint_changes_pending.set_function(
+    metrics.objects.endpoint_changes_pending.set_function(
         lambda: max(tracker.pending_endpoints for tracker in trackers)
     )
 

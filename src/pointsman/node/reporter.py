@@ -61,15 +61,15 @@ class Reporter(SyncListener):
         """A series that begins with 1 hides its first event from every alert that looks for an increase."""
         metrics = self._metrics
         for counter in (
-            metrics.drift_repaired,
-            metrics.nftables_failures,
-            metrics.restore_failures,
-            metrics.partial_restore_failures,
+            metrics.sync.drift_repaired,
+            metrics.modes.nftables_failures,
+            metrics.modes.restore_failures,
+            metrics.modes.partial_restore_failures,
         ):
             counter.labels(ip_family=label)
 
     def on_queued(self, family: Family) -> None:
-        self._metrics.last_queued.labels(ip_family=family.value).set(time.time())
+        self._metrics.sync.last_queued.labels(ip_family=family.value).set(time.time())
 
     def on_synced(self, outcome: SyncOutcome) -> None:
         family, report, now = outcome.family, outcome.report, time.time()
@@ -93,10 +93,10 @@ class Reporter(SyncListener):
 
     def on_sync_failed(self, family: Family, failure: SyncFailed, retry_in: float) -> None:
         metrics, label = self._metrics, family.value
-        metrics.nftables_failures.labels(ip_family=label).inc()
-        metrics.restore_failures.labels(ip_family=label).inc()
+        metrics.modes.nftables_failures.labels(ip_family=label).inc()
+        metrics.modes.restore_failures.labels(ip_family=label).inc()
         if not failure.full:
-            metrics.partial_restore_failures.labels(ip_family=label).inc()
+            metrics.modes.partial_restore_failures.labels(ip_family=label).inc()
         self.report_findings(failure.findings)
         record = self.records[family]
         record.last_error = str(failure)
@@ -110,7 +110,7 @@ class Reporter(SyncListener):
 
     def on_drift(self, family: Family, drift: Difference, restored_in: float) -> None:
         self.records[family].drift_repaired += 1
-        self._metrics.drift_repaired.labels(ip_family=family.value).inc()
+        self._metrics.sync.drift_repaired.labels(ip_family=family.value).inc()
         _log.warning(
             "Someone else changed our rules; restoring them",
             ipFamily=family.value,
@@ -130,10 +130,10 @@ class Reporter(SyncListener):
         for finding in findings:
             reference, code, message = finding.object, finding.code.value, render_message(finding)
             if finding.severity is Severity.NOTICE:
-                self._metrics.object_warnings.labels(kind=reference.kind, reason=code).inc()
+                self._metrics.objects.warnings.labels(kind=reference.kind, reason=code).inc()
                 text = "Object used with a warning"
             else:
-                self._metrics.objects_skipped.labels(kind=reference.kind, reason=code).inc()
+                self._metrics.objects.skipped.labels(kind=reference.kind, reason=code).inc()
                 text = "Object, or part of it, ignored"
             more = self._log_limiter.admit(code)
             if more is not None:
@@ -143,29 +143,29 @@ class Reporter(SyncListener):
 
     def _measure(self, outcome: SyncOutcome, now: float) -> None:
         label, metrics, report = outcome.family.value, self._metrics, outcome.report
-        metrics.last_sync.labels(ip_family=label).set(now)
-        metrics.sync_seconds.labels(ip_family=label).observe(outcome.seconds)
-        detail = metrics.sync_full_seconds if report.full else metrics.sync_partial_seconds
+        metrics.sync.last.labels(ip_family=label).set(now)
+        metrics.sync.seconds.labels(ip_family=label).observe(outcome.seconds)
+        detail = metrics.sync.full_seconds if report.full else metrics.sync.partial_seconds
         detail.labels(ip_family=label).observe(outcome.seconds)
-        programming = metrics.programming_seconds.labels(ip_family=label)
+        programming = metrics.sync.programming_seconds.labels(ip_family=label)
         for times in outcome.trigger_times.values():
             for when in times:
                 programming.observe(max(0.0, now - when))
         for table, count in report.rules_total.items():
-            metrics.rules_owned.labels(ip_family=label, table=table).set(count)
-            metrics.iptables_rules.labels(table=table, ip_family=label).set(count)
+            metrics.sync.rules_owned.labels(ip_family=label, table=table).set(count)
+            metrics.modes.iptables_rules.labels(table=table, ip_family=label).set(count)
         for table, count in report.rules_last.items():
-            metrics.iptables_rules_written.labels(table=table, ip_family=label).set(count)
-        metrics.batch_bytes.labels(ip_family=label).set(report.batch_bytes)
+            metrics.modes.iptables_rules_written.labels(table=table, ip_family=label).set(count)
+        metrics.sync.batch_bytes.labels(ip_family=label).set(report.batch_bytes)
         if report.listeners is not None:
-            metrics.localhost_listeners.labels(ip_family=label).set(report.listeners)
-            metrics.localhost_listener_failures.labels(ip_family=label).inc(report.listeners_failed)
-        metrics.services_rejected.labels(ip_family=label).set(len(report.rejected))
+            metrics.modes.localhost_listeners.labels(ip_family=label).set(report.listeners)
+            metrics.modes.localhost_listener_failures.labels(ip_family=label).inc(report.listeners_failed)
+        metrics.sync.services_rejected.labels(ip_family=label).set(len(report.rejected))
         totals = outcome.totals
-        metrics.service_ports.labels(ip_family=label).set(totals.service_ports)
-        metrics.endpoints.labels(ip_family=label).set(totals.endpoints)
+        metrics.sync.service_ports.labels(ip_family=label).set(totals.service_ports)
+        metrics.sync.endpoints.labels(ip_family=label).set(totals.endpoints)
         for policy, lacking in (
             ("internal", totals.without_local_internal),
             ("external", totals.without_local_external),
         ):
-            metrics.no_local_endpoints.labels(traffic_policy=policy, ip_family=label).set(lacking)
+            metrics.sync.no_local_endpoints.labels(traffic_policy=policy, ip_family=label).set(lacking)

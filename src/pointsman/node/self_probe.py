@@ -79,7 +79,7 @@ class SelfProbe:
             unknown = Condition.unknown(type_, "NotProbedYet", message, blocks=Blocks.READINESS)
             self._conditions[family] = unknown
             for result in ("success", "failure"):
-                proxy.metrics.datapath_probes.labels(ip_family=family.value, result=result)
+                proxy.metrics.process.datapath_probes.labels(ip_family=family.value, result=result)
 
     async def run(self) -> None:
         """Never returns; a probe that cannot be made counts as one that failed."""
@@ -107,7 +107,7 @@ class SelfProbe:
         if trouble and (premature or self._rules_awaited(family)):
             return  # a late sync is reported elsewhere
         result = "failure" if trouble else "success"
-        self._proxy.metrics.datapath_probes.labels(ip_family=family.value, result=result).inc()
+        self._proxy.metrics.process.datapath_probes.labels(ip_family=family.value, result=result).inc()
         self._note(family, trouble)
         if trouble:
             self._note(family, f"{trouble}; {await self._likely_cause(family, trouble)}")

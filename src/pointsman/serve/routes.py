@@ -26,12 +26,12 @@ def health_routes(health: HealthView, metrics: Metrics) -> dict[str, Handler]:
 
     async def healthz(_request: Request) -> Response:
         answer = health.healthz()
-        metrics.healthz.labels(code=str(answer.status)).inc()
+        metrics.served.healthz.labels(code=str(answer.status)).inc()
         return answer
 
     async def livez(_request: Request) -> Response:
         answer = health.livez()
-        metrics.livez.labels(code=str(answer.status)).inc()
+        metrics.served.livez.labels(code=str(answer.status)).inc()
         return answer
 
     async def readyz(_request: Request) -> Response:
@@ -58,7 +58,7 @@ def description_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
     """Build the pages that describe the process, without restrictions."""
 
     async def exposition(_request: Request) -> Response:
-        return reply(metrics.exposition(), CONTENT_TYPE)
+        return reply(metrics.render(), CONTENT_TYPE)
 
     async def configz(_request: Request) -> Response:
         return reply(pages.configuration(), "application/json")
@@ -74,14 +74,14 @@ def metrics_routes(metrics: Metrics, pages: Pages) -> dict[str, Handler]:
     described = description_routes(metrics, pages)
 
     async def slis(_request: Request) -> Response:
-        return reply(metrics.sli_exposition(), CONTENT_TYPE)
+        return reply(metrics.render_slis(), CONTENT_TYPE)
 
     async def ping(_request: Request) -> Response:
         return text_response("ok")
 
     async def healthz(request: Request) -> Response:
-        metrics.healthcheck.labels(name="ping", type="healthz").set(1)
-        metrics.healthchecks.labels(name="ping", status="success", type="healthz").inc()
+        metrics.served.check_result.labels(name="ping", type="healthz").set(1)
+        metrics.served.check_runs.labels(name="ping", status="success", type="healthz").inc()
         if "verbose" not in request.query:
             return text_response("ok")
         return text_response(format_healthz(request.query.getall("exclude")))

@@ -143,8 +143,8 @@ class StaleFlowCleaner:
             self._finish(pending, started)
         seconds = self._monotonic() - started
         family = self._family.value
-        self._metrics.conntrack_seconds.labels(ip_family=family).observe(seconds)
-        self._metrics.conntrack_deleted.labels(ip_family=family).inc(deleted)
+        self._metrics.conntrack.seconds.labels(ip_family=family).observe(seconds)
+        self._metrics.conntrack.deleted.labels(ip_family=family).inc(deleted)
         if deleted:
             _log.info("Deleted stale flows", v=2, family=family, flows=deleted, seconds=round(seconds, 3))
         return CleanReport(deleted, seconds, problem, unfinished, checked=len(pending))

@@ -31,7 +31,7 @@ class Events:
 
 
 def skipped(metrics: Metrics) -> float:
-    text = metrics.exposition().decode()
+    text = metrics.render().decode()
     return read_metric(text, "pointsman_objects_skipped_total", kind="Service", reason="Invalid")
 
 

@@ -26,7 +26,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
     """Values by name and by what its labels say, other than the host."""
     return {
         (sample.name, " ".join(v for k, v in sorted(sample.labels.items()) if k != "host")): sample.value
-        for family in text_string_to_metric_families(metrics.exposition().decode())
+        for family in text_string_to_metric_families(metrics.render().decode())
         if family.name.startswith("rest_client_")
         for sample in family.samples
         if sample.labels.get("host", "api.test") == "api.test"

@@ -38,7 +38,7 @@ async def test_a_bug_met_in_one_object_is_counted_by_its_kind_and_the_others_are
         world.source.listed()
         await world.settled()
         assert [name.service for name in world.backends[Family.IPV4].programmed] == ["good"]
-        text = world.metrics.exposition().decode()
+        text = world.metrics.render().decode()
         for kind in ("Service", "EndpointSlice"):
             labels = {"kind": kind, "reason": "InternalError"}
             assert read_metric(text, "pointsman_objects_skipped_total", **labels) == 1

@@ -44,7 +44,7 @@ class Desk:
         self.record = self.reporter.records[Family.IPV4]
 
     def metric(self, name: str) -> float | None:
-        lines = self.metrics.exposition().decode().splitlines()
+        lines = self.metrics.render().decode().splitlines()
         return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), None)
 
 

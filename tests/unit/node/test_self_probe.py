@@ -26,7 +26,7 @@ class Probed:
 
     @property
     def failures(self) -> float:
-        text = self.running.metrics.exposition().decode()
+        text = self.running.metrics.render().decode()
         return read_metric(text, "pointsman_datapath_probes_total", ip_family="IPv4", result="failure")
 
     @property

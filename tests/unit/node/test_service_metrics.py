@@ -66,7 +66,7 @@ async def test_zones_are_served_as_a_metric_within_the_limit() -> None:
         Family.IPV4,
         {port.name: factory.plan(port, endpoint)},
     )
-    families = {f.name: f for f in text_string_to_metric_families(metrics.exposition().decode())}
+    families = {f.name: f for f in text_string_to_metric_families(metrics.render().decode())}
     (sample,) = families["pointsman_service_zone_connections"].samples
     assert (sample.labels["zone"], sample.labels["service"], sample.value) == ("a", port.name.service, 3)
     folded = limited({ZONE_CONNECTIONS: Counter({(*labels(port.name, Family.IPV4), "a"): 3})}, 0)
@@ -87,7 +87,7 @@ async def test_the_last_reading_is_served_with_its_labels() -> None:
     service_metrics = ServiceMetrics(metrics, 10)
     await service_metrics.read(Traffic(connections={name("web"): 3}), Family.IPV4, {})
     await service_metrics.read(Traffic(connections={name("web"): 7}), Family.IPV4, {})
-    families = {f.name: f for f in text_string_to_metric_families(metrics.exposition().decode())}
+    families = {f.name: f for f in text_string_to_metric_families(metrics.render().decode())}
     (sample,) = families["pointsman_service_connections"].samples
     assert sample.value == 7
     assert sample.labels == {

@@ -33,7 +33,7 @@ async def test_it_is_told_where_the_node_has_an_address_of_it(
             assert (found.message, found.does_block(Blocks.READINESS)) == (WHY, True)
         status = await Inspector(running.proxy, ReloadReport).status()
         assert ("FamilyIPv6" in [one.type for one in status.conditions]) is told
-        text = running.metrics.exposition().decode()
+        text = running.metrics.render().decode()
         assert read_metric(text, "pointsman_condition", type="FamilyIPv6", reason="NotSupported") == float(
             told
         )

@@ -47,7 +47,7 @@ class Source:
 def test_a_watch_has_an_age_and_a_directory_has_none(ages: bool) -> None:
     metrics = Metrics("nftables")
     expose_watches(Source(), metrics, ages=ages)
-    text = metrics.exposition().decode()
+    text = metrics.render().decode()
     assert ('pointsman_watch_age_seconds{resource="Service"}' in text) is ages
     assert 'pointsman_watch_failures_total{resource="Service"} 3.0' in text
     assert 'pointsman_objects_unusable{resource="Service"} 2.0' in text
@@ -57,7 +57,7 @@ def test_a_kind_that_the_server_does_not_have_has_no_age() -> None:
     metrics, source = Metrics("nftables"), Source()
     source.statuses["Service"].absent = True
     expose_watches(source, metrics, ages=True)
-    assert "pointsman_watch_age_seconds" not in metrics.exposition().decode()
+    assert "pointsman_watch_age_seconds" not in metrics.render().decode()
 
 
 class Watched(Source):

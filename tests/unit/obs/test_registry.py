@@ -47,7 +47,8 @@ UPSTREAM = {
 def filled(mode: str) -> Metrics:
     """Metrics with one sample in every vector."""
     metrics = Metrics(mode, mode_named(mode).metrics)
-    for metric in vars(metrics).values():
+    groups = [group for group in vars(metrics).values() if type(group).__name__.endswith("Metrics")]
+    for metric in (metric for group in groups for metric in vars(group).values()):
         labels = getattr(metric, "_labelnames", None)
         if labels is None:
             continue
@@ -73,7 +74,7 @@ def parsed(body: bytes) -> dict[str, tuple[str, tuple[str, ...], list[str], str]
 
 @pytest.mark.parametrize("mode", ["iptables", "ipvs", "nftables"])
 def test_the_families_of_kube_proxy_exist_in_their_modes_only(mode: str) -> None:
-    families = parsed(filled(mode).exposition())
+    families = parsed(filled(mode).render())
     ours = {name for name in families if name.startswith("kubeproxy_")}
     assert ours == {name for name, (_, _, modes) in UPSTREAM.items() if mode in modes.split()}
     for name in ours:
@@ -84,7 +85,7 @@ def test_the_families_of_kube_proxy_exist_in_their_modes_only(mode: str) -> None
 
 
 def test_buckets_are_those_of_kube_proxy() -> None:
-    families = parsed(filled("nftables").exposition())
+    families = parsed(filled("nftables").render())
     sync = families["kubeproxy_sync_proxy_rules_duration_seconds"][2]
     assert sync == [
         *("0.001", "0.002", "0.004", "0.008", "0.016", "0.032", "0.064", "0.128", "0.256", "0.512"),
@@ -96,7 +97,7 @@ def test_buckets_are_those_of_kube_proxy() -> None:
 
 
 def test_requests_have_the_labels_and_buckets_of_client_go() -> None:
-    families = parsed(filled("nftables").exposition())
+    families = parsed(filled("nftables").render())
     seconds = ["0.005", "0.025", "0.1", "0.25", "0.5", "1", "2", "4", "8", "15", "30", "60", "+Inf"]
     sizes = ["64", "256", "512", "1024", "4096", "16384", "65536", "262144"]
     sizes += ["1.048576e+06", "4.194304e+06", "1.6777216e+07", "+Inf"]
@@ -113,26 +114,26 @@ def test_requests_have_the_labels_and_buckets_of_client_go() -> None:
 
 def test_registered_metrics_are_counted_by_stability() -> None:
     metrics = Metrics("nftables", mode_named("nftables").metrics)
-    before = metrics.exposition().decode()
+    before = metrics.render().decode()
     assert 'registered_metrics_total{deprecated_version="",stability_level="STABLE"} 2.0' in before
     beta = 'registered_metrics_total{deprecated_version="",stability_level="BETA"} '
     assert f"{beta}4.0" in before
     metrics.add_scraped_gauge("more", "[BETA] One more", ("name",), lambda: {("a",): 0.0})
-    assert f"{beta}5.0" in metrics.exposition().decode()
+    assert f"{beta}5.0" in metrics.render().decode()
 
 
 def test_vectors_without_samples_and_created_series_are_not_printed() -> None:
-    text = Metrics("nftables").exposition().decode()
+    text = Metrics("nftables").render().decode()
     assert "_created" not in text
     assert "kubeproxy_sync_proxy_rules_duration_seconds" not in text
     assert "kubeproxy_sync_proxy_rules_service_changes_total 0.0" in text
-    assert "_created" not in filled("nftables").exposition().decode()
+    assert "_created" not in filled("nftables").render().decode()
 
 
 def test_a_gauge_may_end_in_total() -> None:
     metrics = Metrics("nftables")
-    metrics.no_local_endpoints.labels(traffic_policy="internal", ip_family="IPv4").set(2)
-    text = metrics.exposition().decode()
+    metrics.sync.no_local_endpoints.labels(traffic_policy="internal", ip_family="IPv4").set(2)
+    text = metrics.render().decode()
     assert "# TYPE kubeproxy_sync_proxy_rules_no_local_endpoints_total gauge" in text
     assert (
         'kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="internal"} 2.0'
@@ -145,16 +146,16 @@ def test_counters_of_the_kernel_are_read_at_scrape_time_and_left_out_when_empty(
     readings: dict[tuple[str, ...], float] = {}
     name = "kubeproxy_iptables_ct_state_invalid_dropped_packets_total"
     metrics.add_scraped_counter(name, "[ALPHA] Packets dropped", (), lambda: readings)
-    assert name not in metrics.exposition().decode()
+    assert name not in metrics.render().decode()
     readings[()] = 7
-    assert f"{name} 7.0" in metrics.exposition().decode()
+    assert f"{name} 7.0" in metrics.render().decode()
 
 
 def test_process_metrics_are_there_and_nothing_is_shared_between_runs() -> None:
     first, second = Metrics("nftables"), Metrics("nftables")
-    first.service_changes.inc()
-    assert "process_resident_memory_bytes" in first.exposition().decode()
-    assert "kubeproxy_sync_proxy_rules_service_changes_total 0.0" in second.exposition().decode()
+    first.objects.service_changes.inc()
+    assert "process_resident_memory_bytes" in first.render().decode()
+    assert "kubeproxy_sync_proxy_rules_service_changes_total 0.0" in second.render().decode()
 
 
 def test_every_metric_is_documented_with_its_type() -> None:

@@ -81,7 +81,7 @@ async def test_health_port_serves_healthz_and_livez_and_counts_them() -> None:
         assert headers["X-Content-Type-Options"] == "nosniff"
     board.replace("node", [Condition.true(NODE_ELIGIBLE, Blocks.TRAFFIC)])
     assert (await asked(health_routes(health, metrics), "/healthz"))[0][0] == 200
-    text = metrics.exposition().decode()
+    text = metrics.render().decode()
     assert 'kubeproxy_proxy_healthz_total{code="503"} 1.0' in text
     assert 'kubeproxy_proxy_healthz_total{code="200"} 1.0' in text
     assert 'kubeproxy_proxy_livez_total{code="200"} 2.0' in text

@@ -40,7 +40,7 @@ def test_a_run_deletes_what_is_stale_and_counts_it() -> None:
     assert (report.deleted, report.problem) == (1, "")
     assert table.entries == [flow(CLUSTER, 53, POD_B, source_port=5000)]
     assert driver.waiting == 0
-    text = metrics.exposition().decode()
+    text = metrics.render().decode()
     assert 'kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family="IPv4"} 1.0' in text
     assert 'kubeproxy_conntrack_reconciler_sync_duration_seconds_count{ip_family="IPv4"} 1.0' in text
 
