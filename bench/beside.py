@@ -34,7 +34,7 @@ from pointsman.config.defaults import with_mode
 from pointsman.explain.target import target_from_text
 from pointsman.kube.status import WatchStatus
 from pointsman.lab.netns import Namespace
-from pointsman.machine.footprint import settle
+from pointsman.machine.footprint import freeze_heap
 from pointsman.machine.own_addresses import LinuxMachine
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
@@ -141,7 +141,7 @@ async def measure(
                 source.queue.put_nowait(Synced(kind))
             async with asyncio.timeout(10 * WAIT):
                 await heard.event.wait()
-            settle()
+            freeze_heap()
             inspector = Inspector(proxy, ReloadReport)
             rows, number = [], itertools.count()
             for what, look in looks_at(inspector, services).items():

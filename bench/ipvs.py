@@ -32,7 +32,7 @@ from pointsman.config.types import KubeProxyConfiguration
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace
-from pointsman.machine.footprint import settle
+from pointsman.machine.footprint import freeze_heap
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 from pointsman.model.objects import EndpointSlice, Service
@@ -95,7 +95,7 @@ def measure(services: int, endpoints: int) -> dict[str, object]:
         prepare(Setup(KubeProxyConfiguration()), Sysctls(), tuple(Family))
         proxy = Proxy(services, endpoints)
         cold, cold_programs = proxy.sync()
-        settle()
+        freeze_heap()
         changes = []
         for generation in range(1, CHANGES + 1):
             proxy.replace(services // 2, generation % 5 or 5)

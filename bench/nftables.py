@@ -1,7 +1,7 @@
 """nftables mode at scale: cold start, restart over existing rules, one endpoint replaced, added, removed.
 
     sudo python -m bench.nftables [--sizes 1000x10,10000x10,5000x50,50000x5] [--changes 500] [--json FILE]
-    sudo python -m bench.nftables --drift              looking for foreign changes: CPU time per look, one look per second
+    sudo python -m bench.nftables --drift              drift checks and the comparison after an external commit
     sudo python -m bench.nftables --service-metrics    the same with counters on the elements
 
 Every size runs in a process and a network namespace of its own. Times are from objects in memory (cold, restart) or
@@ -12,10 +12,8 @@ path of a kube-proxy, both programs then run side by side on the same objects (b
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import json
-import math
 import os
 import random
 import re
@@ -31,13 +29,9 @@ from bench.measured import percentile
 from bench.objects import service_json, slice_json
 
 from pointsman.backends.contract import SyncRequest
-from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.apply import NftablesBackend
-from pointsman.backends.nftables.family_traits import traits_of
-from pointsman.backends.nftables.patrol import slice_size
-from pointsman.backends.nftables.reader import Reader
-from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.lab.netns import Namespace
+from pointsman.machine.footprint import freeze_heap, trim_heap
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext, NodePortAddresses
 from pointsman.model.objects import EndpointSlice, Service
@@ -60,8 +54,8 @@ def kernel_kb() -> int:
     return int(found["SUnreclaim"]) + int(found["VmallocUsed"])
 
 
-def resident_mb() -> float:
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
+def resident_mb(kind: str = "VmRSS") -> float:
+    found = re.search(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(found[1]) / 1024 if found else 0.0
 
 
@@ -161,58 +155,45 @@ def measure(services: int, endpoints: int, changes: int, *, metrics: bool) -> di
     }
 
 
-def drift(services: int, endpoints: int, foreign_commits: int = 40) -> dict[str, float]:
-    """CPU time of one look while nothing happens, after a foreign commit (inventory and slice), and of the slices after it."""
+def drift(services: int, endpoints: int, external_commits: int = 40) -> dict[str, float]:
+    """CPU time of a drift check while nothing happens and after an external commit, and of the comparison that follows."""
     cluster = Cluster(services, endpoints, metrics=False)
-    elements = sum(cluster.load().report.rules_total.values())
-    looks = math.ceil(elements / slice_size(elements))
-    gc.collect()
-    gc.freeze()
+    cluster.load()
+    freeze_heap()
 
-    def look() -> float:
+    def check() -> float:
         before = time.process_time()
         found = cluster.backend.drift()
         assert found is None, found
         return (time.process_time() - before) * 1000
 
-    idle = [look() for _ in range(100)]
+    idle = [check() for _ in range(100)]
     after_commits = []
-    for _ in range(foreign_commits):
+    for _ in range(external_commits):
         other_family_commits()
-        after_commits.append(look())
-    while look() > 0.1:
-        pass
-    other_family_commits()
-    look()
-    slices = [look() for _ in range(looks - 1)]
+        after_commits.append(check())
+    resident = resident_mb()
+    taken = cluster.reconciler.snapshot()
+    prepared = timed(lambda: cluster.reconciler.comparison(taken, CONTEXT, None))
+    comparison = cluster.reconciler.comparison(taken, CONTEXT, None)
+    Path("/proc/self/clear_refs").write_text("5")
+    compared = timed(comparison.differences)
+    peak = resident_mb("VmHWM")
+    trim_heap()
+    after = resident_mb()
     cluster.backend.close()
-    counts = counting()
     return {
         "idle_cpu_ms": percentile(idle, 0.5),
-        "after_foreign_commit_cpu_p50_ms": percentile(after_commits, 0.5),
-        "slice_cpu_p50_ms": percentile(slices, 0.5),
-        "slice_cpu_p99_ms": percentile(slices, 0.99),
-        "looks_per_round": looks,
-        "round_cpu_s": sum(slices) / 1000,
-        "count_largest_set_cpu_ms": max(counts),
-        "count_all_sets_cpu_ms": sum(counts),
+        "after_external_commit_cpu_p50_ms": percentile(after_commits, 0.5),
+        "prepare_comparison_ms": prepared[0] * 1000,
+        "comparison_s": compared[0],
+        "comparison_peak_mib": peak - resident,
+        "comparison_kept_mib": after - resident,
     }
 
 
-def counting() -> list[float]:
-    """CPU time of counting the elements of each set, as is done where the kernel does not say how many there are (before 6.16)."""
-    found = []
-    with contextlib.closing(NftablesSocket()) as socket:
-        reader = Reader(socket, traits_of(Family.IPV4))
-        for spec in schema.static_sets():
-            before = time.process_time()
-            reader.count(spec)
-            found.append((time.process_time() - before) * 1000)
-    return found
-
-
 def other_family_commits() -> None:
-    """Move the ruleset generation, so that the next look for drift takes its inventory."""
+    """Increment the ruleset generation, so that the next drift check compares definitions."""
     other = NftablesBackend(Family.IPV6)
     other.sync(SyncRequest(NodeContext(Family.IPV6, "node-0"), {}, {}, full=True))
     other.close()

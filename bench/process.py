@@ -64,7 +64,7 @@ current-context: x
 
 IMPORTS = """\
 import pointsman.cli.run
-pointsman.cli.run.economise()
+pointsman.cli.run.limit_arenas()
 import pointsman.app.supervisor, pointsman.backends.nftables.mode, pointsman.backends.iptables.mode, pointsman.backends.ipvs.mode
 """
 

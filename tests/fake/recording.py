@@ -29,6 +29,8 @@ class RecordingComparison:
 class RecordingBackend(Backend):
     """Behaves as the contract demands: a failing sync leaves the programmed state as it was."""
 
+    external_changes: int | None = 0
+
     def __init__(self, family: Family = Family.IPV4) -> None:
         self.family = family
         self.requests: list[tuple[bool, dict[ServicePortName, ServicePlan | None]]] = []

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from pointsman.backends.contract import SyncRequest
+from pointsman.backends.contract import Difference, SyncRequest
+from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.lab.netns import LabUnavailable, Namespace
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext
@@ -73,3 +74,12 @@ def part(
     *changed: ServicePortName,
 ) -> SyncRequest:
     return SyncRequest(node, plans, {name: plans.get(name) for name in changed})
+
+
+def find_drift(backend: NftablesBackend, request: SyncRequest) -> Difference | None:
+    """What the drift check finds, or else the comparison that it asks for after an external change."""
+    before = backend.external_changes
+    found = backend.drift()
+    if found is not None or backend.external_changes == before:
+        return found
+    return next(iter(backend.comparison(request).differences()), None)

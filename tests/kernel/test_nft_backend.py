@@ -23,7 +23,7 @@ from pointsman.backends.nftables.preflight import preflight
 from pointsman.backends.nftables.reader import Reader
 from pointsman.errors import KernelError
 from pointsman.kernel.netlink import Answer, NetlinkSocket
-from pointsman.kernel.nfnl import NftablesSocket, nftables_message
+from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
@@ -238,9 +238,8 @@ def test_a_failed_sync_changes_nothing(namespace: Namespace, backend: NftablesBa
     backend.sync(everything(NODE, plans))
     before = listing(namespace)
     socket = NftablesSocket()
-    kind, flags, body = delete_chain("no-such-chain")
     with pytest.raises(KernelError):
-        socket.commit([nftables_message(kind, 2, flags, body)])
+        socket.commit([delete_chain("no-such-chain", traits_of(Family.IPV4))])
     socket.close()
     assert listing(namespace) == before
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.factory import context, endpoint, endpoint_slice, packed, plan, service, service_port
-from tests.kernel.nft_kernel import everything, listing, needs_nft, part, table, table_handle
+from tests.kernel.nft_kernel import everything, find_drift, listing, needs_nft, part, table, table_handle
 from tests.unit.explain.explaining import asked, codes, view_of
 
 from pointsman.backends.contract import CleanupContext, CleanupStatus, Difference, OtherProxy, SyncRequest
@@ -17,6 +17,7 @@ from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.encode import flush_rules, new_rule, table_name
+from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.schema import SetSpec
 from pointsman.errors import Busy
 from pointsman.kernel import nf_tables as nf
@@ -61,15 +62,6 @@ def some_plans(count: int = 5) -> Plans:
 def assert_all_served(backend: NftablesBackend, request: SyncRequest) -> None:
     assert backend.comparison(request).differences() == []
     assert backend.drift() is None
-
-
-def first_drift(backend: NftablesBackend, looks: int = 50) -> Difference | None:
-    """What repeated looks find; each one re-reads a slice of the elements."""
-    for _ in range(looks):
-        found = backend.drift()
-        if found is not None:
-            return found
-    return None
 
 
 # --- tables of another shape --------------------------------------------------------------------------------
@@ -224,11 +216,14 @@ def test_a_rule_that_differs_in_one_number_is_noticed_shown_and_repaired(
     ]
     assert any(rule.expressions != encoded for rule, encoded in drawn)
     batch = [
-        flush_rules(chain.name),
-        *(new_rule(chain.name, rule._replace(expressions=encoded)) for rule, encoded in drawn),
+        flush_rules(chain.name, traits_of(Family.IPV4)),
+        *(
+            new_rule(chain.name, rule._replace(expressions=encoded), traits_of(Family.IPV4))
+            for rule, encoded in drawn
+        ),
     ]
     socket = NftablesSocket()
-    socket.commit([nftables_message(kind, nf.NFPROTO_IPV4, flags, body) for kind, flags, body in batch])
+    socket.commit(batch)
     socket.close()
     found = backend.drift()
     assert found is not None
@@ -280,21 +275,21 @@ def test_a_rule_that_differs_in_one_number_is_noticed_shown_and_repaired(
     ],
     ids=["value", "verdict", "member", "range", "node port address"],
 )
-def test_elements_exchanged_for_others_are_found_by_looking_again_and_again(
+def test_elements_exchanged_for_others_are_found_by_the_comparison_that_follows(
     namespace: Namespace, backend: NftablesBackend, commands: list[str], what: str
 ) -> None:
     request = everything(NODE, some_plans())
     backend.sync(request)
-    assert first_drift(backend) is None
+    assert find_drift(backend, request) is None
     namespace.run(["nft", "-f", "-"], "\n".join(commands) + "\n")
-    found = first_drift(backend)
+    found = find_drift(backend, request)
     assert found is not None
     assert found.what.startswith(what)
     backend.sync(request)
     assert_all_served(backend, request)
 
 
-def test_looking_again_and_again_follows_our_own_changes(
+def test_a_comparison_after_external_changes_follows_our_own_changes(
     namespace: Namespace, backend: NftablesBackend
 ) -> None:
     plans = some_plans(12)
@@ -312,8 +307,8 @@ def test_looking_again_and_again_follows_our_own_changes(
             endpoints = (endpoint(f"10.244.1.{n + 1}") for n in range(number % 5))
             plans[name] = plan(port, *endpoints, node_context=NODE)
         backend.sync(part(NODE, plans, name))
-        assert backend.drift() is None
-    assert first_drift(backend) is None
+        assert find_drift(backend, everything(NODE, plans)) is None
+    assert backend.external_changes == 60
 
 
 def test_a_table_loaded_from_text_is_taken_over_in_place(

@@ -11,9 +11,8 @@ from collections import Counter
 import msgspec
 import pytest
 from tests.factory import context, endpoint, plan, service_port
-from tests.kernel.nft_kernel import everything, needs_nft, part, table
+from tests.kernel.nft_kernel import everything, find_drift, needs_nft, part, table
 
-from pointsman.backends.contract import Difference
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.element_counts import element_counts
 from pointsman.backends.nftables.reader import KernelTable, Reader
@@ -182,24 +181,20 @@ ADDED = [
 ]
 
 
-def first_drift(backend: NftablesBackend, looks: int = 50) -> Difference | None:
-    return next(filter(None, (backend.drift() for _ in range(looks))), None)
-
-
 @pytest.mark.usefixtures("uncounted")
 @pytest.mark.parametrize(("what", "element"), ADDED, ids=[what for what, _ in ADDED])
-def test_an_added_element_is_found_by_counting_where_the_kernel_does_not_count(
+def test_an_added_element_is_found_by_comparing_where_the_kernel_does_not_count(
     namespace: Namespace, backend: NftablesBackend, what: str, element: str
 ) -> None:
     request = everything(NODE, some_plans(200))
     backend.sync(request)
     nft(namespace, "add table ip other")
-    assert first_drift(backend) is None
+    assert find_drift(backend, request) is None
     nft(namespace, f"add element ip kube-proxy {element}")
-    found = first_drift(backend)
+    found = find_drift(backend, request)
     assert found is not None
     assert (found.what, found.change) == (what, "added")
     backend.sync(request)
     nft(namespace, "delete table ip other")
-    assert first_drift(backend) is None
+    assert find_drift(backend, request) is None
     assert backend.comparison(request).differences() == []

@@ -34,7 +34,7 @@ from pointsman.kube.event_recorder import EventRecorder
 from pointsman.kube.formats import accept_header
 from pointsman.kube.kubeconfig import load_access
 from pointsman.kube.transport import Transport
-from pointsman.machine.footprint import settle
+from pointsman.machine.footprint import freeze_heap
 from pointsman.machine.host_facts import LinuxHost
 from pointsman.machine.own_addresses import LinuxMachine
 from pointsman.model.addresses import address_from_text, family_of
@@ -224,7 +224,7 @@ def _count_http_errors(metrics: Metrics) -> ErrorLog:
 
 
 def _settled() -> Tidied:
-    settle()
+    freeze_heap()
     return Tidied.NOTHING
 
 

@@ -198,6 +198,14 @@ class Backend:
         """Check cheaply for external changes; None when there are none. Raises KernelError when the kernel cannot be read."""
         return None
 
+    @property
+    def external_changes(self) -> int | None:
+        """Number of external changes that `drift` saw and could not check completely; None where it cannot see them.
+
+        Each is followed by a comparison; None asks for one every `Mode.compare_seconds`.
+        """
+        return None
+
     def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
         """Prepare a comparison of the kernel with the desired state; quick, reads nothing yet.
 
@@ -330,7 +338,10 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     drift_seconds: float | None = None
     """Interval of drift checks; None for the sync period."""
     compare_seconds: float | None = None
-    """Interval of full comparisons where drift checks see only a part; None where they see everything."""
+    """Interval of full comparisons where drift checks see only a part; None where they see everything.
+
+    Where the backend counts `external_changes`, how soon to compare after one.
+    """
     capabilities: Capabilities = Capabilities()
     metrics: frozenset[MetricGroup] = frozenset()
     counters: tuple[KernelCounter, ...] = ()

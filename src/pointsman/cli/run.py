@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pointsman.cli.output import delivered
 from pointsman.cli.preamble import options_to_run
-from pointsman.machine.footprint import economise, expect_a_long_list, raise_descriptor_limit
+from pointsman.machine.footprint import limit_arenas, raise_descriptor_limit, relax_gc
 
 
 def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
@@ -19,12 +19,12 @@ def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
         from pointsman.cli.cleanup import clean_up
 
         return delivered(program, lambda: clean_up(state_dir))
-    economise()
+    limit_arenas()
     raise_descriptor_limit()
     from pointsman.app.host_preparation import initialise
     from pointsman.app.supervisor import serve
 
     if options.once.init_only:
         return initialise(options)
-    expect_a_long_list()
+    relax_gc()
     return serve(argv, options)

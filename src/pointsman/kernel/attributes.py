@@ -65,18 +65,6 @@ def iter_attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]
         offset += (length + 3) & ~3
 
 
-def count_attributes(data: bytes) -> int:
-    """How many attributes there are; by their lengths alone, because lists of elements are long."""
-    count, offset, end, unpack = 0, 0, len(data), _ATTRIBUTE.unpack_from
-    while offset + 4 <= end:
-        length, _ = unpack(data, offset)
-        if length < 4:
-            break
-        count += 1
-        offset += (length + 3) & ~3
-    return count
-
-
 def attributes(data: bytes, offset: int = 0) -> dict[int, bytes]:
     """Attributes by type; of a repeated type the last one.
 

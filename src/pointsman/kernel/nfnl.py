@@ -9,27 +9,23 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, TypeVar
 
 from pointsman.errors import Busy, KernelError, NotSupported, Rejected
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink, nf_tables
-from pointsman.kernel.netlink import Answer, Message, NetlinkSocket
+from pointsman.kernel.netlink import Answer, Message, NetlinkSocket, Reply
 from pointsman.model.addresses import Family
+
+_Element = TypeVar("_Element")
 
 SUBSYS_NFTABLES = 10
 _HEADER = struct.Struct(">BBH")
 _BATCH_BEGIN = 0x10
 _BATCH_END = 0x11
 
-_LISTINGS = 10
-_IDENTITY = (
-    nf_tables.NFTA_SET_ELEM_KEY,
-    nf_tables.NFTA_SET_ELEM_KEY_END,
-    nf_tables.NFTA_SET_ELEM_FLAGS,
-)
-"""What no two elements of a set have in common; the flags tell the end of a range from the beginning of the next."""
+_MAX_LISTINGS = 10
 
 NFPROTO = {Family.IPV4: nf_tables.NFPROTO_IPV4, Family.IPV6: nf_tables.NFPROTO_IPV6}
 FAMILY_KEYWORDS = {
@@ -162,49 +158,48 @@ class NftablesSocket:
     def dump(self, kind: int, family: int, body: bytes, what: str) -> list[Answer]:
         return self._netlink.dump(nftables_message(kind, family, 0, body), what, needs=NEED_NFTABLES)
 
-    def dump_elements(self, family: int, body: bytes, what: str) -> list[dict[int, bytes]]:
-        """The attributes of every element of a set.
+    def dump_elements(
+        self,
+        family: int,
+        body: bytes,
+        what: str,
+        parse: Callable[[dict[int, bytes]], _Element],
+        identify: Callable[[_Element], Hashable],
+    ) -> list[_Element]:
+        """Return every element of a set, parsed from its attributes; `identify` tells elements apart.
 
-        The kernel continues a listing by the number of elements told so far. When it grows or shrinks their hash table between
+        The kernel continues a listing by the number of elements listed so far. When it resizes their hash table between
         two parts, which it does later and without marking the listing as interrupted, their order changes: some elements
-        come twice, and as many not at all. Such a listing is repeated.
+        are listed twice, and as many not at all. Such a listing is repeated.
         """
-        for _ in range(_LISTINGS):
-            items = [
-                nla.attributes(item)
+        for _ in range(_MAX_LISTINGS):
+            found = [
+                parse(nla.attributes(item))
                 for answer in self.dump(nf_tables.NFT_MSG_GETSETELEM, family, body, what)
                 for _, item in nla.iter_attributes(
                     attributes_of(answer).get(nf_tables.NFTA_SET_ELEM_LIST_ELEMENTS, b"")
                 )
             ]
-            if len({tuple(map(item.get, _IDENTITY)) for item in items}) == len(items):
-                return items
-        raise Busy(f"{what}: the kernel moved them during each of {_LISTINGS} listings", errno.EINTR)
-
-    def count_elements(self, family: int, body: bytes, what: str) -> int:
-        """How many elements a listing tells; those that come twice stand for as many that do not come."""
-        return sum(
-            nla.count_attributes(attributes_of(answer).get(nf_tables.NFTA_SET_ELEM_LIST_ELEMENTS, b""))
-            for answer in self.dump(nf_tables.NFT_MSG_GETSETELEM, family, body, what)
-        )
+            if len(set(map(identify, found))) == len(found):
+                return found
+        raise Busy(f"{what}: the kernel moved elements during each of {_MAX_LISTINGS} listings", errno.EINTR)
 
     def get_each(self, kind: int, family: int, bodies: Sequence[bytes], what: str) -> list[Answer | None]:
-        """One object per body, None for those that do not exist or cannot be asked for like this."""
-        messages = [nftables_message(kind, family, 0, body) for body in bodies]
-        replies = self._netlink.request(messages)
-        for reply in replies:
-            if reply.errno not in (0, errno.ENOENT, errno.EINVAL):
-                raise netlink.kernel_error(reply.errno, what, reply.text, needs=NEED_NFTABLES)
-        return [reply.answers[0] if reply.answers else None for reply in replies]
+        """Return one object per body, None for those that do not exist; raises NotSupported where the kernel cannot look them up."""
+        replies = self._netlink.request([nftables_message(kind, family, 0, body) for body in bodies])
+        return [_answer(reply, what) for reply in replies]
 
     def get(self, kind: int, family: int, body: bytes, what: str) -> Answer | None:
-        """One object, or None when it does not exist."""
-        reply = self._netlink.request((nftables_message(kind, family, 0, body),))[0]
-        if reply.errno == errno.ENOENT:
-            return None
-        if reply.errno == errno.EINVAL:
-            # What nfnetlink says for a subsystem that is not there; the question itself is never malformed.
-            raise NotSupported(f"{what}: the kernel needs {NEED_NFTABLES}", reply.errno)
-        if reply.errno:
-            raise netlink.kernel_error(reply.errno, what, reply.text, needs=NEED_NFTABLES)
-        return reply.answers[0] if reply.answers else None
+        """Return one object, or None when it does not exist."""
+        return self.get_each(kind, family, (body,), what)[0]
+
+
+def _answer(reply: Reply, what: str) -> Answer | None:
+    if reply.errno == errno.ENOENT:
+        return None
+    if reply.errno == errno.EINVAL:
+        # What nfnetlink says for a subsystem that is not there, and nf_tables for elements that it cannot look up by key.
+        raise NotSupported(f"{what}: the kernel needs {NEED_NFTABLES}", reply.errno)
+    if reply.errno:
+        raise netlink.kernel_error(reply.errno, what, reply.text, needs=NEED_NFTABLES)
+    return reply.answers[0] if reply.answers else None

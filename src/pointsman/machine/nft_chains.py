@@ -94,7 +94,7 @@ class ChainReader:
         flags = int.from_bytes(attributes_of(answer).get(nf.NFTA_SET_FLAGS, b""), "big")
         if flags & (nf.NFT_SET_CONCAT | nf.NFT_SET_TIMEOUT | nf.NFT_SET_EVAL):
             return None
-        items = self._socket.dump_elements(proto, body, f"list elements of {name}")
+        items = self._socket.dump_elements(proto, body, f"list elements of {name}", dict, _identity)
         if len(items) > _LARGEST_SET:
             return None
         return _ranges(items) if flags & nf.NFT_SET_INTERVAL else [_element(item) for item in items]
@@ -125,6 +125,15 @@ def _ranges(items: Sequence[dict[int, bytes]]) -> list[SetElement]:
             end = (behind - 1).to_bytes(len(start.low), "big")
         found.append(start._replace(high=end))
     return found
+
+
+def _identity(item: dict[int, bytes]) -> tuple[bytes | None, ...]:
+    """Return what no two elements of a set share; the flags tell the end of a range from the start of the next."""
+    return (
+        item.get(nf.NFTA_SET_ELEM_KEY),
+        item.get(nf.NFTA_SET_ELEM_KEY_END),
+        item.get(nf.NFTA_SET_ELEM_FLAGS),
+    )
 
 
 def _is_end(item: dict[int, bytes]) -> bool:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from pointsman.conditions import Condition
-from pointsman.machine.footprint import give_back
+from pointsman.machine.footprint import trim_heap
 from pointsman.model.addresses import Family
 from pointsman.obs.log import get_log
 from pointsman.sync.flow_cleaner import CleanReport, StaleFlowCleaner
@@ -115,7 +115,7 @@ class FlowCare(SyncListener):
                 lambda: self._clean_after(self._to_look_again, family), cleaner.second_check_delay
             )
         elif report.checked >= _MANY:
-            self._background.run(give_back, lambda _: None)
+            self._background.run(trim_heap, lambda _: None)
 
     def _clean_after(self, pause: set[Family], family: Family) -> None:
         pause.discard(family)

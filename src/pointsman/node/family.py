@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,6 +13,7 @@ import msgspec
 
 from pointsman.backends.contract import Backend, Difference
 from pointsman.daemon_thread import run_in_daemon_thread
+from pointsman.machine.footprint import trim_heap
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -29,7 +31,10 @@ T = TypeVar("T")
 MAX_READINGS = 3
 
 _MIN_PAUSE_FACTOR = 100
-"""A comparison is followed by a pause of at least that many times its duration: it never takes more than a hundredth of the time."""
+"""A comparison is followed by a pause of at least that many times its CPU time: it never takes more than a hundredth of a core."""
+
+_MANY_PLANS = 1000
+"""From here on, the memory that a comparison needed is worth returning to the system."""
 
 _log = get_log(__name__)
 
@@ -143,7 +148,9 @@ class FamilyProxy:
 
 
 class PeriodicComparison:
-    """Compares everything of one IP family with the kernel now and then, where a mode's drift check sees only part of it.
+    """Compares everything of one IP family with the kernel, where a mode's drift check sees only part of it.
+
+    It does so now and then or, where the backend counts external changes, after each of them.
 
     A flushed chain, a replaced rule or a real server with another weight would otherwise stay until the next full sync. The kernel is
     read on a thread of its own while syncs continue.
@@ -154,25 +161,35 @@ class PeriodicComparison:
 
     async def run(self, period: float) -> None:
         """Compare until cancelled, the first time after one period."""
-        loop = asyncio.get_running_loop()
         pause = period
+        compared = 0
         while True:
             await asyncio.sleep(pause)
-            started = loop.time()
-            await self.compare()
-            pause = max(period, _MIN_PAUSE_FACTOR * (loop.time() - started))
+            changes = self._family.backend.external_changes
+            if changes is not None and changes == compared:
+                pause = period
+                continue
+            started = time.process_time()
+            if await self.compare():
+                compared = changes or 0
+            pause = max(period, _MIN_PAUSE_FACTOR * (time.process_time() - started))
 
-    async def compare(self) -> None:
-        """Repair what differs from the last sync as drift. What service ports lack that the kernel rejected is none."""
+    async def compare(self) -> bool:
+        """Repair what differs from the last sync as drift; return False when no comparison was possible now.
+
+        What service ports lack that the kernel rejected is no drift.
+        """
         family = self._family
         if not family.loop.in_force:
-            return
+            return False
         context = family.context()
         try:
             compared = await family.compare(context, lambda _plans: None)
         except Exception as error:  # noqa: BLE001 a failed comparison must not end the proxy
             _log.warning("Cannot compare the rules with the kernel", err=error, ipFamily=family.family.value)
-            return
+            return False
+        if len(compared.taken.plans) >= _MANY_PLANS:
+            await asyncio.to_thread(trim_heap)
         rejected = set(self._record.rejected)
         found = [one for one in compared.differences if one.owner not in rejected]
         as_synced = compared.taken.context == context and not compared.taken.unsynced
@@ -180,3 +197,4 @@ class PeriodicComparison:
             others = len(found) - 1
             detail = f"{others} more differences" if others > 1 else "one more difference" if others else ""
             family.loop.damaged(msgspec.structs.replace(found[0], detail=detail))
+        return as_synced

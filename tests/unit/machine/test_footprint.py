@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from pointsman.machine.footprint import settle
+from pointsman.machine.footprint import freeze_heap
 
 
 class _Ring:
@@ -19,11 +19,11 @@ def test_the_objects_of_an_earlier_proxy_are_freed_when_the_next_one_settles() -
     try:
         ring = _Ring()
         gone = weakref.ref(ring)
-        settle()
+        freeze_heap()
         del ring
         gc.collect()
         assert gone() is not None
-        settle()
+        freeze_heap()
         assert gone() is None
     finally:
         gc.unfreeze()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import msgspec
+import pytest
 from tests import factory
 from tests.fake.recording import RecordingBackend
 from tests.harness.assembled import Assembly, assembled
@@ -15,19 +16,19 @@ from tests.harness.waiting import async_wait_until
 
 from pointsman.backends import mode_named
 from pointsman.config.mode_table import MODES
-from pointsman.config.types import NFTables
+from pointsman.config.types import IPTables
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
 from pointsman.node.family import PeriodicComparison
 
-AT_ONCE = NFTables(min_sync_period=timedelta(milliseconds=1))
+AT_ONCE = IPTables(min_sync_period=timedelta(milliseconds=1))
 WEB = factory.service_port().name
 API = factory.service_port("api").name
 
 
 class Node:
-    """A proxy of one IP family with two Services, and a second look at what it programmed."""
+    """A proxy of one IP family with two Services, and a second look at what it programmed; its own comes after minutes."""
 
     def __init__(self, assembly: Assembly) -> None:
         self.assembly = assembly
@@ -61,7 +62,8 @@ class Node:
 
 @contextlib.asynccontextmanager
 async def started() -> AsyncIterator[Node]:
-    async with assembled(families=(Family.IPV4,), nftables=AT_ONCE) as assembly:
+    async with assembled(families=(Family.IPV4,), mode="iptables", iptables=AT_ONCE) as assembly:
+        assembly.backends[Family.IPV4].external_changes = None
         yield Node(assembly)
 
 
@@ -74,9 +76,11 @@ async def served() -> AsyncIterator[Node]:
         yield node
 
 
-def test_modes_whose_look_for_drift_sees_only_part_compare_everything_every_five_minutes() -> None:
+def test_modes_whose_drift_check_sees_only_part_compare_everything_every_five_minutes_or_after_external_changes() -> (
+    None
+):
     periods = {name: mode_named(name).compare_seconds for name in MODES}
-    assert periods == {"nftables": None, "iptables": 300.0, "ipvs": 300.0}
+    assert periods == {"nftables": 1.0, "iptables": 300.0, "ipvs": 300.0}
 
 
 async def test_what_others_changed_is_repaired_and_counted() -> None:
@@ -165,5 +169,46 @@ async def test_neither_a_kernel_that_cannot_be_read_nor_a_bug_ends_the_looks() -
             assert node.record.drift_repaired == 0
             node.damage(WEB)
             await async_wait_until(lambda: node.record.drift_repaired == 1)
+        finally:
+            looking.cancel()
+
+
+async def test_where_external_changes_are_counted_each_is_followed_by_one_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served() as node:
+        changes = polls = comparisons = 0
+        failures = [KernelError("no buffers")]
+
+        def poll(_backend: RecordingBackend) -> int:
+            nonlocal polls
+            polls += 1
+            return changes
+
+        def count() -> None:
+            nonlocal comparisons
+            comparisons += 1
+            if failures:
+                raise failures.pop()
+
+        async def polled_again() -> None:
+            seen = polls
+            await async_wait_until(lambda: polls > seen + 2)
+
+        monkeypatch.setattr(RecordingBackend, "external_changes", property(poll))
+        node.backend.reading = count
+        node.damage(WEB)
+        looking = asyncio.create_task(node.comparison.run(0.001))
+        try:
+            await polled_again()
+            assert comparisons == 0
+            changes = 1
+            await async_wait_until(lambda: node.record.drift_repaired == 1)
+            assert comparisons == 2, "the one that failed is repeated"
+            await node.assembly.settled()
+            changes = 3
+            await async_wait_until(lambda: comparisons == 3)
+            await polled_again()
+            assert (comparisons, node.record.drift_repaired) == (3, 1)
         finally:
             looking.cancel()

@@ -20,24 +20,32 @@ from pointsman.backends.contract import (
     plans_to_compare,
 )
 from pointsman.backends.nftables.batch import Batch
-from pointsman.backends.nftables.blame import explained, foreign_object, guilty_service_ports, is_momentary
 from pointsman.backends.nftables.change import Change
-from pointsman.backends.nftables.comparison import NftablesComparison
+from pointsman.backends.nftables.check import (
+    CommitLog,
+    DriftCheck,
+    NftablesComparison,
+    can_be_filled,
+    format_owner,
+)
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import ConnectionTotals
-from pointsman.backends.nftables.drift import Watch
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
 from pointsman.backends.nftables.fragment import Fragment
-from pointsman.backends.nftables.inventory import can_be_filled, owner_words
 from pointsman.backends.nftables.loopback import LoopbackNodePorts
 from pointsman.backends.nftables.preflight import lacks_hash
 from pointsman.backends.nftables.reader import KernelTable, Reader
+from pointsman.backends.nftables.rejections import (
+    find_external_object,
+    is_transient,
+    rejected_service_ports,
+    rejection_error,
+)
 from pointsman.backends.nftables.schema import TABLE
 from pointsman.conditions import Condition
 from pointsman.errors import Busy, KernelError, Rejected
-from pointsman.kernel.netlink import Message
-from pointsman.kernel.nfnl import BatchRefused, Fault, NftablesSocket, nftables_message
+from pointsman.kernel.nfnl import BatchRefused, Fault, NftablesSocket
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -65,6 +73,7 @@ class NftablesBackend(Backend):
         *,
         service_metrics: bool = False,
         localhost_node_ports: bool = False,
+        commits: CommitLog | None = None,
         lacks_hash: Callable[[NftablesSocket, FamilyTraits], bool] = lacks_hash,
     ) -> None:
         self.family = family
@@ -73,7 +82,8 @@ class NftablesBackend(Backend):
         self._socket: NftablesSocket | None = None
         self._contents: Contents | None = None
         self._rejected: dict[ServicePortName, str] = {}
-        self._watch = Watch()
+        self._commits = commits or CommitLog()
+        self._drift_check = DriftCheck(self._commits)
         self._ask_for_hash = lacks_hash
         self._without_hash: bool | None = None
         """None until a Service asks for one; a lack is looked for again by every full sync."""
@@ -95,7 +105,11 @@ class NftablesBackend(Backend):
         """Whether somebody else changed what we own, seen by the generation and a short inventory."""
         if self._contents is None:
             return None
-        return self._watch.drift(self._contents, self._open(), self._reader())
+        return self._drift_check.find_drift(self._contents, self._open(), self._reader())
+
+    @property
+    def external_changes(self) -> int:
+        return self._drift_check.external_changes
 
     def comparison(
         self, request: SyncRequest, only: Collection[ServicePortName] | None = None
@@ -104,6 +118,7 @@ class NftablesBackend(Backend):
         return NftablesComparison(
             request.context,
             {name: self._possible(plan) for name, plan in asked.items()},
+            dict(self._contents.fragments) if self._contents else {},
             counters=self._counters,
             complete=only is None,
         )
@@ -144,7 +159,7 @@ class NftablesBackend(Backend):
         self._contents = contents
         self._rejected = rejected
         self._totals.restarted()
-        self._watch.loaded(generation + 1, self._reader())
+        self._drift_check.on_loaded(generation + 1, self._reader())
         unopened: Sequence[str] = ()
         if self._loopback is not None:
             asked = request.context.node_port_addresses.loopback_asked
@@ -165,14 +180,14 @@ class NftablesBackend(Backend):
                 try:
                     return contents, batch, self._commit(batch)
                 except BatchRefused as error:
-                    if is_momentary(error.errno):
+                    if is_transient(error.errno):
                         raise
                     refusal = error
             # A table made anew refuses it too, so the contents are at fault and not what somebody left there.
             faults = self._check(batch)
-            guilty = guilty_service_ports(batch, faults, fragments)
+            guilty = rejected_service_ports(batch, faults, fragments)
             if not guilty:
-                raise explained(batch, faults, refusal.errno) from refusal
+                raise rejection_error(batch, faults, refusal.errno) from refusal
             rejected.update(guilty)
             abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
             for name in guilty:
@@ -193,14 +208,14 @@ class NftablesBackend(Backend):
                 size = self._commit(change.batch)
                 break
             except BatchRefused as refusal:
-                if is_momentary(refusal.errno):
+                if is_transient(refusal.errno):
                     raise
-                trouble = self._watch.damage(contents, self._reader())
+                trouble = self._drift_check.find_changed_definition(contents, self._reader())
                 if trouble is not None:
                     return self._full_sync(request, trouble)
                 new = {name: fragment for name, fragment in updates.items() if fragment is not None}
                 faults = self._check(change.batch)
-                guilty = guilty_service_ports(change.batch, faults, new)
+                guilty = rejected_service_ports(change.batch, faults, new)
                 if not guilty or guilty.keys() - self._rejected.keys():
                     return self._sync_in_doubt(request, change.batch, faults, guilty.keys())
                 rejected.update(guilty)
@@ -209,10 +224,8 @@ class NftablesBackend(Backend):
                     del updates[name]
         else:
             raise Rejected("the kernel keeps refusing parts of the change", errno.EINVAL)
-        contents.apply(change.delta)
+        change.apply()
         self._rejected = rejected
-        if change.batch:
-            self._watch.committed(self._open())
         unopened: Sequence[str] = ()
         if self._loopback is not None and request.context.node_port_addresses.loopback_asked:
             unopened = self._loopback.update(request.changed, request.context.node_ips)
@@ -233,7 +246,7 @@ class NftablesBackend(Backend):
         report = self._full_sync(request)
         if suspects and suspects <= report.rejected.keys():
             return report
-        return msgspec.structs.replace(report, drift=foreign_object(batch, faults))
+        return msgspec.structs.replace(report, drift=find_external_object(batch, faults))
 
     def _report(
         self,
@@ -314,7 +327,7 @@ class NftablesBackend(Backend):
 
     def _commit(self, batch: Batch) -> int:
         try:
-            return self._open().commit(_messages(batch, self._traits, one_by_one=False))
+            return self._commits.commit(self._open(), list(batch.messages()))
         except KernelError as error:
             owned = self._owned_table() if error.errno == errno.EPERM else None
             if owned is None:
@@ -323,7 +336,7 @@ class NftablesBackend(Backend):
 
     def _check(self, batch: Batch) -> list[Fault]:
         """What the kernel says to each object of the batch, without applying anything."""
-        return self._open().check(_messages(batch, self._traits, one_by_one=True))
+        return self._open().check(list(batch.messages(one_by_one=True)))
 
     def _owned_table(self) -> Busy | None:
         head = self._reader().head()
@@ -331,7 +344,7 @@ class NftablesBackend(Backend):
             return None
         name = f"table {self._traits.keyword} {TABLE}"
         return Busy(
-            f"{name} is {owner_words(head)} and nobody else may change it; stop that process", errno.EPERM
+            f"{name} is {format_owner(head)} and nobody else may change it; stop that process", errno.EPERM
         )
 
 
@@ -345,11 +358,6 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _messages(batch: Batch, traits: FamilyTraits, *, one_by_one: bool) -> list[Message]:
-    encoded = batch.messages(one_by_one=one_by_one)
-    return [nftables_message(kind, traits.nfproto, flags, body) for kind, flags, body in encoded]
 
 
 def _full_batches(contents: Contents, table: KernelTable | None) -> Iterator[Batch]:

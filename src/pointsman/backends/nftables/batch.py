@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pointsman.backends.nftables import encode, text
-from pointsman.backends.nftables.encode import Encoded
 from pointsman.backends.nftables.family_traits import FamilyTraits
-from pointsman.backends.nftables.fragment import Element
+from pointsman.backends.nftables.fragment import Element, Slots
 from pointsman.backends.nftables.schema import TABLE, Chain, SetSpec
+from pointsman.kernel.netlink import Message
 
 
-class Culprit(NamedTuple):
-    """The object behind a refused message."""
+class BatchItem(NamedTuple):
+    """The object that a message of a batch is about."""
 
     what: str
     where: str = ""
@@ -25,8 +25,8 @@ class Step(NamedTuple):
     """One command that is one message: everything but elements."""
 
     command: str
-    message: Encoded
-    about: Culprit
+    message: Message
+    about: BatchItem
 
 
 class AddElements(NamedTuple):
@@ -35,49 +35,49 @@ class AddElements(NamedTuple):
     spec: SetSpec
     entries: Sequence[tuple[Element, str]]
 
-    def words(self, traits: FamilyTraits) -> list[str]:
-        return [text.element_words(element, label, self.spec, traits) for element, label in self.entries]
+    def format_entries(self, traits: FamilyTraits) -> list[str]:
+        return [text.format_element(element, label, self.spec, traits) for element, label in self.entries]
 
     def items(self) -> Iterator[bytes]:
         return encode.element_items(self.entries)
 
-    def key(self, index: int) -> bytes:
-        return self.entries[index][0].key
+    def keys(self) -> Iterator[bytes]:
+        return (element.key for element, _ in self.entries)
 
 
 class AddSlots(NamedTuple):
     """Add endpoints: pairs of key (frontend and slot) and endpoint."""
 
     spec: SetSpec
-    entries: Sequence[tuple[bytes, bytes]]
+    entries: Sequence[tuple[bytes, bytes]] | Slots
 
-    def words(self, traits: FamilyTraits) -> list[str]:
-        return [text.slot_words(key, data, self.spec, traits) for key, data in self.entries]
+    def format_entries(self, traits: FamilyTraits) -> list[str]:
+        return [text.format_slot(key, data, self.spec, traits) for key, data in self.entries]
 
     def items(self) -> Iterator[bytes]:
         return encode.slot_items(self.entries)
 
-    def key(self, index: int) -> bytes:
-        return self.entries[index][0]
+    def keys(self) -> Iterator[bytes]:
+        return (key for key, _ in self.entries)
 
 
 class DeleteElements(NamedTuple):
     """Remove elements by key (and end of range)."""
 
     spec: SetSpec
-    keys: Sequence[tuple[bytes, bytes]]
+    entries: Sequence[tuple[bytes, bytes]]
 
-    def words(self, traits: FamilyTraits) -> list[str]:
+    def format_entries(self, traits: FamilyTraits) -> list[str]:
         return [
-            text.element_words(Element(self.spec.name, key, None, end), "", self.spec, traits)
-            for key, end in self.keys
+            text.format_element(Element(self.spec.name, key, None, end), "", self.spec, traits)
+            for key, end in self.entries
         ]
 
     def items(self) -> Iterator[bytes]:
-        return encode.key_items(self.keys)
+        return encode.key_items(self.entries)
 
-    def key(self, index: int) -> bytes:
-        return self.keys[index][0]
+    def keys(self) -> Iterator[bytes]:
+        return (key for key, _ in self.entries)
 
 
 ElementOperation = AddElements | AddSlots | DeleteElements
@@ -94,54 +94,58 @@ class Steps:
     def add_table(self, comment: str) -> Step:
         """Create the table unless it is there."""
         command = f'add table {self._table} {{ comment "{comment}" ; }}'
-        return Step(command, encode.new_table(comment), Culprit(f"table {self._table}"))
+        return Step(command, encode.new_table(comment, self._traits), BatchItem(f"table {self._table}"))
 
     def delete_table(self) -> Step:
         command = f"delete table {self._table}"
-        return Step(command, encode.delete_table(), Culprit(f"table {self._table}"))
+        return Step(command, encode.delete_table(self._traits), BatchItem(f"table {self._table}"))
 
     def flush_rules(self, chain: str = "") -> Step:
         """Remove the rules of one chain, or of every chain."""
         command = f"flush chain {self._table} {chain}" if chain else f"flush table {self._table}"
-        return Step(command, encode.flush_rules(chain), Culprit(command, chain))
+        return Step(command, encode.flush_rules(chain, self._traits), BatchItem(command, chain))
 
     def add_set(self, spec: SetSpec) -> Step:
         """Create a set or map unless it is there."""
         body = " ; ".join(text.set_statements(spec, self._traits))
         command = f"add {text.set_keyword(spec)} {self._table} {spec.name} {{ {body} ; }}"
-        return Step(command, encode.new_set(spec, self._traits), _set_culprit(spec))
+        return Step(command, encode.new_set(spec, self._traits), _set_item(spec))
 
     def flush_set(self, spec: SetSpec) -> Step:
         command = f"flush {text.set_keyword(spec)} {self._table} {spec.name}"
-        return Step(command, encode.flush_set(spec.name), _set_culprit(spec))
+        return Step(command, encode.flush_set(spec.name, self._traits), _set_item(spec))
 
     def delete_set(self, name: str) -> Step:
         command = f"delete set {self._table} {name}"
-        return Step(command, encode.delete_set(name), Culprit(f"set {name}", name))
+        return Step(command, encode.delete_set(name, self._traits), BatchItem(f"set {name}", name))
 
     def add_chain(self, chain: Chain) -> Step:
         """Create a chain, without rules, unless it is there."""
         body = " ".join(line.rstrip(";") + " ;" for line in text.chain_statements(chain))
         command = f"add chain {self._table} {chain.name}{f' {{ {body} }}' if body else ''}"
-        return Step(command, encode.new_chain(chain), Culprit(f"chain {chain.name}", chain.name))
+        return Step(
+            command, encode.new_chain(chain, self._traits), BatchItem(f"chain {chain.name}", chain.name)
+        )
 
     def delete_chain(self, name: str) -> Step:
         """Remove a chain that nothing leads to any more."""
         command = f"delete chain {self._table} {name}"
-        return Step(command, encode.delete_chain(name), Culprit(f"chain {name}", name))
+        return Step(command, encode.delete_chain(name, self._traits), BatchItem(f"chain {name}", name))
 
     def add_rules(self, chain: Chain) -> Iterator[Step]:
         """Append the rules of a chain to it."""
         for rule in chain.rules:
-            words = text.rule_words(rule)
-            about = Culprit(f"rule in chain {chain.name}: {words}", chain.name)
+            words = text.format_rule(rule)
+            about = BatchItem(f"rule in chain {chain.name}: {words}", chain.name)
             yield Step(
-                f"add rule {self._table} {chain.name} {words}", encode.new_rule(chain.name, rule), about
+                f"add rule {self._table} {chain.name} {words}",
+                encode.new_rule(chain.name, rule, self._traits),
+                about,
             )
 
 
-def _set_culprit(spec: SetSpec) -> Culprit:
-    return Culprit(f"{text.set_keyword(spec)} {spec.name}", spec.name)
+def _set_item(spec: SetSpec) -> BatchItem:
+    return BatchItem(f"{text.set_keyword(spec)} {spec.name}", spec.name)
 
 
 class Batch:
@@ -163,43 +167,47 @@ class Batch:
             yield operation.command
             return
         verb = "delete" if isinstance(operation, DeleteElements) else "add"
-        words = ", ".join(operation.words(self.traits))
+        words = ", ".join(operation.format_entries(self.traits))
         if words:
             yield f"{verb} element {self.traits.keyword} {TABLE} {operation.spec.name} {{ {words} }}"
 
-    def messages(self, *, one_by_one: bool = False) -> Iterator[Encoded]:
+    def messages(self, *, one_by_one: bool = False) -> Iterator[Message]:
         """The encoded messages; `one_by_one` gives each element its own, so that a refusal names it."""
         for operation in self.operations:
             if isinstance(operation, Step):
                 yield operation.message
                 continue
             encoder = encode.delete_elements if isinstance(operation, DeleteElements) else encode.new_elements
-            yield from encoder(operation.spec.name, operation.items(), one_by_one=one_by_one)
+            yield from encoder(operation.spec.name, operation.items(), self.traits, one_by_one=one_by_one)
 
-    def culprit(self, position: int) -> Culprit:
-        """What message number `position` of the batch, encoded one by one, was about."""
+    def find_items(self, positions: Iterable[int]) -> dict[int, BatchItem]:
+        """Return what these messages of the batch, encoded one by one, are about; one pass for all of them."""
+        wanted = set(positions)
+        found: dict[int, BatchItem] = {}
+        start = 0
         for operation in self.operations:
             if isinstance(operation, Step):
-                if position == 0:
-                    return operation.about
-                position -= 1
+                if start in wanted:
+                    found[start] = operation.about
+                start += 1
                 continue
-            count = len(operation.keys if isinstance(operation, DeleteElements) else operation.entries)
-            if position < count:
-                return self._element_culprit(operation, position)
-            position -= count
-        return Culprit("the batch as a whole")
+            end = start + len(operation.entries)
+            if any(start <= position < end for position in wanted):
+                for position, key in enumerate(operation.keys(), start):
+                    if position in wanted:
+                        found[position] = self._element_item(operation.spec, key)
+            start = end
+        return found
 
-    def _element_culprit(self, operation: ElementOperation, index: int) -> Culprit:
-        spec, key = operation.spec, operation.key(index)
-        words = text.key_words(key, spec, self.traits)
-        return Culprit(f"{text.set_keyword(spec)} {spec.name} {words}", spec.name, key)
+    def _element_item(self, spec: SetSpec, key: bytes) -> BatchItem:
+        what = f"{text.set_keyword(spec)} {spec.name} {text.format_key(key, spec, self.traits)}"
+        return BatchItem(what, spec.name, key)
 
     def element_counts(self) -> dict[str, int]:
         """Elements written per set and map."""
         counts: dict[str, int] = {}
         for operation in self.operations:
             if not isinstance(operation, Step):
-                size = len(operation.keys if isinstance(operation, DeleteElements) else operation.entries)
-                counts[operation.spec.name] = counts.get(operation.spec.name, 0) + size
+                name = operation.spec.name
+                counts[name] = counts.get(name, 0) + len(operation.entries)
         return counts

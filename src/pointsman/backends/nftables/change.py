@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import TypeVar
 
 from pointsman.backends.nftables.balancers import Balancer, with_spares
 from pointsman.backends.nftables.batch import AddElements, AddSlots, Batch, DeleteElements, Operation
-from pointsman.backends.nftables.contents import Contents, Delta, balancer_order
+from pointsman.backends.nftables.contents import Contents, balancer_order
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool
 from pointsman.backends.nftables.key_fields import packed_slots
 from pointsman.model.service import ServicePortName
 
+_T = TypeVar("_T")
+
 _EMPTY = Fragment("")
-_IDLE_BALANCERS = 128
+_MAX_UNUSED_BALANCERS = 128
 
 
 class Change:
@@ -35,7 +38,6 @@ class Change:
         self._count_shared()
         self._created, self._removed = self._balancer_changes()
         self.batch = self._batch()
-        self.delta = self._delta()
 
     def _compare(self, old: Fragment, new: Fragment) -> None:
         if old.elements != new.elements:
@@ -115,28 +117,10 @@ class Change:
         new = {b for b, d in self._balancers.items() if d > 0 and b not in contents.present}
         created = with_spares(new) - contents.present
         idle = {b for b in contents.present if counts[b] + self._balancers[b] <= 0}
-        if len(idle) <= _IDLE_BALANCERS:
+        if len(idle) <= _MAX_UNUSED_BALANCERS:
             return created, set()
         in_use = contents.present - idle | new
         return created, idle - with_spares(in_use)
-
-    def _delta(self) -> Delta:
-        elements: Counter[str] = Counter()
-        for where, entries in self._add.items():
-            elements[where] += len(entries)
-        for where, slots in self._add_slots.items():
-            elements[where] += len(slots)
-        for where, keys in self._delete.items():
-            elements[where] -= len(keys)
-        return Delta(
-            fragments=self._updates,
-            shared=self._shared,
-            balancers=self._balancers,
-            created=self._created,
-            removed=self._removed,
-            verdicts=self._verdicts,
-            elements=elements,
-        )
 
     def _batch(self) -> Batch:
         contents = self._contents
@@ -158,3 +142,34 @@ class Change:
         operations += [steps.flush_rules(name) for name in names]
         operations += [steps.delete_chain(name) for name in names]
         return Batch(contents.traits, operations)
+
+    def apply(self) -> None:
+        """Remember the change in the contents, after the kernel accepted it."""
+        contents = self._contents
+        for name, fragment in self._updates.items():
+            if fragment is None:
+                contents.fragments.pop(name, None)
+            else:
+                contents.fragments[name] = fragment
+            if fragment is not None and fragment.chains:
+                contents.with_chains.add(name)
+            else:
+                contents.with_chains.discard(name)
+        _add_counts(contents.shared, self._shared)
+        _add_counts(contents.balancers, self._balancers)
+        _add_counts(contents.verdicts, self._verdicts)
+        contents.present |= self._created
+        contents.forget_balancers(self._removed)
+        for added in (self._add, self._add_slots):
+            for where, entries in added.items():
+                contents.counts[where] += len(entries)
+        for where, keys in self._delete.items():
+            contents.counts[where] -= len(keys)
+
+
+def _add_counts(counts: Counter[_T], difference: Counter[_T]) -> None:
+    """Add to counts like Counter.update, and remove entries that reach zero."""
+    for key, change in difference.items():
+        counts[key] += change
+        if counts[key] <= 0:
+            del counts[key]

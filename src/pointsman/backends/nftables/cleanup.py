@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from pointsman.backends.contract import CleanupContext, CleanupItem, CleanupStatus
 from pointsman.backends.netfilter.names import TRACE_TABLE
-from pointsman.backends.nftables.batch import Batch, Steps
+from pointsman.backends.nftables.check import format_owner
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
-from pointsman.backends.nftables.inventory import owner_words
 from pointsman.backends.nftables.reader import Reader, TableHead
 from pointsman.backends.nftables.schema import TABLE
 from pointsman.errors import KernelError, NotSupported
-from pointsman.kernel.nfnl import NftablesSocket, nftables_message
+from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.model.addresses import Family
 
 
@@ -48,10 +47,9 @@ def _trace_removed(socket: NftablesSocket, family: Family) -> Iterator[CleanupIt
 def _table_removed(socket: NftablesSocket, traits: FamilyTraits, head: TableHead) -> CleanupItem:
     name = f"{traits.keyword} {TABLE}"
     if head.owner:
-        return CleanupItem("table", name, status=CleanupStatus.FAILED, why=owner_words(head))
-    deletion = Batch(traits, [Steps(traits).delete_table()]).messages()
+        return CleanupItem("table", name, status=CleanupStatus.FAILED, why=format_owner(head))
     try:
-        socket.commit([nftables_message(kind, traits.nfproto, flags, body) for kind, flags, body in deletion])
+        socket.delete_table(traits.nfproto, TABLE)
     except KernelError as error:
         return CleanupItem("table", name, status=CleanupStatus.FAILED, why=str(error))
     return CleanupItem("table", name)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
-
-import msgspec
 
 from pointsman.backends.nftables import schema, text
 from pointsman.backends.nftables.balancers import Balancer, balancer_chain, with_spares
@@ -18,25 +15,11 @@ from pointsman.backends.nftables.batch import (
     Steps,
 )
 from pointsman.backends.nftables.family_traits import traits_of
-from pointsman.backends.nftables.fragment import Element, Fragment, Slots
+from pointsman.backends.nftables.fragment import Element, Fragment, Pool, Slots
 from pointsman.backends.nftables.key_fields import SLOT_LENGTH, slot_number
 from pointsman.backends.nftables.schema import Chain, Data, SetSpec
 from pointsman.model.node_context import NodeContext
 from pointsman.model.service import ServicePortName
-
-_T = TypeVar("_T")
-
-
-class Delta(msgspec.Struct, frozen=True):
-    """What a committed change adds to the contents and takes from them; counts are negative for what goes."""
-
-    fragments: Mapping[ServicePortName, Fragment | None]
-    shared: Counter[Element]
-    balancers: Counter[Balancer]
-    created: set[Balancer]
-    removed: set[Balancer]
-    verdicts: Counter[str]
-    elements: Counter[str]
 
 
 class Contents:
@@ -81,26 +64,6 @@ class Contents:
             for pool in fragment.pools:
                 self.counts[pool.where] += pool.size
 
-    def apply(self, delta: Delta) -> None:
-        """Remember a change that the kernel has accepted."""
-        for name, fragment in delta.fragments.items():
-            if fragment is None:
-                self.fragments.pop(name, None)
-            else:
-                self.fragments[name] = fragment
-            if fragment is not None and fragment.chains:
-                self.with_chains.add(name)
-            else:
-                self.with_chains.discard(name)
-        _add(self.shared, delta.shared)
-        _add(self.balancers, delta.balancers)
-        _add(self.verdicts, delta.verdicts)
-        self.present |= delta.created
-        self.present -= delta.removed
-        for balancer in delta.removed:
-            self._balancer_chains.pop(balancer, None)
-        self.counts.update(delta.elements)
-
     # --- the whole table ------------------------------------------------------------------------------------
 
     def all_sets(self) -> Iterator[SetSpec]:
@@ -127,6 +90,11 @@ class Contents:
             chain = self._balancer_chains[balancer] = balancer_chain(balancer, self.context)
         return chain
 
+    def forget_balancers(self, removed: Iterable[Balancer]) -> None:
+        for balancer in removed:
+            self.present.discard(balancer)
+            self._balancer_chains.pop(balancer, None)
+
     def elements(self) -> dict[str, list[tuple[Element, str]]]:
         """Elements of sets and verdict maps."""
         found: dict[str, list[tuple[Element, str]]] = {name: [] for name in self.sets}
@@ -141,13 +109,22 @@ class Contents:
         found[schema.FIREWALL_ALLOW].sort(key=lambda entry: entry[0].key)
         return found
 
-    def slots(self) -> dict[str, Slots]:
-        """Elements of endpoint maps."""
-        found = {name: Slots() for name, spec in self.sets.items() if spec.data is Data.ENDPOINT}
+    def pools(self) -> dict[str, list[Pool]]:
+        """Return the elements of endpoint maps, by map."""
+        found: dict[str, list[Pool]] = {
+            name: [] for name, spec in self.sets.items() if spec.data is Data.ENDPOINT
+        }
         for fragment in self.fragments.values():
             for pool in fragment.pools:
-                found[pool.where].add(pool)
+                found[pool.where].append(pool)
         return found
+
+    def element_keys(self) -> dict[str, list[bytes]]:
+        """Return the keys of all elements, by set and map."""
+        keys = {name: [element.key for element, _ in entries] for name, entries in self.elements().items()}
+        for name, pools in self.pools().items():
+            keys[name] = [key for pool in pools for key, _ in pool.elements()]
+        return keys
 
     def element_counts(self) -> dict[str, int]:
         """Elements per set and map."""
@@ -176,11 +153,11 @@ class Contents:
         operations += [steps.add_chain(chain) for chain in chains]
         for chain in chains:
             operations += steps.add_rules(chain)
-        slots = self.slots()
+        pools = self.pools()
         for name, entries in self.elements().items():
             spec = self.sets[name]
             if spec.data is Data.ENDPOINT:
-                operations.append(AddSlots(spec, slots[name]))
+                operations.append(AddSlots(spec, Slots(pools[name])))
             else:
                 operations.append(AddElements(spec, entries))
         return Batch(self.traits, operations)
@@ -189,25 +166,16 @@ class Contents:
         """The table in nft syntax, the same for the same contents."""
         traits = self.traits
         members: dict[str, list[str]] = {}
-        slots = self.slots()
+        pools = self.pools()
         for name, entries in self.elements().items():
             spec = self.sets[name]
             if spec.data is Data.ENDPOINT:
-                members[name] = [
-                    text.slot_words(k, d, spec, traits) for k, d in sorted(slots[name], key=_slot_order)
-                ]
+                slots = sorted(Slots(pools[name]), key=_slot_order)
+                members[name] = [text.format_slot(key, data, spec, traits) for key, data in slots]
             else:
                 ordered = sorted(entries, key=lambda entry: entry[0].key)
-                members[name] = [text.element_words(e, label, spec, traits) for e, label in ordered]
+                members[name] = [text.format_element(e, label, spec, traits) for e, label in ordered]
         return text.table_text(traits, self.comment, self.all_sets(), members, self.all_chains())
-
-
-def _add(counts: Counter[_T], difference: Counter[_T]) -> None:
-    """Like Counter.update, but what falls to zero goes."""
-    for key, change in difference.items():
-        counts[key] += change
-        if counts[key] <= 0:
-            del counts[key]
 
 
 def balancer_order(balancer: Balancer) -> tuple[int, str, bool, str, int, int]:

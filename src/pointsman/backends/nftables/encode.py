@@ -1,4 +1,4 @@
-"""nf_tables messages: payloads behind the family header. Elements take the fast path, all else is rare."""
+"""nf_tables messages about our table. Elements take the fast path, everything else is rare."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from pointsman.backends.nftables.schema import AFFINITY_SIZE, TABLE, Chain, Data
 from pointsman.backends.nftables.set_shape import ENDPOINT_FIELDS, set_shape
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.attributes import NLA_F_NESTED, attribute, nested, text, u32be
-from pointsman.kernel.netlink import NLM_F_APPEND, NLM_F_CREATE
+from pointsman.kernel.netlink import NLM_F_APPEND, NLM_F_CREATE, Message
+from pointsman.kernel.nfnl import nftables_message
 
 _BYTES_PER_MESSAGE = 60_000
 """An attribute, here the list of elements, cannot exceed 64 KB."""
-
-Encoded = tuple[int, int, bytes]
-"""Message type, flags and body."""
 
 
 def table_name(name: str = TABLE) -> bytes:
@@ -32,24 +30,29 @@ def table_name(name: str = TABLE) -> bytes:
 _TABLE_NAME = table_name()
 
 
-def new_table(comment: str) -> Encoded:
+def new_table(comment: str, traits: FamilyTraits) -> Message:
     body = (
         _TABLE_NAME
         + u32be(nf.NFTA_TABLE_FLAGS, 0)
         + attribute(nf.NFTA_TABLE_USERDATA, userdata.comment(comment))
     )
-    return nf.NFT_MSG_NEWTABLE, NLM_F_CREATE, body
+    return nftables_message(nf.NFT_MSG_NEWTABLE, traits.nfproto, NLM_F_CREATE, body)
 
 
-def delete_table() -> Encoded:
-    return nf.NFT_MSG_DELTABLE, 0, _TABLE_NAME
+def delete_table(traits: FamilyTraits) -> Message:
+    return nftables_message(nf.NFT_MSG_DELTABLE, traits.nfproto, 0, _TABLE_NAME)
 
 
-def flush_rules(chain: str) -> Encoded:
-    return nf.NFT_MSG_DELRULE, 0, _TABLE_NAME + (text(nf.NFTA_RULE_CHAIN, chain) if chain else b"")
+def flush_rules(chain: str, traits: FamilyTraits) -> Message:
+    return nftables_message(
+        nf.NFT_MSG_DELRULE,
+        traits.nfproto,
+        0,
+        _TABLE_NAME + (text(nf.NFTA_RULE_CHAIN, chain) if chain else b""),
+    )
 
 
-def new_chain(chain: Chain) -> Encoded:
+def new_chain(chain: Chain, traits: FamilyTraits) -> Message:
     body = _TABLE_NAME + text(nf.NFTA_CHAIN_NAME, chain.name)
     if chain.hook is not None:
         priority = struct.pack(">i", chain.hook.priority)
@@ -61,14 +64,16 @@ def new_chain(chain: Chain) -> Encoded:
         body += u32be(nf.NFTA_CHAIN_POLICY, chain.hook.policy) + text(nf.NFTA_CHAIN_TYPE, chain.hook.kind)
     if chain.comment:
         body += attribute(nf.NFTA_CHAIN_USERDATA, userdata.comment(chain.comment))
-    return nf.NFT_MSG_NEWCHAIN, NLM_F_CREATE, body
+    return nftables_message(nf.NFT_MSG_NEWCHAIN, traits.nfproto, NLM_F_CREATE, body)
 
 
-def delete_chain(name: str) -> Encoded:
-    return nf.NFT_MSG_DELCHAIN, 0, _TABLE_NAME + text(nf.NFTA_CHAIN_NAME, name)
+def delete_chain(name: str, traits: FamilyTraits) -> Message:
+    return nftables_message(
+        nf.NFT_MSG_DELCHAIN, traits.nfproto, 0, _TABLE_NAME + text(nf.NFTA_CHAIN_NAME, name)
+    )
 
 
-def new_rule(chain: str, rule: Rule) -> Encoded:
+def new_rule(chain: str, rule: Rule, traits: FamilyTraits) -> Message:
     body = (
         _TABLE_NAME
         + text(nf.NFTA_RULE_CHAIN, chain)
@@ -76,10 +81,10 @@ def new_rule(chain: str, rule: Rule) -> Encoded:
     )
     if rule.comment:
         body += attribute(nf.NFTA_RULE_USERDATA, userdata.comment(rule.comment))
-    return nf.NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND, body
+    return nftables_message(nf.NFT_MSG_NEWRULE, traits.nfproto, NLM_F_CREATE | NLM_F_APPEND, body)
 
 
-def new_set(spec: SetSpec, traits: FamilyTraits) -> Encoded:
+def new_set(spec: SetSpec, traits: FamilyTraits) -> Message:
     shape = set_shape(spec, traits)
     parts = [
         _TABLE_NAME,
@@ -110,15 +115,15 @@ def new_set(spec: SetSpec, traits: FamilyTraits) -> Encoded:
     parts.append(attribute(nf.NFTA_SET_USERDATA, description))
     if spec.counter:
         parts.append(nested(nf.NFTA_SET_EXPR, text(nf.NFTA_EXPR_NAME, "counter")))
-    return nf.NFT_MSG_NEWSET, NLM_F_CREATE, b"".join(parts)
+    return nftables_message(nf.NFT_MSG_NEWSET, traits.nfproto, NLM_F_CREATE, b"".join(parts))
 
 
-def flush_set(name: str) -> Encoded:
-    return nf.NFT_MSG_DELSETELEM, 0, element_list(name)
+def flush_set(name: str, traits: FamilyTraits) -> Message:
+    return nftables_message(nf.NFT_MSG_DELSETELEM, traits.nfproto, 0, element_list(name))
 
 
-def delete_set(name: str) -> Encoded:
-    return nf.NFT_MSG_DELSET, 0, _TABLE_NAME + text(nf.NFTA_SET_NAME, name)
+def delete_set(name: str, traits: FamilyTraits) -> Message:
+    return nftables_message(nf.NFT_MSG_DELSET, traits.nfproto, 0, _TABLE_NAME + text(nf.NFTA_SET_NAME, name))
 
 
 # --- elements -----------------------------------------------------------------------------------------------
@@ -180,14 +185,18 @@ def key_items(keys: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
         yield struct.pack("=HH", len(body) + 4, _ITEM) + body
 
 
-def new_elements(name: str, items: Iterable[bytes], *, one_by_one: bool) -> Iterator[Encoded]:
+def new_elements(
+    name: str, items: Iterable[bytes], traits: FamilyTraits, *, one_by_one: bool
+) -> Iterator[Message]:
     for chunk in _chunks(items, one_by_one):
-        yield nf.NFT_MSG_NEWSETELEM, NLM_F_CREATE, element_list(name, chunk)
+        yield nftables_message(nf.NFT_MSG_NEWSETELEM, traits.nfproto, NLM_F_CREATE, element_list(name, chunk))
 
 
-def delete_elements(name: str, items: Iterable[bytes], *, one_by_one: bool) -> Iterator[Encoded]:
+def delete_elements(
+    name: str, items: Iterable[bytes], traits: FamilyTraits, *, one_by_one: bool
+) -> Iterator[Message]:
     for chunk in _chunks(items, one_by_one):
-        yield nf.NFT_MSG_DELSETELEM, 0, element_list(name, chunk)
+        yield nftables_message(nf.NFT_MSG_DELSETELEM, traits.nfproto, 0, element_list(name, chunk))
 
 
 def element_list(name: str, items: Sequence[bytes] = ()) -> bytes:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -57,32 +56,18 @@ class Pool(NamedTuple):
             yield self.prefix + number, data
 
 
-class Slots(Sequence[tuple[bytes, bytes]]):
-    """The elements of an endpoint map, key and endpoint, made while they are read: a full load has a hundred thousand."""
+class Slots:
+    """The elements of an endpoint map (key and endpoint), made while they are read: a full load has a hundred thousand."""
 
-    def __init__(self) -> None:
-        self._pools: list[Pool] = []
-        self._count = 0
-
-    def add(self, pool: Pool) -> None:
-        self._pools.append(pool)
-        self._count += pool.size
+    def __init__(self, pools: Sequence[Pool]) -> None:
+        self._pools = pools
 
     def __len__(self) -> int:
-        return self._count
+        return sum(pool.size for pool in self._pools)
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
         for pool in self._pools:
             yield from pool.elements()
-
-    def __getitem__(self, index: Any) -> Any:
-        if not isinstance(index, int) or index < 0:
-            return list(self)[index]
-        for pool in self._pools:
-            if index < pool.size:
-                return next(itertools.islice(pool.elements(), index, None))
-            index -= pool.size
-        raise IndexError(index)
 
 
 class Fragment(msgspec.Struct, frozen=True, gc=False):

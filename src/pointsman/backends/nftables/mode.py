@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pointsman.backends.contract import Counting, Mode
 from pointsman.backends.nftables.apply import NftablesBackend
+from pointsman.backends.nftables.check import CommitLog
 from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.element_counts import element_counts
 from pointsman.backends.nftables.preflight import preflight
@@ -18,6 +19,8 @@ from pointsman.model.service import Protocol
 from pointsman.obs import MetricGroup
 
 _LOCALHOST_GATE = "KubeProxyNFTablesLocalhostNodePorts"
+_COMMITS = CommitLog()
+"""Of both IP families."""
 
 
 def _localhost_node_ports(config: KubeProxyConfiguration) -> bool:
@@ -40,6 +43,7 @@ MODE = Mode(
         family,
         service_metrics=setup.service_metrics,
         localhost_node_ports=_localhost_node_ports(setup.config),
+        commits=_COMMITS,
     ),
     render=lambda setup, request: render(request, counters=setup.service_metrics),
     cleanup=cleanup,
@@ -51,6 +55,7 @@ MODE = Mode(
     ),
     localhost_node_ports=_localhost_node_ports,
     drift_seconds=1.0,
+    compare_seconds=1.0,
     capabilities=FULL_CAPABILITIES,
     counting=Counting(
         element_counts,

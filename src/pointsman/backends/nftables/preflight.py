@@ -15,7 +15,7 @@ from pointsman.backends.nftables.key_fields import Field
 from pointsman.backends.nftables.schema import Chain, Hook, HookPoint
 from pointsman.errors import KernelError
 from pointsman.kernel.netlink import Message
-from pointsman.kernel.nfnl import NEED_NFTABLES, Fault, NftablesSocket, nftables_message
+from pointsman.kernel.nfnl import NEED_NFTABLES, Fault, NftablesSocket
 from pointsman.kernel.release import kernel_version
 from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol
@@ -94,11 +94,11 @@ def version_problems(release: str, environment: Mapping[str, str]) -> list[str]:
 
 
 def _messages(traits: FamilyTraits, operations: list[Operation]) -> list[Message]:
-    """The messages, aimed at a table of another name so that what exists cannot matter."""
+    """Return the messages for a table of another name, so that existing objects do not matter."""
     ours, scratch = encode.table_name(), encode.table_name(_SCRATCH_TABLE)
     return [
-        nftables_message(kind, traits.nfproto, flags, scratch + body.removeprefix(ours))
-        for kind, flags, body in Batch(traits, operations).messages()
+        message._replace(payload=message.payload.replace(ours, scratch, 1))
+        for message in Batch(traits, operations).messages()
     ]
 
 

@@ -8,10 +8,12 @@ from typing import NamedTuple
 import msgspec
 
 from pointsman.backends.nftables import encode
+from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.expressions import packets_of
 from pointsman.backends.nftables.family_traits import FamilyTraits
 from pointsman.backends.nftables.schema import TABLE, Data, Hook, SetSpec
 from pointsman.backends.nftables.set_shape import SetShape
+from pointsman.errors import NotSupported
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.netlink import Answer
@@ -124,24 +126,26 @@ class Reader:
         return rules
 
     def elements(self, spec: SetSpec) -> dict[bytes, KernelElement]:
-        """Every element by key."""
-        body = encode.element_list(spec.name)
-        what = f"list elements of {spec.name}"
-        items = self._socket.dump_elements(self._traits.nfproto, body, what)
-        return {element.key: element for element in (_element(item, spec) for item in items)}
-
-    def count(self, spec: SetSpec) -> int:
-        """How many elements a set has, where `KernelSet` does not say; more or fewer while its hash table grows."""
-        body = encode.element_list(spec.name)
-        return self._socket.count_elements(self._traits.nfproto, body, f"count elements of {spec.name}")
+        """Return every element by key."""
+        found = self._socket.dump_elements(
+            self._traits.nfproto,
+            encode.element_list(spec.name),
+            f"list elements of {spec.name}",
+            lambda parts: _element(parts, spec),
+            lambda element: (element.key, element.key_end),
+        )
+        return {element.key: element for element in found}
 
     def catch_alls(self, specs: Sequence[SetSpec]) -> dict[str, KernelElement]:
-        """What matches when no other element does, by set; no count includes it."""
-        found = self.look_up([(spec, b"") for spec in specs])
+        """Return the elements that match when no other does, by set; no count includes them."""
+        try:
+            found = self._look_up([(spec, b"") for spec in specs])
+        except NotSupported:  # before Linux 5.13 there are none
+            return {}
         return {spec.name: held for spec, held in zip(specs, found, strict=True) if held is not None}
 
-    def look_up(self, wanted: Sequence[tuple[SetSpec, bytes]]) -> list[KernelElement | None]:
-        """The elements under these keys (empty: the catch-all), None where there is none that such a key can find."""
+    def _look_up(self, wanted: Sequence[tuple[SetSpec, bytes]]) -> list[KernelElement | None]:
+        """Return the elements under these keys (empty: the catch-all), None for those that do not exist."""
         bodies = [
             encode.element_list(spec.name, list(encode.key_items([(key, b"")]))) for spec, key in wanted
         ]
@@ -152,6 +156,46 @@ class Reader:
             next(_elements(answer, spec), None) if answer is not None else None
             for answer, (spec, _) in zip(answers, wanted, strict=True)
         ]
+
+
+class NarrowReader(Reader):
+    """Reads only objects that some contents name, so that one Service among ten thousand costs no more than among ten."""
+
+    def __init__(self, socket: NftablesSocket, traits: FamilyTraits, wanted: Contents) -> None:
+        super().__init__(socket, traits)
+        self._chain_names = [chain.name for chain in wanted.all_chains()]
+        self._set_names = [spec.name for spec in wanted.all_sets()]
+        self._keys = wanted.element_keys()
+
+    def _chains(self) -> dict[str, KernelChain]:
+        return chains_of(self._get_named(nf.NFT_MSG_GETCHAIN, nf.NFTA_CHAIN_NAME, self._chain_names))
+
+    def _sets(self) -> dict[str, KernelSet]:
+        return sets_of(self._get_named(nf.NFT_MSG_GETSET, nf.NFTA_SET_NAME, self._set_names))
+
+    def rules(self) -> dict[str, list[bytes]]:
+        return {name: self._rules_of(name) for name in self._chain_names}
+
+    def _rules_of(self, chain: str) -> list[bytes]:
+        body = _TABLE_NAME + nla.text(nf.NFTA_RULE_CHAIN, chain)
+        listed = self._dump(nf.NFT_MSG_GETRULE, body, f"list rules of {chain}")
+        return [found.get(nf.NFTA_RULE_EXPRESSIONS, b"") for found in listed]
+
+    def elements(self, spec: SetSpec) -> dict[bytes, KernelElement]:
+        keys = self._keys[spec.name]
+        try:
+            found = self._look_up([(spec, key) for key in keys])
+        except NotSupported:  # this kernel cannot look such keys up
+            held = super().elements(spec)
+            found = [held.get(key) for key in keys]
+        by_key = {element.key: element for element in found if element is not None}
+        return by_key | {held.key: held for held in self.catch_alls([spec]).values()}
+
+    def _get_named(self, kind: int, attribute: int, names: Iterable[str]) -> Iterator[dict[int, bytes]]:
+        bodies = [_TABLE_NAME + nla.text(attribute, name) for name in names]
+        for answer in self._socket.get_each(kind, self._traits.nfproto, bodies, "look up chains and sets"):
+            if answer is not None:
+                yield attributes_of(answer)
 
 
 def chains_of(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelChain]:

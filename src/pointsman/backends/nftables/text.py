@@ -16,7 +16,7 @@ from pointsman.model.addresses import Cidr, address_text
 _PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
 
 
-def key_words(key: bytes, spec: SetSpec, traits: FamilyTraits) -> str:
+def format_key(key: bytes, spec: SetSpec, traits: FamilyTraits) -> str:
     """`10.96.0.1 . tcp . 443`, or `*` for what matches when nothing else does."""
     return " . ".join(_fields(key, spec.key, traits)) if key else "*"
 
@@ -37,12 +37,12 @@ def _fields(key: bytes, fields: Sequence[Field], traits: FamilyTraits) -> Iterat
             yield address_text(value)
 
 
-def endpoint_words(data: bytes, traits: FamilyTraits) -> str:
+def format_endpoint(data: bytes, traits: FamilyTraits) -> str:
     """`10.244.1.2 . 8080`."""
     return " . ".join(_fields(data, ENDPOINT_FIELDS, traits))
 
 
-def range_words(element: Element, spec: SetSpec, traits: FamilyTraits) -> str:
+def format_range(element: Element, spec: SetSpec, traits: FamilyTraits) -> str:
     """The key of an interval element: its last field is a range or prefix."""
     *exact, first = _fields(element.key, spec.key, traits)
     length = traits.address_length
@@ -66,20 +66,20 @@ def _as_prefix(start: bytes, end: bytes) -> Cidr | None:
     return Cidr(start, bits - size.bit_length() + 1)
 
 
-def element_words(element: Element, label: str, spec: SetSpec, traits: FamilyTraits) -> str:
+def format_element(element: Element, label: str, spec: SetSpec, traits: FamilyTraits) -> str:
     """One element as it stands between braces."""
-    words = range_words(element, spec, traits) if element.key_end else key_words(element.key, spec, traits)
+    words = format_range(element, spec, traits) if element.key_end else format_key(element.key, spec, traits)
     if label:
         words += f' comment "{label}"'
-    return words if element.chain is None else f"{words} : {verdict_words(element.chain)}"
+    return words if element.chain is None else f"{words} : {format_verdict(element.chain)}"
 
 
-def verdict_words(chain: str) -> str:
+def format_verdict(chain: str) -> str:
     return f"goto {chain}" if chain else "drop"
 
 
-def slot_words(key: bytes, data: bytes, spec: SetSpec, traits: FamilyTraits) -> str:
-    return f"{key_words(key, spec, traits)} : {endpoint_words(data, traits)}"
+def format_slot(key: bytes, data: bytes, spec: SetSpec, traits: FamilyTraits) -> str:
+    return f"{format_key(key, spec, traits)} : {format_endpoint(data, traits)}"
 
 
 def set_keyword(spec: SetSpec) -> str:
@@ -114,21 +114,21 @@ def set_statements(spec: SetSpec, traits: FamilyTraits) -> list[str]:
 def chain_statements(chain: Chain) -> list[str]:
     """The lines of a chain definition, without its rules."""
     lines = [f'comment "{chain.comment}"'] if chain.comment else []
-    return lines if chain.hook is None else [*lines, f"{hook_words(chain.hook)};"]
+    return lines if chain.hook is None else [*lines, f"{format_hook(chain.hook)};"]
 
 
 _POLICIES = {nf.NF_ACCEPT: "accept", nf.NF_DROP: "drop"}
 _POINTS = {point.value: point.name.lower() for point in HookPoint}
 
 
-def hook_words(hook: Hook | None) -> str:
+def format_hook(hook: Hook | None) -> str:
     if hook is None:
         return "no hook"
     where, policy = _POINTS.get(hook.point, str(hook.point)), _POLICIES.get(hook.policy, str(hook.policy))
     return f"type {hook.kind} hook {where} priority {hook.priority}; policy {policy}"
 
 
-def rule_words(rule: Rule) -> str:
+def format_rule(rule: Rule) -> str:
     return f'{rule.text} comment "{rule.comment}"' if rule.comment else rule.text
 
 
@@ -153,7 +153,7 @@ def table_text(
     for chain in chains:
         lines += ["", f"\tchain {chain.name} {{"]
         lines += [f"\t\t{line}" for line in chain_statements(chain)]
-        lines += [f"\t\t{rule_words(rule)}" for rule in chain.rules]
+        lines += [f"\t\t{format_rule(rule)}" for rule in chain.rules]
         lines.append("\t}")
     lines.append("}")
     return "\n".join(lines) + "\n"

@@ -35,7 +35,7 @@ class TableModel:
                     self._add(operation.spec.name, key, data)
             else:
                 assert isinstance(operation, DeleteElements)
-                for key, _ in operation.keys:
+                for key, _ in operation.entries:
                     if self.sets[operation.spec.name].pop(key, None) is None:
                         raise Refused(f"no such element in {operation.spec.name}")
 

@@ -50,7 +50,7 @@ def test_a_history_of_changes_equals_a_full_load(data: st.DataObject, family: Fa
     for before, after in itertools.pairwise(states):
         change = changed(contents, updates_between(before, after))
         table.run(change.batch)
-        contents.apply(change.delta)
+        change.apply()
         fresh = loaded(node, after)
         expected = TableModel()
         expected.run(fresh.full_batch(replace=False, update=False))
@@ -115,7 +115,7 @@ def test_a_cluster_ip_stays_until_its_last_port_is_gone() -> None:
     contents = loaded(context(), {http.name: http, https.name: https})
     first = changed(contents, {http.name: None})
     assert "cluster-ips" not in first.batch.element_counts()
-    contents.apply(first.delta)
+    first.apply()
     assert changed(contents, {https.name: None}).batch.element_counts()["cluster-ips"] == 1
 
 
@@ -128,7 +128,7 @@ def test_idle_balancer_chains_are_removed_when_there_are_many() -> None:
         grown = plan(service_port(), *(endpoint("10.244.2.1", 1000 + n) for n in range(size)))
         change = changed(contents, {grown.name: grown})
         table.run(change.batch)
-        contents.apply(change.delta)
+        change.apply()
         most = max(most, len(contents.present))
     assert most <= 140
     assert {b.name for b in contents.present} <= table.chains.keys()

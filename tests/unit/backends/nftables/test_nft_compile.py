@@ -11,6 +11,7 @@ from pointsman.backends.nftables import text
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.fragment import Slots
 from pointsman.backends.nftables.loopback import loopback_port
 from pointsman.backends.nftables.schema import static_sets
 from pointsman.model.balancing import BalancingDefaults, BalancingRequest, Scheduler
@@ -35,11 +36,11 @@ def elements(found: Contents) -> dict[str, list[str]]:
     """Every filled set and map, without comments."""
     specs, traits = {s.name: s for s in static_sets()}, traits_of(found.context.family)
     words = {
-        name: [text.element_words(element, "", specs[name], traits) for element, _ in entries]
+        name: [text.format_element(element, "", specs[name], traits) for element, _ in entries]
         for name, entries in found.elements().items()
     }
-    for name, slots in found.slots().items():
-        words[name] = [text.slot_words(key, data, specs[name], traits) for key, data in slots]
+    for name, pools in found.pools().items():
+        words[name] = [text.format_slot(key, data, specs[name], traits) for key, data in Slots(pools)]
     return {name: sorted(members) for name, members in words.items() if members}
 
 

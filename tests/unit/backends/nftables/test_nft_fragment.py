@@ -47,9 +47,7 @@ def test_a_replacement_takes_the_slot_of_the_replaced() -> None:
 def test_slots_of_pools_come_back_in_order_with_their_numbers(lists: list[list[bytes]]) -> None:
     pools = [Pool.of("endpoints", bytes((number,)) * 12, slots) for number, slots in enumerate(lists)]
     assert [list(pool.slots) for pool in pools] == lists
-    found = Slots()
-    for pool in pools:
-        found.add(pool)
+    found = Slots(pools)
     expected = [
         (pool.prefix + number.to_bytes(4, sys.byteorder), slot)
         for pool, slots in zip(pools, lists, strict=True)
@@ -57,4 +55,3 @@ def test_slots_of_pools_come_back_in_order_with_their_numbers(lists: list[list[b
     ]
     assert list(found) == expected
     assert len(found) == len(expected)
-    assert all(found[index] == entry for index, entry in enumerate(expected))
