@@ -37,8 +37,7 @@ from pointsman.lab.netns import Namespace
 from pointsman.machine.footprint import freeze_heap
 from pointsman.machine.own_addresses import LinuxMachine
 from pointsman.model.addresses import Family
-from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
-from pointsman.model.source_events import SourceEvent, Synced, Upsert
+from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR, SourceEvent, Synced, Upsert
 from pointsman.node.inspector import Inspector
 from pointsman.node.proxy import Proxy
 from pointsman.node.state import Settings

@@ -18,8 +18,7 @@ from pointsman.kube.access import Access
 from pointsman.kube.client_metrics import RequestListener
 from pointsman.kube.formats import JSON, PREFER_PROTOBUF
 from pointsman.kube.transport import Transport
-from pointsman.model.objects import EndpointSlice
-from pointsman.model.source_events import Upsert
+from pointsman.model.objects import EndpointSlice, Upsert
 from pointsman.source.api import ApiSource
 
 FORMATS = {"json": JSON, "protobuf": PREFER_PROTOBUF}

@@ -35,8 +35,7 @@ from pointsman.kube.protobuf import ProtobufDecoder
 from pointsman.kube.transport import Transport
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
-from pointsman.model.objects import EndpointSlice, Service
-from pointsman.model.source_events import Synced
+from pointsman.model.objects import EndpointSlice, Service, Synced
 from pointsman.model.tracker import Tracker
 from pointsman.source.api import ApiSource
 from pointsman.sync.reconcile import Reconciler

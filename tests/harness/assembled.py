@@ -16,8 +16,16 @@ from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import KernelError
 from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
-from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
-from pointsman.model.source_events import SourceEvent, Synced, Upsert
+from pointsman.model.objects import (
+    EndpointSlice,
+    KubeObject,
+    Node,
+    Service,
+    ServiceCIDR,
+    SourceEvent,
+    Synced,
+    Upsert,
+)
 from pointsman.node.proxy import Proxy
 from pointsman.node.state import Settings
 from pointsman.node.surroundings import SYNCING, SilentRecorder

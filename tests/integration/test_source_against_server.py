@@ -29,8 +29,16 @@ from pointsman.kube.listwatch import ListWatch
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICES
 from pointsman.kube.status import WatchStatus
 from pointsman.kube.transport import Response, Stream, Transport
-from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
-from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
+from pointsman.model.objects import (
+    Delete,
+    EndpointSlice,
+    Node,
+    Service,
+    ServiceCIDR,
+    SourceEvent,
+    Synced,
+    Upsert,
+)
 from pointsman.source.api import ApiSource
 
 SERVICE_PATH = "/api/v1/namespaces/default/services"

@@ -14,8 +14,16 @@ from tests.harness.waiting import async_wait_until
 
 from pointsman.errors import ConfigError, KernelError
 from pointsman.model.addresses import Family
-from pointsman.model.objects import EndpointSlice, Meta, Node, NodeSpec, Service, ServiceCIDR, ServiceCIDRSpec
-from pointsman.model.source_events import Delete
+from pointsman.model.objects import (
+    Delete,
+    EndpointSlice,
+    Meta,
+    Node,
+    NodeSpec,
+    Service,
+    ServiceCIDR,
+    ServiceCIDRSpec,
+)
 from pointsman.sync.loop import SyncListener
 
 pytestmark = pytest.mark.virtual_time

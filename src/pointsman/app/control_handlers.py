@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 
 from pointsman.explain.target import BadQuestion, Question, target_from_text
-from pointsman.model.labels import BadSelector
 from pointsman.node.inspector import Inspector
+from pointsman.report.labels import BadSelector
 from pointsman.report.overview import MAX_ROWS
 from pointsman.report.service_list import ListQuery
 from pointsman.serve.messages import Handler, Request, Response, reply, text_response

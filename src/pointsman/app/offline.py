@@ -22,13 +22,13 @@ from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import LOCALHOST, Family, address_from_text
 from pointsman.model.balancing import DEFAULT_BALANCING, BalancingDefaults
 from pointsman.model.findings import Finding
-from pointsman.model.labels import ServiceLabels
 from pointsman.model.node import NodeFacts, build_node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
 from pointsman.model.service_findings import ServiceFindings
 from pointsman.model.tracker import Tracker
 from pointsman.node.node_context import node_context, pod_ranges
+from pointsman.report.labels import ServiceLabels
 from pointsman.source.manifest_files import load_objects
 from pointsman.sync.reconcile import Reconciler
 from pointsman.text import did_you_mean

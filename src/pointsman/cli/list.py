@@ -26,7 +26,7 @@ from pointsman.cli.arguments import (
 from pointsman.cli.control_client import NoProxy, ask
 from pointsman.cli.output import screen
 from pointsman.explain.verdict import Verdict
-from pointsman.model.labels import selector_from_text
+from pointsman.report.labels import selector_from_text
 from pointsman.report.overview import ServiceRow
 from pointsman.report.service_list import SORTS, ListQuery, ServiceList, list_text, service_list
 from pointsman.text import escape, escape_json

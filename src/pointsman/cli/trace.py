@@ -25,10 +25,10 @@ from pointsman.kernel.iptables_programs import LEGACY, variants_in_use
 from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.kernel.rtnl import RouteSocket, local_addresses
 from pointsman.machine.nft_chains import ChainReader
+from pointsman.machine.packet_filter import FilterChain
 from pointsman.machine.reach import Attempt, Place, Reached, reach
 from pointsman.machine.trace import TraceEvent, TraceFilter, Tracer
 from pointsman.model.addresses import address_from_text, address_text, family_of, host_port_text
-from pointsman.model.packet_filter import FilterChain
 
 _ABOUT = """Follow the first packet of a connection through netfilter: at each hook its addresses, every rule that took it, ours and
 those of others, and what became of it.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Family, address_from_text, cidr_from_text, family_of, split_host_port
 from pointsman.model.node import NodeFacts
-from pointsman.model.node_ports import node_port_ranges
+from pointsman.model.node_context import resolve_node_port_ranges
 
 
 class Judgement(NamedTuple):
@@ -68,7 +68,9 @@ def _node_port_doubts(
     )
     for family in served:
         is_primary = family is node.primary_family
-        if node_port_ranges(config.node_port_addresses, family, node.ips) or not (is_primary or dual_stack):
+        if resolve_node_port_ranges(config.node_port_addresses, family, node.ips) or not (
+            is_primary or dual_stack
+        ):
             continue
         yield (
             f"the cluster seems to be {f'{family.value}-primary' if is_primary else 'dual-stack'}, but "

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pointsman.backends.contract import Mode
 from pointsman.explain.causes import listed
 from pointsman.explain.report import Cause
+from pointsman.machine.host_facts import HostFacts
 from pointsman.model.balancing import BalancingPlan, Scheduler
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.host import HostFacts
 from pointsman.model.plan import ServicePlan
 from pointsman.model.slots import assign_slots
 

@@ -13,13 +13,13 @@ from pointsman.explain.packets import ClientKind, masqueraded
 from pointsman.explain.report import Cause
 from pointsman.explain.rule_walk import Fate, fates, judged
 from pointsman.explain.view import FamilyView
+from pointsman.machine.host_facts import HostFacts
+from pointsman.machine.packet_filter import Action, FilterChain
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.host import HostFacts
-from pointsman.model.packet_filter import Deed, FilterChain
 from pointsman.model.plan import FrontendKind
 
-_DROPS = frozenset((Deed.DROP, Deed.REJECT))
+_DROPS = frozenset((Action.DROP, Action.REJECT))
 _FORWARD_SETTING = {Family.IPV4: "net.ipv4.ip_forward", Family.IPV6: "net.ipv6.conf.all.forwarding"}
 _NEARLY_FULL = 0.95
 
@@ -132,15 +132,17 @@ def _deeds(
     if dropped is not None:
         yield "ForeignDrop", dropped
     translates = chain.kind == "nat" and chain.priority <= TRANSLATION
-    taken = judged(outcomes, frozenset((Deed.DESTINATION_NAT,))) if translates else None
+    taken = judged(outcomes, frozenset((Action.DESTINATION_NAT,))) if translates else None
     if taken is not None:
         # Of two chains with one priority the older one comes first, which the kernel does not tell.
         yield "EarlierNat", taken._replace(certain=taken.certain and chain.priority < TRANSLATION)
-    untracked = judged(outcomes, frozenset((Deed.UNTRACK,))) if chain.priority < TRANSLATION else None
+    untracked = judged(outcomes, frozenset((Action.UNTRACK,))) if chain.priority < TRANSLATION else None
     if untracked is not None:
         yield "NotTracked", untracked
     kept = not masqueraded(way.frontend, way.client, family)
-    masked = judged(outcomes, frozenset((Deed.SOURCE_NAT,))) if stage.hook == "postrouting" and kept else None
+    masked = (
+        judged(outcomes, frozenset((Action.SOURCE_NAT,))) if stage.hook == "postrouting" and kept else None
+    )
     if masked is not None:
         yield "ForeignMasquerade", masked
 
@@ -148,13 +150,13 @@ def _deeds(
 def _foreign_cause(code: str, chain: FilterChain, fate: Fate, ways: list[Journey]) -> Cause:
     clients = listed(dict.fromkeys(way.client.words for way in ways))
     where = f"chain {chain.name} of table {chain.table} ({chain.hook}, priority {chain.priority})"
-    why = f"its rule `{fate.rule.text}`" if fate.rule is not None else f"its policy is {fate.deed.value}"
+    why = f"its rule `{fate.rule.text}`" if fate.rule is not None else f"its policy is {fate.action.value}"
     may = "" if fate.certain else "may "
     packets = f"packets from {clients} to {_endpoints(ways)}"
     look = _listing(chain)
     if code == "ForeignDrop":
         if fate.certain:
-            verb = "rejects" if fate.deed is Deed.REJECT else "drops"
+            verb = "rejects" if fate.action is Action.REJECT else "drops"
             return Cause(
                 code,
                 f"{where} {verb} {packets}: {why}",

@@ -10,12 +10,12 @@ from pointsman.explain.packets import Client, ClientKind, endpoints_for
 from pointsman.explain.rule_walk import Packet
 from pointsman.explain.view import FamilyView, View
 from pointsman.kernel.nfnl import NFPROTO
+from pointsman.machine import packet_filter as pf
+from pointsman.machine.host_facts import HostFacts
 from pointsman.machine.nft_matches import NAME_LENGTH
-from pointsman.model import packet_filter as pf
+from pointsman.machine.packet_filter import PacketField
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.host import HostFacts
 from pointsman.model.node_context import LocalMode
-from pointsman.model.packet_filter import PacketField
 from pointsman.model.plan import Frontend, ServicePlan
 
 TRANSLATION = -100

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, Match, PacketField
+from pointsman.machine.packet_filter import Action, FilterChain, FilterRule, Match, PacketField
 
 _DEEPEST = 16
 _MOST_ENTERED = 2000
@@ -28,7 +28,7 @@ class Packet(msgspec.Struct, frozen=True):
 class Fate(NamedTuple):
     """What may become of the packet in a base chain."""
 
-    deed: Deed
+    action: Action
     rule: FilterRule | None
     """None for the policy of the chain."""
     certain: bool
@@ -63,9 +63,9 @@ def fates(chain: FilterChain, chains: Mapping[tuple[str, str], FilterChain], pac
     return walk.found
 
 
-def judged(found: Sequence[Fate], wanted: frozenset[Deed]) -> Fate | None:
+def judged(found: Sequence[Fate], wanted: frozenset[Action]) -> Fate | None:
     """The first fate of the wanted kinds; certain when it is sure to be reached, or when there is no other."""
-    hits = [fate for fate in found if fate.deed in wanted]
+    hits = [fate for fate in found if fate.action in wanted]
     if not hits:
         return None
     certain = next((fate for fate in hits if fate.certain), None)
@@ -88,18 +88,18 @@ class _Walk:
         escapes = False
         for rule, outcome in self._concerning(rules):
             certain = sure and outcome
-            if rule.deed is Deed.RETURN:
+            if rule.action is Action.RETURN:
                 if outcome:
                     return True, sure
                 escapes, sure = True, False
-            elif rule.deed in (Deed.JUMP, Deed.GOTO):
+            elif rule.action in (Action.JUMP, Action.GOTO):
                 falls, still = self._into(table, rule, sure=certain, depth=depth)
                 sure = sure and (still if outcome else not self._ends_somewhere(table, rule))
-                if outcome and (not falls or rule.deed is Deed.GOTO):
+                if outcome and (not falls or rule.action is Action.GOTO):
                     return escapes or falls, sure
             else:
-                self.found.append(Fate(rule.deed, rule, certain))
-                if rule.deed is Deed.UNTRACK:
+                self.found.append(Fate(rule.action, rule, certain))
+                if rule.action is Action.UNTRACK:
                     continue
                 if outcome:
                     return escapes, False
@@ -109,7 +109,7 @@ class _Walk:
     def _concerning(self, rules: Sequence[FilterRule]) -> Iterator[tuple[FilterRule, bool]]:
         """Rules that decide something and are met: True for certainly, False for perhaps."""
         for rule in rules:
-            if rule.deed is Deed.PASS:
+            if rule.action is Action.PASS:
                 continue
             outcomes = [met(match, self._packet) for match in rule.matches]
             if False not in outcomes:
@@ -120,7 +120,7 @@ class _Walk:
         self._entered += 1
         if target is None or depth >= _DEEPEST or self._entered > _MOST_ENTERED:
             # A chain of a service proxy, or too much to follow: it may let the packet through for good.
-            self.found.append(Fate(Deed.ACCEPT, rule, certain=False))
+            self.found.append(Fate(Action.ACCEPT, rule, certain=False))
             return True, False
         before = len(self.found)
         falls, still = self.through(table, target.rules, sure=sure, depth=depth + 1)
@@ -128,4 +128,4 @@ class _Walk:
 
     def _ends_somewhere(self, table: str, rule: FilterRule) -> bool:
         target = self._chains.get((table, rule.target))
-        return target is None or any(inner.deed is not Deed.PASS for inner in target.rules)
+        return target is None or any(inner.action is not Action.PASS for inner in target.rules)

@@ -8,8 +8,8 @@ import msgspec
 
 from pointsman.explain.endpoint_users import described
 from pointsman.explain.report import Explanation, PortAnswer
+from pointsman.machine.packet_filter import Action, FilterChain, FilterRule
 from pointsman.machine.trace import Header, TraceEvent
-from pointsman.model.packet_filter import Deed, FilterChain, FilterRule
 from pointsman.screen import PLAIN, Screen, laid_out
 
 _HOOK_WORDS = {
@@ -19,16 +19,16 @@ _HOOK_WORDS = {
     "output": "is sent by this node",
     "postrouting": "leaves",
 }
-_TRANSLATIONS = frozenset((Deed.DESTINATION_NAT, Deed.SOURCE_NAT))
-_ENDS = frozenset((Deed.DROP, Deed.REJECT))
+_TRANSLATIONS = frozenset((Action.DESTINATION_NAT, Action.SOURCE_NAT))
+_ENDS = frozenset((Action.DROP, Action.REJECT))
 _VERDICTS = {
-    Deed.ACCEPT: "accepted by this chain",
-    Deed.DROP: "dropped",
-    Deed.REJECT: "rejected",
-    Deed.RETURN: "back",
-    Deed.DESTINATION_NAT: "destination translated",
-    Deed.SOURCE_NAT: "source translated",
-    Deed.PASS: "goes on",
+    Action.ACCEPT: "accepted by this chain",
+    Action.DROP: "dropped",
+    Action.REJECT: "rejected",
+    Action.RETURN: "back",
+    Action.DESTINATION_NAT: "destination translated",
+    Action.SOURCE_NAT: "source translated",
+    Action.PASS: "goes on",
 }
 
 
@@ -38,15 +38,15 @@ class _Act(msgspec.Struct, frozen=True):
     event: TraceEvent
     chain: FilterChain | None
     rule: str
-    deed: Deed
+    action: Action
 
     @property
     def verdict(self) -> str:
         if self.event.by_policy:
             return "dropped by the policy"
-        if self.deed in (Deed.JUMP, Deed.GOTO):
+        if self.action in (Action.JUMP, Action.GOTO):
             return f"to chain {self.event.target}"
-        return _VERDICTS.get(self.deed, "something unknown")
+        return _VERDICTS.get(self.action, "something unknown")
 
 
 class TraceStep(msgspec.Struct, frozen=True, rename="camel"):
@@ -99,7 +99,7 @@ def report_of(
     first = [event for event in theirs if event.packet == theirs[0].packet]
     acts = [_act(event, chains.get((event.table, event.chain))) for event in first]
     stages = tuple(_stages(acts, interfaces, explanation))
-    passed = not any(act.deed in _ENDS for act in acts)
+    passed = not any(act.action in _ENDS for act in acts)
     return TraceReport(question, stages, passed, _result(stages, acts), notes=notes)
 
 
@@ -139,27 +139,27 @@ def _place(stage: TraceStage) -> tuple[str, str, str]:
 def _changes_something(event: TraceEvent) -> bool:
     """Not so the end of a chain, nor a policy that accepts."""
     if event.by_policy:
-        return event.deed is not Deed.ACCEPT
-    return bool(event.handle) or event.deed not in (Deed.RETURN, Deed.PASS)
+        return event.action is not Action.ACCEPT
+    return bool(event.handle) or event.action not in (Action.RETURN, Action.PASS)
 
 
 def _act(event: TraceEvent, chain: FilterChain | None) -> _Act:
     if event.by_policy:
-        return _Act(event, chain, "", event.deed)
+        return _Act(event, chain, "", event.action)
     rules = [rule for rule in (chain.rules if chain else ()) if rule.handle == event.handle]
-    rule = rules[0] if rules else FilterRule((), Deed.UNKNOWN)
+    rule = rules[0] if rules else FilterRule((), Action.UNKNOWN)
     text = rule.conditions if len(rules) == 1 else " or ".join(each.conditions for each in rules)
     comment = f" /* {rule.comment} */" if rule.comment else ""
     return _Act(event, chain, f"{text}{comment}".strip(), _deed(event, rule))
 
 
-def _deed(event: TraceEvent, rule: FilterRule) -> Deed:
+def _deed(event: TraceEvent, rule: FilterRule) -> Action:
     """The kernel tells how a rule left the packet; that it answered or translated it, only the rule says."""
-    if event.deed is Deed.DROP and rule.deed is Deed.REJECT:
-        return Deed.REJECT
-    if event.deed is Deed.ACCEPT and rule.deed in _TRANSLATIONS:
-        return rule.deed
-    return event.deed
+    if event.action is Action.DROP and rule.action is Action.REJECT:
+        return Action.REJECT
+    if event.action is Action.ACCEPT and rule.action in _TRANSLATIONS:
+        return rule.action
+    return event.action
 
 
 def _belongs(destination: str, explanation: Explanation) -> str:
@@ -180,7 +180,7 @@ def _name(port: PortAnswer) -> str:
 
 
 def _result(stages: Sequence[TraceStage], acts: Sequence[_Act]) -> str:
-    end = next((act for act in acts if act.deed in _ENDS), None)
+    end = next((act for act in acts if act.action in _ENDS), None)
     if end is not None:
         rule = f", by its rule `{end.rule}`" if end.rule else ""
         where = "of" if end.event.by_policy else "in"
@@ -192,7 +192,7 @@ def _result(stages: Sequence[TraceStage], acts: Sequence[_Act]) -> str:
     became = f"its destination became {last.destination}{belongs}"
     if last.destination == first.destination:
         became = f"its destination stayed {last.destination}{belongs}: no rule translated it"
-    masker = next((act.event.chain for act in acts if act.deed is Deed.SOURCE_NAT), "")
+    masker = next((act.event.chain for act in acts if act.action is Action.SOURCE_NAT), "")
     masked = f"; its source became the node's when it left (chain {masker})" if masker else ""
     way = f"; it left by {last.out_interface}" if last.out_interface else "; it stayed on this node"
     return f"{became}{masked}{way}"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import msgspec
 
 from pointsman.backends.contract import Difference, Mode
+from pointsman.machine.host_facts import HostFacts
 from pointsman.model.addresses import Cidr, Family
 from pointsman.model.findings import Finding
-from pointsman.model.host import HostFacts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName

@@ -14,12 +14,13 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from pointsman.errors import KernelError
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import netlink
 from pointsman.kernel.netlink import Message, NetlinkSocket, Reply
 from pointsman.model.addresses import Family, family_of
-from pointsman.model.host import Route
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
@@ -56,6 +57,18 @@ class InterfaceAddress(NamedTuple):
     address: bytes
     interface: int
     prefix: int
+
+
+class Route(msgspec.Struct, frozen=True):
+    """How this node reaches an address."""
+
+    error: str = ""
+    """Why the address is unreachable; empty when it is reachable."""
+    interface: str = ""
+    source: bytes = b""
+    """The source address of the node's own packets to it."""
+    local: bool = False
+    """It is an address of this node."""
 
 
 class RouteSocket:

@@ -24,8 +24,7 @@ from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.kube.timing import Retries, Timing
 from pointsman.kube.transport import Idle, RequestFailed, TooLarge, Transport
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity
-from pointsman.model.objects import KubeObject
-from pointsman.model.source_events import SourceEvent, Synced
+from pointsman.model.objects import KubeObject, SourceEvent, Synced
 from pointsman.obs.log import get_log
 
 _log = get_log(__name__)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-from pointsman.model.objects import KubeObject
-from pointsman.model.source_events import Delete, Upsert
+from pointsman.model.objects import Delete, KubeObject, Upsert
 
 
 class Mirror:

@@ -5,28 +5,53 @@ On sockets of its own, so that it can run on any thread and never waits for, or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
+
+import msgspec
 
 from pointsman.backends.netfilter.names import PROXY_TABLE, is_proxy_chain
 from pointsman.errors import KernelError, PointsmanError
 from pointsman.kernel.command import Commands
 from pointsman.kernel.iptables_programs import LEGACY, programs, variants_in_use
 from pointsman.kernel.nfnl import NftablesSocket
-from pointsman.kernel.rtnl import RouteSocket
+from pointsman.kernel.rtnl import Route, RouteSocket
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.machine.legacy_chains import chains_of
 from pointsman.machine.nft_chains import ChainReader
+from pointsman.machine.packet_filter import FilterChain
 from pointsman.machine.settings import LOOSE_TRACKING
 from pointsman.model.addresses import Family
-from pointsman.model.host import HostFacts, Route
-from pointsman.model.packet_filter import FilterChain
 
 Chains = dict[tuple[str, str], FilterChain]
 
 _FORWARDING: Final = {Family.IPV4: "net/ipv4/ip_forward", Family.IPV6: "net/ipv6/conf/all/forwarding"}
 _CONNTRACK: Final = "net/netfilter/nf_conntrack_"
 _STRICT: Final = 1
+
+
+class HostFacts(msgspec.Struct, frozen=True):
+    """What the host does with packets besides the rules of the proxy, for one IP family."""
+
+    family: Family
+    forwarding: bool | None = None
+    """None when unknown."""
+    not_forwarding: tuple[str, ...] = ()
+    """Interfaces whose incoming packets are not forwarded although forwarding is on."""
+    strict_reverse_path: frozenset[str] = frozenset()
+    """Interfaces that drop packets from addresses that are not reached through them."""
+    interface_addresses: Mapping[bytes, str] = {}
+    """The interface that has each of this node's addresses."""
+    routes: Mapping[bytes, Route] = {}
+    """To the requested addresses."""
+    chains: Mapping[tuple[str, str], FilterChain] = {}
+    """External base chains, and the chains they jump to, by table and name."""
+    conntrack_count: int | None = None
+    conntrack_max: int | None = None
+    conntrack_loose: bool | None = None
+    """Conntrack picks up TCP connections mid-stream."""
+    not_read: tuple[str, ...] = ()
+    """What could not be read, and why."""
 
 
 class HostReader(Protocol):

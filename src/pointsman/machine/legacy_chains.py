@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 
+from pointsman.machine import packet_filter as pf
 from pointsman.machine.nft_matches import NAME_LENGTH
 from pointsman.machine.nft_rules import TARGETS, unreadable
-from pointsman.model import packet_filter as pf
+from pointsman.machine.packet_filter import Action, FilterChain, FilterRule, Match, PacketField
 from pointsman.model.addresses import cidr_from_text, port_from_text
-from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, Match, PacketField
 from pointsman.model.service import Protocol
 
 _PRIORITIES = {
@@ -19,7 +19,7 @@ _PRIORITIES = {
     "filter": dict.fromkeys(("input", "forward", "output"), 0),
     "security": dict.fromkeys(("input", "forward", "output"), 50),
 }
-_VERDICTS = {"ACCEPT": Deed.ACCEPT, "DROP": Deed.DROP, "RETURN": Deed.RETURN}
+_VERDICTS = {"ACCEPT": Action.ACCEPT, "DROP": Action.DROP, "RETURN": Action.RETURN}
 _STATES = {
     "INVALID": pf.INVALID,
     "ESTABLISHED": pf.ESTABLISHED,
@@ -38,14 +38,14 @@ def chains_of(text: str, wanted: Callable[[str], bool]) -> dict[tuple[str, str],
     """
     found: dict[tuple[str, str], FilterChain] = {}
     table = ""
-    policies: dict[str, Deed] = {}
+    policies: dict[str, Action] = {}
     rules: dict[str, list[FilterRule]] = {}
     for line in text.splitlines():
         if line.startswith("*"):
             table, policies, rules = line[1:].strip(), {}, {}
         elif line.startswith(":"):
             name, word = line[1:].split()[:2]
-            policies[name] = Deed.DROP if word == "DROP" else Deed.ACCEPT
+            policies[name] = Action.DROP if word == "DROP" else Action.ACCEPT
         elif line.startswith("-A "):
             chain = line.split(" ", 2)[1]
             if wanted(chain):
@@ -68,7 +68,7 @@ def chains_of(text: str, wanted: Callable[[str], bool]) -> dict[tuple[str, str],
     return found
 
 
-def _understood(line: str, chains: dict[str, Deed]) -> FilterRule:
+def _understood(line: str, chains: dict[str, Action]) -> FilterRule:
     """A comment may hold a line break, which the save program prints as it is: the rest of the rule is on another line."""
     try:
         return _rule(shlex.split(line)[2:], chains)
@@ -76,20 +76,20 @@ def _understood(line: str, chains: dict[str, Deed]) -> FilterRule:
         return unreadable()
 
 
-def _rule(words: Sequence[str], chains: dict[str, Deed]) -> FilterRule:
+def _rule(words: Sequence[str], chains: dict[str, Action]) -> FilterRule:
     matches: list[Match] = []
-    deed, target = Deed.PASS, ""
+    action, target = Action.PASS, ""
     for option, negated, values in _options(words):
         if option in ("-j", "-g"):
             if values[0] in chains and values[0] not in _VERDICTS:
-                deed, target = Deed.JUMP if option == "-j" else Deed.GOTO, values[0]
+                action, target = Action.JUMP if option == "-j" else Action.GOTO, values[0]
             elif values[0] == "CT":
-                deed = Deed.UNTRACK if "--notrack" in words else Deed.PASS
+                action = Action.UNTRACK if "--notrack" in words else Action.PASS
             else:
-                deed = _VERDICTS.get(values[0]) or TARGETS.get(values[0], Deed.PASS)
+                action = _VERDICTS.get(values[0]) or TARGETS.get(values[0], Action.PASS)
             break
         matches += _matches(option, values, negated=negated)
-    return FilterRule(tuple(matches), deed, target)
+    return FilterRule(tuple(matches), action, target)
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, bool, list[str]]]:

@@ -10,8 +10,8 @@ from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, NftablesSocket, attributes_of
 from pointsman.machine.nft_rules import SetElement, understood, verdict_of
+from pointsman.machine.packet_filter import Action, FilterChain, FilterRule
 from pointsman.model.addresses import Family
-from pointsman.model.packet_filter import Deed, FilterChain, FilterRule
 
 HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 
@@ -82,7 +82,7 @@ class ChainReader:
                 kind=nla.text_of(found.get(nf.NFTA_CHAIN_TYPE, b"")),
                 hook=HOOKS[number],
                 priority=int.from_bytes(hook.get(nf.NFTA_HOOK_PRIORITY, b""), "big", signed=True),
-                policy=Deed.DROP if policy == nf.NF_DROP else Deed.ACCEPT,
+                policy=Action.DROP if policy == nf.NF_DROP else Action.ACCEPT,
             )
 
     def _elements(self, proto: int, table: str, name: str) -> list[SetElement] | None:
@@ -107,8 +107,8 @@ def _comment(userdata: bytes) -> str:
 
 def _element(item: dict[int, bytes]) -> SetElement:
     key = _value(item)
-    deed, target = verdict_of(nla.attributes(item.get(nf.NFTA_SET_ELEM_DATA, b"")))
-    return SetElement(key, key, deed, target)
+    action, target = verdict_of(nla.attributes(item.get(nf.NFTA_SET_ELEM_DATA, b"")))
+    return SetElement(key, key, action, target)
 
 
 def _ranges(items: Sequence[dict[int, bytes]]) -> list[SetElement]:

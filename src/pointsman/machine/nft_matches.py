@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pointsman.kernel import nf_tables as nf
-from pointsman.model import packet_filter as pf
+from pointsman.machine import packet_filter as pf
+from pointsman.machine.packet_filter import BIT_NAMES, Match, PacketField
 from pointsman.model.addresses import Cidr, Family, address_text
-from pointsman.model.packet_filter import BIT_WORDS, Match, PacketField
 from pointsman.model.service import Protocol
 
 NAME_LENGTH = 16
@@ -42,7 +42,7 @@ class Loaded(NamedTuple):
 def compared(held: Loaded, operation: int, value: bytes, family: Family) -> Match:
     """The register compared with a value."""
     negated = operation == nf.NFT_CMP_NEQ
-    if held.field in BIT_WORDS and len(value) == 4:
+    if held.field in BIT_NAMES and len(value) == 4:
         asked = int.from_bytes(held.mask or value, sys.byteorder)
         if held.mask and any(value):
             return Match(f"{held.text} of some kind")
@@ -64,7 +64,7 @@ def compared(held: Loaded, operation: int, value: bytes, family: Family) -> Matc
 
 
 def _of_bits(field: PacketField, bits: int, *, negated: bool = False) -> Match:
-    words = ",".join(word for bit, word in BIT_WORDS[field].items() if bits & bit) or f"0x{bits:x}"
+    words = ",".join(word for bit, word in BIT_NAMES[field].items() if bits & bit) or f"0x{bits:x}"
     return Match(f"{field.value} {'!= ' if negated else ''}{words}", field, bits=bits, negated=negated)
 
 
@@ -76,7 +76,7 @@ def within(
     if field is None:
         mask = f" & {_hex(held.mask)}" if held.mask else ""
         return Match(f"{held.text}{mask} {'!= ' if negated else ''}{_hex(ranges[0][0])}")
-    if field in BIT_WORDS:
+    if field in BIT_NAMES:
         bits = 0
         for low, _ in ranges:
             bits |= int.from_bytes(low, sys.byteorder)

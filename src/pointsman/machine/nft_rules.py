@@ -1,4 +1,4 @@
-"""nf_tables rules that others wrote, from the kernel's expressions to matches and deeds. Does no I/O.
+"""nf_tables rules that others wrote, from the kernel's expressions to matches and actions. Does no I/O.
 
 Addresses, ports, interfaces and connection states are understood, in nft's own expressions and in the common
 extensions of iptables. Everything else becomes a match of unknown outcome.
@@ -22,8 +22,8 @@ from pointsman.machine.nft_matches import (
     value_length,
     within,
 )
+from pointsman.machine.packet_filter import BIT_NAMES, Action, FilterRule, Match, PacketField
 from pointsman.model.addresses import Family
-from pointsman.model.packet_filter import BIT_WORDS, Deed, FilterRule, Match, PacketField
 
 _ADDRESSES = {
     Family.IPV4: {12: PacketField.SOURCE, 16: PacketField.DESTINATION},
@@ -39,32 +39,32 @@ _META = {
 _META_WORDS = {nf.NFT_META_MARK: "mark", nf.NFT_META_IIF: "iif", nf.NFT_META_OIF: "oif"}
 _CT = {nf.NFT_CT_STATE: PacketField.CT_STATE, nf.NFT_CT_STATUS: PacketField.CT_STATUS}
 TARGETS = {
-    "REJECT": Deed.REJECT,
-    "MASQUERADE": Deed.SOURCE_NAT,
-    "SNAT": Deed.SOURCE_NAT,
-    "DNAT": Deed.DESTINATION_NAT,
-    "REDIRECT": Deed.DESTINATION_NAT,
-    "NOTRACK": Deed.UNTRACK,
-    "TPROXY": Deed.UNKNOWN,
-    "NFQUEUE": Deed.UNKNOWN,
+    "REJECT": Action.REJECT,
+    "MASQUERADE": Action.SOURCE_NAT,
+    "SNAT": Action.SOURCE_NAT,
+    "DNAT": Action.DESTINATION_NAT,
+    "REDIRECT": Action.DESTINATION_NAT,
+    "NOTRACK": Action.UNTRACK,
+    "TPROXY": Action.UNKNOWN,
+    "NFQUEUE": Action.UNKNOWN,
 }
 """Of iptables; those not named here let the packet pass on."""
 _STATEMENTS = {
-    "reject": Deed.REJECT,
-    "masq": Deed.SOURCE_NAT,
-    "redir": Deed.DESTINATION_NAT,
-    "notrack": Deed.UNTRACK,
-    "queue": Deed.UNKNOWN,
-    "tproxy": Deed.UNKNOWN,
+    "reject": Action.REJECT,
+    "masq": Action.SOURCE_NAT,
+    "redir": Action.DESTINATION_NAT,
+    "notrack": Action.UNTRACK,
+    "queue": Action.UNKNOWN,
+    "tproxy": Action.UNKNOWN,
 }
 _WITHOUT_EFFECT = frozenset(("counter", "log", "last", "objref", "flow_offload", "dup", "byteorder"))
 _VERDICTS = {
-    nf.NF_DROP: Deed.DROP,
-    nf.NF_ACCEPT: Deed.ACCEPT,
-    nf.NFT_JUMP & 0xFFFFFFFF: Deed.JUMP,
-    nf.NFT_GOTO & 0xFFFFFFFF: Deed.GOTO,
-    nf.NFT_RETURN & 0xFFFFFFFF: Deed.RETURN,
-    nf.NFT_CONTINUE & 0xFFFFFFFF: Deed.PASS,
+    nf.NF_DROP: Action.DROP,
+    nf.NF_ACCEPT: Action.ACCEPT,
+    nf.NFT_JUMP & 0xFFFFFFFF: Action.JUMP,
+    nf.NFT_GOTO & 0xFFFFFFFF: Action.GOTO,
+    nf.NFT_RETURN & 0xFFFFFFFF: Action.RETURN,
+    nf.NFT_CONTINUE & 0xFFFFFFFF: Action.PASS,
 }
 _ANONYMOUS = "__"
 """How the kernel's names of sets begin that are part of a rule."""
@@ -76,7 +76,7 @@ class SetElement(NamedTuple):
 
     low: bytes
     high: bytes
-    deed: Deed = Deed.PASS
+    action: Action = Action.PASS
     target: str = ""
 
 
@@ -97,16 +97,16 @@ def rules_of(
     matches = tuple(decoder.matches)
     if decoder.branches:
         return [
-            FilterRule((*matches, branch), element.deed, element.target, handle, comment)
+            FilterRule((*matches, branch), element.action, element.target, handle, comment)
             for branch, element in decoder.branches
         ]
-    return [FilterRule(matches, decoder.deed, decoder.target, handle, comment or decoder.comment)]
+    return [FilterRule(matches, decoder.action, decoder.target, handle, comment or decoder.comment)]
 
 
 def understood(
     expressions: bytes, family: Family, elements: Elements, handle: int = 0, comment: str = ""
 ) -> list[FilterRule]:
-    """As `rules_of`; a rule that surprises us is one of unknown conditions and deed."""
+    """As `rules_of`; a rule that surprises us is one of unknown conditions and action."""
     try:
         return rules_of(expressions, family, elements, handle, comment)
     except KernelError:
@@ -117,7 +117,7 @@ def understood(
 
 def unreadable(handle: int = 0, comment: str = "") -> FilterRule:
     """What stands for a rule that surprises us."""
-    return FilterRule((Match("a rule that cannot be read"),), Deed.UNKNOWN, "", handle, comment)
+    return FilterRule((Match("a rule that cannot be read"),), Action.UNKNOWN, "", handle, comment)
 
 
 class _Decoder:
@@ -129,7 +129,7 @@ class _Decoder:
         self._registers: dict[int, Loaded] = {}
         self.matches: list[Match] = []
         self.branches: list[tuple[Match, SetElement]] = []
-        self.deed = Deed.PASS
+        self.action = Action.PASS
         self.target = ""
         self.comment = ""
 
@@ -138,7 +138,7 @@ class _Decoder:
         if handler is not None:
             handler(data)
         elif name in _STATEMENTS:
-            self.deed = _STATEMENTS[name]
+            self.action = _STATEMENTS[name]
         elif name not in _WITHOUT_EFFECT:
             self._load(_number(data.get(1)), Loaded(None, name))
             if name in ("limit", "quota", "connlimit", "dynset"):
@@ -211,7 +211,7 @@ class _Decoder:
                 self._load(_number(data[nf.NFTA_LOOKUP_DREG]), Loaded(None, f"map @{name}"))
             elif not usable or found is None:
                 self.matches.append(Match(f"{held.text} in map @{name}"))
-                self.deed = Deed.UNKNOWN
+                self.action = Action.UNKNOWN
             else:
                 self.branches = [
                     (within(held, ((element.low, element.high),), self._family), element) for element in found
@@ -233,21 +233,21 @@ class _Decoder:
         """Whether a key is this one field, and not several fields put together."""
         if held.field is None:
             return False
-        length = 4 if held.field in BIT_WORDS else value_length(held.field, self._family)
+        length = 4 if held.field in BIT_NAMES else value_length(held.field, self._family)
         return len(element.low) == length
 
     def _take_immediate(self, data: Mapping[int, bytes]) -> None:
         if _number(data.get(nf.NFTA_IMMEDIATE_DREG)) == nf.NFT_REG_VERDICT:
-            self.deed, self.target = verdict_of(nla.attributes(data.get(nf.NFTA_IMMEDIATE_DATA, b"")))
+            self.action, self.target = verdict_of(nla.attributes(data.get(nf.NFTA_IMMEDIATE_DATA, b"")))
 
     def _take_nat(self, data: Mapping[int, bytes]) -> None:
         source = _number(data.get(nf.NFTA_NAT_TYPE)) == nf.NFT_NAT_SNAT
-        self.deed = Deed.SOURCE_NAT if source else Deed.DESTINATION_NAT
+        self.action = Action.SOURCE_NAT if source else Action.DESTINATION_NAT
 
     def _take_target(self, data: Mapping[int, bytes]) -> None:
         name, info = nla.text_of(data.get(nf.NFTA_TARGET_NAME, b"")), data.get(nf.NFTA_TARGET_INFO, b"")
         untracks = name == "CT" and bool(info[:1]) and bool(info[0] & 1)
-        self.deed = Deed.UNTRACK if untracks else TARGETS.get(name, Deed.PASS)
+        self.action = Action.UNTRACK if untracks else TARGETS.get(name, Action.PASS)
 
     def _take_match(self, data: Mapping[int, bytes]) -> None:
         name, info = nla.text_of(data.get(nf.NFTA_MATCH_NAME, b"")), data.get(nf.NFTA_MATCH_INFO, b"")
@@ -262,15 +262,15 @@ class _Decoder:
             )
 
 
-def verdict_of(data: Mapping[int, bytes]) -> tuple[Deed, str]:
-    """The deed and the chain it leads to, from the attributes of a value that is a verdict."""
+def verdict_of(data: Mapping[int, bytes]) -> tuple[Action, str]:
+    """The action and the chain it leads to, from the attributes of a value that is a verdict."""
     return verdict_in(nla.attributes(data.get(nf.NFTA_DATA_VERDICT, b"")))
 
 
-def verdict_in(parts: Mapping[int, bytes]) -> tuple[Deed, str]:
+def verdict_in(parts: Mapping[int, bytes]) -> tuple[Action, str]:
     """The same from the attributes of the verdict itself."""
-    deed = _VERDICTS.get(_number(parts.get(nf.NFTA_VERDICT_CODE)), Deed.UNKNOWN)
-    return deed, nla.text_of(parts.get(nf.NFTA_VERDICT_CHAIN, b""))
+    action = _VERDICTS.get(_number(parts.get(nf.NFTA_VERDICT_CODE)), Action.UNKNOWN)
+    return action, nla.text_of(parts.get(nf.NFTA_VERDICT_CHAIN, b""))
 
 
 def _number(data: bytes | None) -> int:

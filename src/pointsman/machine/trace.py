@@ -27,8 +27,8 @@ from pointsman.kernel import nft_wire as w
 from pointsman.kernel.netlink import Answer, Message, NetlinkSocket
 from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, BatchRefused, NftablesSocket, nftables_message
 from pointsman.machine.nft_rules import verdict_in
+from pointsman.machine.packet_filter import Action
 from pointsman.model.addresses import Family, host_port_text
-from pointsman.model.packet_filter import Deed
 from pointsman.model.service import Protocol
 
 _PRIORITY: Final = -350
@@ -70,7 +70,7 @@ class TraceEvent(msgspec.Struct, frozen=True):
     chain: str
     handle: int
     """Of the rule; 0 for the policy or the end of a chain."""
-    deed: Deed
+    action: Action
     target: str = ""
     by_policy: bool = False
     header: Header | None = None
@@ -222,17 +222,17 @@ def event_of(answer: Answer) -> TraceEvent | None:
     by_policy = kind == nf.NFT_TRACETYPE_POLICY
     if by_policy:
         dropped = _number(found, nf.NFTA_TRACE_POLICY) == nf.NF_DROP
-        deed, target = Deed.DROP if dropped else Deed.ACCEPT, ""
+        action, target = Action.DROP if dropped else Action.ACCEPT, ""
     elif kind == nf.NFT_TRACETYPE_RETURN:
-        deed, target = Deed.RETURN, ""
+        action, target = Action.RETURN, ""
     else:
-        deed, target = verdict_in(nla.attributes(found.get(nf.NFTA_TRACE_VERDICT, b"")))
+        action, target = verdict_in(nla.attributes(found.get(nf.NFTA_TRACE_VERDICT, b"")))
     return TraceEvent(
         packet=_number(found, nf.NFTA_TRACE_ID),
         table=f"{FAMILY_KEYWORDS.get(answer.payload[0], '?')} {nla.text_of(found.get(nf.NFTA_TRACE_TABLE, b''))}",
         chain=nla.text_of(found.get(nf.NFTA_TRACE_CHAIN, b"")),
         handle=_number(found, nf.NFTA_TRACE_RULE_HANDLE),
-        deed=deed,
+        action=action,
         target=target,
         by_policy=by_policy,
         header=_header(

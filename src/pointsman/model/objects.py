@@ -237,3 +237,26 @@ class ServiceCIDR(msgspec.Struct, frozen=True, gc=False):
 
 
 KubeObject = Service | EndpointSlice | Node | ServiceCIDR
+
+
+class Upsert(msgspec.Struct, frozen=True, gc=False):
+    """An object was added or changed."""
+
+    object: KubeObject
+
+
+class Delete(msgspec.Struct, frozen=True, gc=False):
+    """An object is gone; `kind` is the struct's name (Service, EndpointSlice, Node, ServiceCIDR)."""
+
+    kind: type[KubeObject]
+    key: str
+
+
+class Synced(msgspec.Struct, frozen=True, gc=False):
+    """The initial list of this kind has been delivered completely."""
+
+    kind: type[KubeObject]
+
+
+SourceEvent = Upsert | Delete | Synced
+"""What every source yields; a relist yields only the differences."""

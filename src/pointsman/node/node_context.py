@@ -10,10 +10,8 @@ from pointsman.backends import mode_named
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Cidr, Family, cidr_from_text
 from pointsman.model.balancing import DEFAULT_BALANCING, BalancingDefaults, Capabilities, Scheduler
-from pointsman.model.local_traffic import build_local_detector
 from pointsman.model.node import NodeFacts
-from pointsman.model.node_context import NodeContext
-from pointsman.model.node_ports import node_port_addresses
+from pointsman.model.node_context import NodeContext, build_local_detector, resolve_node_port_addresses
 
 
 def node_context(
@@ -42,7 +40,7 @@ def node_context(
             bridge_interface=config.detect_local.bridge_interface,
             interface_prefix=config.detect_local.interface_name_prefix,
         ),
-        node_port_addresses=node_port_addresses(
+        node_port_addresses=resolve_node_port_addresses(
             config.node_port_addresses,
             family,
             node_ips=node_ips,

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from pointsman.model.addresses import Family, address_text
-from pointsman.model.labels import ServiceLabels
-from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
+from pointsman.model.objects import (
+    Delete,
+    EndpointSlice,
+    KubeObject,
+    Node,
+    Service,
+    ServiceCIDR,
+    SourceEvent,
+    Synced,
+    Upsert,
+)
 from pointsman.model.service_findings import ServiceFindings
-from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
 from pointsman.model.tracker import Tracker
 from pointsman.node.family import FamilyProxy
 from pointsman.node.health import ProxyHealth
@@ -16,6 +24,7 @@ from pointsman.node.start import Start
 from pointsman.node.state import NodeState
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics
+from pointsman.report.labels import ServiceLabels
 
 _log = get_log(__name__)
 

@@ -18,8 +18,7 @@ from pointsman.config.gates import effective_gates
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError, KernelError, PointsmanError
 from pointsman.model.addresses import Family
-from pointsman.model.objects import KubeObject, Meta, Node
-from pointsman.model.source_events import Upsert
+from pointsman.model.objects import KubeObject, Meta, Node, Upsert
 from pointsman.model.tracker import Tracker
 from pointsman.node.checks import find_unserved_families
 from pointsman.node.family import FamilyProxy, PeriodicComparison

@@ -18,8 +18,17 @@ import msgspec
 from pointsman.conditions import Blocks, Condition
 from pointsman.explain.report import Explanation
 from pointsman.explain.target import Target, target_from_text
-from pointsman.model import probe_service
 from pointsman.model.addresses import Family, address_from_text, address_text, family_of, find_unusable_reason
+from pointsman.model.objects import (
+    SERVICE_NAME_LABEL,
+    EndpointSlice,
+    Meta,
+    Service,
+    ServicePortSpec,
+    ServiceSpec,
+    SliceEndpoint,
+    SlicePort,
+)
 from pointsman.node.proxy import Proxy
 from pointsman.obs.log import get_log
 
@@ -33,6 +42,14 @@ _CAUSE_LASTS: Final = 60.0
 Explain = Callable[[Target], Awaitable[Explanation]]
 
 _log = get_log(__name__)
+
+PROBE_NAMESPACE = "pointsman.dev"
+"""No namespace of a cluster can have a dot in its name, so no Service of others is ever meant."""
+PROBE_NAME = "datapath-probe"
+PROBE_KEY = f"{PROBE_NAMESPACE}/{PROBE_NAME}"
+PROBE_PORT = 7
+_LATEST_CREATION_TIME = "9999-12-31T23:59:59Z"
+"""The older Service wins a contested address: any other."""
 
 
 class _Echo(msgspec.Struct):
@@ -85,7 +102,7 @@ class SelfProbe:
         """Never returns; a probe that cannot be made counts as one that failed."""
         if not self._addresses:
             await asyncio.Event().wait()
-        self._proxy.add(probe_service.probe_service(self._addresses.values()))
+        self._proxy.add(build_probe_service(self._addresses.values()))
         try:
             while True:
                 for family in self._addresses:
@@ -127,7 +144,7 @@ class SelfProbe:
 
     def _rules_awaited(self, family: Family) -> bool:
         """Whether the rules of the probe's own Service are on their way; other Services may change all the time."""
-        return self._proxy.families[family].has_pending(probe_service.KEY)
+        return self._proxy.families[family].has_pending(PROBE_KEY)
 
     async def _listen(self, family: Family) -> None:
         """Have a listener at an address of the node; a new one when that address is gone."""
@@ -144,14 +161,14 @@ class SelfProbe:
         server = await asyncio.start_server(self._echo, address_text(usable), 0)
         port = server.sockets[0].getsockname()[1]
         self._echoes[family] = _Echo(usable, server, port)
-        self._proxy.add(probe_service.probe_slice(family, usable, port, self._proxy.node.name))
+        self._proxy.add(build_probe_slice(family, usable, port, self._proxy.node.name))
 
     async def _connection_trouble(self, family: Family) -> str:
         place = address_text(self._addresses[family])
         question = os.urandom(_QUESTION_BYTES)
         try:
             async with asyncio.timeout(self._patience):
-                reader, writer = await asyncio.open_connection(place, probe_service.PORT)
+                reader, writer = await asyncio.open_connection(place, PROBE_PORT)
                 try:
                     writer.write(question)
                     answer = await reader.readexactly(_QUESTION_BYTES)
@@ -194,7 +211,7 @@ class SelfProbe:
         return known.words
 
     async def _cause_found(self, family: Family) -> str:
-        explanation = await self._explain(target_from_text(probe_service.KEY))
+        explanation = await self._explain(target_from_text(PROBE_KEY))
         ports = [port for port in explanation.ports if port.family == family.value]
         causes = (*explanation.causes, *(cause for port in ports for cause in port.causes))
         for cause in sorted(causes, key=lambda cause: not cause.fatal):
@@ -202,3 +219,23 @@ class SelfProbe:
         if any(port.kernel.differences for port in ports):
             return "likely cause: the kernel does not hold our rules as written"
         return "no cause is seen in our rules or on this host; does a route lead to that address?"
+
+
+def build_probe_service(addresses: Iterable[bytes]) -> Service:
+    """The Service with these cluster IPs, at most one of each IP family."""
+    texts = [address_text(address) for address in addresses]
+    return Service(
+        Meta(name=PROBE_NAME, namespace=PROBE_NAMESPACE, creation_timestamp=_LATEST_CREATION_TIME),
+        ServiceSpec(cluster_ip=texts[0], cluster_ips=texts, ports=[ServicePortSpec(port=PROBE_PORT)]),
+    )
+
+
+def build_probe_slice(family: Family, endpoint: bytes, port: int, node: str) -> EndpointSlice:
+    """Its only endpoint: this process, at an address of the node's own."""
+    meta = Meta(
+        name=f"{PROBE_NAME}-{family.value.lower()}",
+        namespace=PROBE_NAMESPACE,
+        labels={SERVICE_NAME_LABEL: PROBE_NAME},
+    )
+    only = SliceEndpoint(addresses=[address_text(endpoint)], node_name=node)
+    return EndpointSlice(meta, family.value, [only], [SlicePort(name="", protocol="TCP", port=port)])

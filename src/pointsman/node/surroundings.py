@@ -8,7 +8,7 @@ from typing import Protocol
 from pointsman.kube.event_recorder import EventRecorder, ObjectReference, node_reference
 from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
-from pointsman.model.source_events import SourceEvent
+from pointsman.model.objects import SourceEvent
 
 SYNCING, LISTENING = "SyncProxyRules", "Listen"
 """Actions of events, as kube-proxy names them."""

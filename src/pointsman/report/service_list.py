@@ -10,9 +10,9 @@ import msgspec
 from pointsman.explain.verdict import WORST_FIRST, Verdict, port_verdict
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import host_port_text
-from pointsman.model.labels import Selector, ServiceLabels, selected, selector_from_text, selector_text
 from pointsman.model.plan import FrontendKind
 from pointsman.model.service import ServicePortName
+from pointsman.report.labels import Selector, ServiceLabels, selected, selector_from_text, selector_text
 from pointsman.report.overview import FrontendRow, ServiceRow, endpoint_rows, service_row
 from pointsman.screen import PLAIN, Screen, Table, Tone, laid_out
 

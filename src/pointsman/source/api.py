@@ -13,7 +13,7 @@ from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, R
 from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.kube.timing import Timing
 from pointsman.kube.transport import Transport
-from pointsman.model.source_events import SourceEvent
+from pointsman.model.objects import SourceEvent
 
 _QUEUE_LIMIT = 128
 """Bounds the memory of a burst: a consumer that falls behind makes the watches wait, and TCP the server."""

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from pointsman.files import Signature, read_file, signature_from
 from pointsman.model.findings import Code, Finding, ObjectReference
-from pointsman.model.objects import KubeObject, Node
-from pointsman.model.source_events import Delete, SourceEvent, Upsert
+from pointsman.model.objects import Delete, KubeObject, Node, SourceEvent, Upsert
 from pointsman.source.documents import LISTED_AT_MOST, Parsed, parse, rejected, unreadable_file
 from pointsman.text import escape
 

@@ -12,8 +12,7 @@ from pointsman.daemon_thread import run_in_daemon_thread
 from pointsman.kernel.path_watch import path_changes
 from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.model.findings import Finding
-from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
-from pointsman.model.source_events import SourceEvent, Synced
+from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR, SourceEvent, Synced
 from pointsman.source.manifest_files import ManifestFiles, Reading
 from pointsman.wording.findings import render_finding
 

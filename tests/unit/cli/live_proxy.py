@@ -14,9 +14,10 @@ from tests.harness.assembled import Assembly
 
 from pointsman.app.control_handlers import control_routes, page_data_routes
 from pointsman.conditions import Condition
+from pointsman.kernel.rtnl import Route
 from pointsman.kube.status import WatchStatus
+from pointsman.machine.host_facts import HostFacts
 from pointsman.model.addresses import Family
-from pointsman.model.host import HostFacts, Route
 from pointsman.model.node import find_host_ips
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.node.inspector import Inspector

@@ -12,8 +12,8 @@ from tests.unit.explain.explaining import asked, codes, only_port, view_of
 from pointsman.explain.balancing import balancing_words
 from pointsman.explain.report import Explanation
 from pointsman.explain.text import explanation_text
+from pointsman.machine.host_facts import HostFacts
 from pointsman.model.addresses import Family
-from pointsman.model.host import HostFacts
 from pointsman.report.overview import service_page
 from pointsman.report.service_list import list_text
 

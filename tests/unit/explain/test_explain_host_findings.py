@@ -10,10 +10,11 @@ from tests.unit.explain.explaining import asked, codes, view_of
 from pointsman.explain.report import Explanation
 from pointsman.explain.rule_walk import Fate, Packet, fates, judged
 from pointsman.explain.text import explanation_text
+from pointsman.kernel.rtnl import Route
+from pointsman.machine.host_facts import HostFacts
 from pointsman.machine.legacy_chains import chains_of
+from pointsman.machine.packet_filter import Action, FilterChain, FilterRule, Match, PacketField
 from pointsman.model.addresses import Family
-from pointsman.model.host import HostFacts, Route
-from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, Match, PacketField
 
 POD = factory.packed("10.244.1.5")
 CLEAR = HostFacts(Family.IPV4, forwarding=True, routes={POD: Route(interface="eth0")})
@@ -100,17 +101,19 @@ NO = Match("dport 1", PacketField.DESTINATION_PORT, ((b"\0\1", b"\0\1"),))
 PERHAPS = Match("mark 1")
 
 
-def rule(deed: Deed, *matches: Match, to: str = "") -> FilterRule:
-    return FilterRule(matches, deed, to)
+def rule(action: Action, *matches: Match, to: str = "") -> FilterRule:
+    return FilterRule(matches, action, to)
 
 
-def dropped(*rules: FilterRule, policy: Deed = Deed.ACCEPT, sub: tuple[FilterRule, ...] = ()) -> Fate | None:
+def dropped(
+    *rules: FilterRule, policy: Action = Action.ACCEPT, sub: tuple[FilterRule, ...] = ()
+) -> Fate | None:
     chain = FilterChain("inet fw", "c", rules, "filter", "forward", policy=policy)
     chains = {("inet fw", "c"): chain, ("inet fw", "sub"): FilterChain("inet fw", "sub", sub)}
-    return judged(fates(chain, chains, TO_PORT), frozenset((Deed.DROP,)))
+    return judged(fates(chain, chains, TO_PORT), frozenset((Action.DROP,)))
 
 
-D, A, R, J, G = Deed.DROP, Deed.ACCEPT, Deed.RETURN, Deed.JUMP, Deed.GOTO
+D, A, R, J, G = Action.DROP, Action.ACCEPT, Action.RETURN, Action.JUMP, Action.GOTO
 
 
 @pytest.mark.parametrize(
@@ -139,11 +142,11 @@ D, A, R, J, G = Deed.DROP, Deed.ACCEPT, Deed.RETURN, Deed.JUMP, Deed.GOTO
         ([rule(J, to="elsewhere"), rule(D)], A, [], False),
         ([rule(G, to="sub"), rule(D)], A, [], None),
         ([rule(G, to="sub")], D, [rule(A, NO)], True),
-        ([rule(Deed.UNTRACK, YES)], D, [], True),
+        ([rule(Action.UNTRACK, YES)], D, [], True),
     ],
 )
 def test_rules_are_followed_as_far_as_they_can_be_foreseen(
-    rules: list[FilterRule], policy: Deed, sub: list[FilterRule], certain: bool | None
+    rules: list[FilterRule], policy: Action, sub: list[FilterRule], certain: bool | None
 ) -> None:
     fate = dropped(*rules, policy=policy, sub=tuple(sub))
     assert (fate.certain if fate else None) is certain
@@ -169,15 +172,15 @@ COMMIT
     chains = chains_of(text, lambda name: name != "KUBE-SVC-X")
     assert ("legacy filter", "KUBE-SVC-X") not in chains
     forward, guard = chains["legacy filter", "FORWARD"], chains["legacy filter", "guard"]
-    assert (forward.hook, forward.policy, guard.hook) == ("forward", Deed.DROP, "")
+    assert (forward.hook, forward.policy, guard.hook) == ("forward", Action.DROP, "")
     assert [entry.text for entry in forward.rules] == [
         "--ctstate RELATED,ESTABLISHED accept",
         "! -s 10.0.0.0/8 -i eth+ -p tcp --dport 80:90 goto guard",
     ]
     assert [match.field is None for match in guard.rules[0].matches] == [True]
-    assert [entry.deed for entry in guard.rules] == [Deed.REJECT, Deed.PASS]
+    assert [entry.action for entry in guard.rules] == [Action.REJECT, Action.PASS]
     raw = chains["legacy raw", "PREROUTING"]
-    assert (raw.priority, raw.rules[0].deed) == (-300, Deed.UNTRACK)
+    assert (raw.priority, raw.rules[0].action) == (-300, Action.UNTRACK)
 
 
 def test_a_legacy_rule_that_is_spread_over_two_lines_is_one_that_cannot_be_read() -> None:
@@ -189,7 +192,7 @@ second line" -j DROP
 COMMIT
 """
     rules = chains_of(text, lambda _name: True)["legacy filter", "INPUT"].rules
-    assert [rule.deed for rule in rules] == [Deed.UNKNOWN, Deed.ACCEPT]
+    assert [rule.action for rule in rules] == [Action.UNKNOWN, Action.ACCEPT]
 
 
 def test_rules_that_branch_at_every_step_are_followed_so_far_and_no_further() -> None:
@@ -198,12 +201,12 @@ def test_rules_that_branch_at_every_step_are_followed_so_far_and_no_further() ->
         ("ip others", f"step{number}"): FilterChain(
             "ip others",
             f"step{number}",
-            tuple(FilterRule(perhaps, Deed.JUMP, f"step{number + 1}") for _ in range(5)),
+            tuple(FilterRule(perhaps, Action.JUMP, f"step{number + 1}") for _ in range(5)),
         )
         for number in range(15)
     }
-    ladder["ip others", "step15"] = FilterChain("ip others", "step15", (FilterRule(perhaps, Deed.DROP),))
-    base = FilterChain("ip others", "in", (FilterRule((), Deed.JUMP, "step0"),), "filter", "input")
+    ladder["ip others", "step15"] = FilterChain("ip others", "step15", (FilterRule(perhaps, Action.DROP),))
+    base = FilterChain("ip others", "in", (FilterRule((), Action.JUMP, "step0"),), "filter", "input")
     found = fates(base, ladder, Packet({}))
-    assert {fate.deed for fate in found} == {Deed.DROP, Deed.ACCEPT}
+    assert {fate.action for fate in found} == {Action.DROP, Action.ACCEPT}
     assert not any(fate.certain for fate in found)

@@ -8,8 +8,8 @@ import pytest
 
 from pointsman.explain.report import Explanation
 from pointsman.explain.trace import TraceReport, report_of
+from pointsman.machine.packet_filter import Action, FilterChain, FilterRule, Match
 from pointsman.machine.trace import Header, TraceEvent
-from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, Match
 
 HEADER = Header("10.0.0.1:4000", "10.96.0.1:80")
 TABLE, CHAIN = "inet firewall", "guard"
@@ -21,56 +21,61 @@ def report(events: Sequence[TraceEvent], *rules: FilterRule) -> TraceReport:
     return report_of("a packet", events, chains, {}, nothing)
 
 
-def event(deed: Deed, *, by_policy: bool = False, handle: int = 7, target: str = "") -> TraceEvent:
-    return TraceEvent(1, TABLE, CHAIN, handle, deed, target, by_policy, HEADER)
+def event(action: Action, *, by_policy: bool = False, handle: int = 7, target: str = "") -> TraceEvent:
+    return TraceEvent(1, TABLE, CHAIN, handle, action, target, by_policy, HEADER)
 
 
 @pytest.mark.parametrize(
-    ("deed", "rule", "by_policy", "result"),
+    ("action", "rule", "by_policy", "result"),
     [
-        (Deed.DROP, Deed.DROP, False, "dropped in chain guard of table inet firewall, by its rule `tcp`"),
-        (Deed.DROP, Deed.REJECT, False, "rejected in chain guard of table inet firewall, by its rule `tcp`"),
-        (Deed.DROP, Deed.ACCEPT, True, "dropped by the policy of chain guard of table inet firewall"),
+        (Action.DROP, Action.DROP, False, "dropped in chain guard of table inet firewall, by its rule `tcp`"),
+        (
+            Action.DROP,
+            Action.REJECT,
+            False,
+            "rejected in chain guard of table inet firewall, by its rule `tcp`",
+        ),
+        (Action.DROP, Action.ACCEPT, True, "dropped by the policy of chain guard of table inet firewall"),
     ],
 )
 def test_what_ends_a_packet_is_named_with_its_place(
-    deed: Deed, rule: Deed, by_policy: bool, result: str
+    action: Action, rule: Action, by_policy: bool, result: str
 ) -> None:
-    found = report([event(deed, by_policy=by_policy)], FilterRule((Match("tcp"),), rule, handle=7))
+    found = report([event(action, by_policy=by_policy)], FilterRule((Match("tcp"),), rule, handle=7))
     assert not found.passed
     assert found.result == result
 
 
 @pytest.mark.parametrize(
-    ("deed", "rule", "verdict"),
+    ("action", "rule", "verdict"),
     [
-        (Deed.ACCEPT, Deed.ACCEPT, "accepted by this chain"),
-        (Deed.ACCEPT, Deed.DESTINATION_NAT, "destination translated"),
-        (Deed.ACCEPT, Deed.SOURCE_NAT, "source translated"),
-        (Deed.JUMP, Deed.JUMP, "to chain next"),
-        (Deed.GOTO, Deed.GOTO, "to chain next"),
-        (Deed.RETURN, Deed.RETURN, "back"),
-        (Deed.PASS, Deed.PASS, "goes on"),
-        (Deed.UNKNOWN, Deed.UNKNOWN, "something unknown"),
+        (Action.ACCEPT, Action.ACCEPT, "accepted by this chain"),
+        (Action.ACCEPT, Action.DESTINATION_NAT, "destination translated"),
+        (Action.ACCEPT, Action.SOURCE_NAT, "source translated"),
+        (Action.JUMP, Action.JUMP, "to chain next"),
+        (Action.GOTO, Action.GOTO, "to chain next"),
+        (Action.RETURN, Action.RETURN, "back"),
+        (Action.PASS, Action.PASS, "goes on"),
+        (Action.UNKNOWN, Action.UNKNOWN, "something unknown"),
     ],
 )
-def test_other_deeds_let_the_packet_pass(deed: Deed, rule: Deed, verdict: str) -> None:
-    found = report([event(deed, target="next")], FilterRule((), rule, handle=7))
+def test_other_deeds_let_the_packet_pass(action: Action, rule: Action, verdict: str) -> None:
+    found = report([event(action, target="next")], FilterRule((), rule, handle=7))
     assert found.passed
     assert [step.verdict for step in found.stages[0].steps] == [verdict]
     masked = "its source became the node's when it left (chain guard)"
-    assert (masked in found.result) == (rule is Deed.SOURCE_NAT)
+    assert (masked in found.result) == (rule is Action.SOURCE_NAT)
 
 
 def test_a_policy_that_accepts_and_the_end_of_a_chain_are_no_steps() -> None:
-    found = report([event(Deed.ACCEPT, by_policy=True), event(Deed.RETURN, handle=0)])
+    found = report([event(Action.ACCEPT, by_policy=True), event(Action.RETURN, handle=0)])
     assert found.passed
     assert [stage.steps for stage in found.stages] == [()]
 
 
 def test_the_packet_of_a_foreign_table_with_a_like_name_is_followed() -> None:
-    ours = TraceEvent(1, "ip pointsman-trace", "output", 1, Deed.PASS)
-    foreign = TraceEvent(2, "ip my-pointsman-trace", "output", 1, Deed.DROP, header=HEADER)
+    ours = TraceEvent(1, "ip pointsman-trace", "output", 1, Action.PASS)
+    foreign = TraceEvent(2, "ip my-pointsman-trace", "output", 1, Action.DROP, header=HEADER)
     found = report([ours, foreign])
     assert not found.passed
     assert [step.table for stage in found.stages for step in stage.steps] == ["ip my-pointsman-trace"]

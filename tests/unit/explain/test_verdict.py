@@ -13,7 +13,7 @@ from pointsman.config.types import KubeProxyConfiguration
 from pointsman.explain.answer import explain
 from pointsman.explain.target import target_from_text
 from pointsman.explain.verdict import Verdict, port_verdict
-from pointsman.model.labels import ServiceLabels
+from pointsman.report.labels import ServiceLabels
 from pointsman.report.service_list import ListQuery, service_list
 from pointsman.source.manifest_files import load_objects
 

@@ -12,8 +12,7 @@ from tests.fake.skipping_clock import SkippingClock
 from pointsman.kube.access import Access
 from pointsman.kube.timing import Timing
 from pointsman.kube.transport import Transport
-from pointsman.model.objects import Service
-from pointsman.model.source_events import Delete, SourceEvent, Upsert
+from pointsman.model.objects import Delete, Service, SourceEvent, Upsert
 from pointsman.source.api import ApiSource
 
 

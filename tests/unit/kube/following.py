@@ -18,7 +18,7 @@ from pointsman.kube.status import WatchStatus
 from pointsman.kube.timing import Timing
 from pointsman.kube.transport import LARGEST_BODY, Transport
 from pointsman.model.findings import Finding
-from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
+from pointsman.model.objects import Delete, SourceEvent, Synced, Upsert
 
 
 class Follower:

@@ -10,8 +10,7 @@ from tests.harness.kube_objects import endpoint_slice, service
 from tests.unit.kube.following import both_ways, eventually, following, given_up
 
 from pointsman.kube.resources import ENDPOINT_SLICES
-from pointsman.model.objects import EndpointSlice
-from pointsman.model.source_events import Upsert
+from pointsman.model.objects import EndpointSlice, Upsert
 
 
 @both_ways

@@ -14,8 +14,7 @@ from tests.harness.kube_objects import service
 from tests.unit.kube.following import eventually, following, text
 
 from pointsman.kube.formats import JSON, PREFER_PROTOBUF
-from pointsman.model.objects import Service
-from pointsman.model.source_events import Upsert
+from pointsman.model.objects import Service, Upsert
 
 every_combination = pytest.mark.parametrize(
     ("watch_list", "speaks_protobuf", "accept"),

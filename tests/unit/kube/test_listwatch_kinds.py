@@ -11,8 +11,7 @@ from tests.harness.kube_objects import endpoint_slice, node, service, service_ci
 from tests.unit.kube.following import both_ways, eventually, following, text
 
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, own_node
-from pointsman.model.objects import EndpointSlice, Node, ServiceCIDR
-from pointsman.model.source_events import Synced, Upsert
+from pointsman.model.objects import EndpointSlice, Node, ServiceCIDR, Synced, Upsert
 
 
 @both_ways

@@ -11,8 +11,7 @@ from tests.harness.kube_objects import service
 from tests.unit.kube.following import both_ways, eventually, following, text
 from tests.unit.kube.lies import LIES
 
-from pointsman.model.objects import Service
-from pointsman.model.source_events import Upsert
+from pointsman.model.objects import Service, Upsert
 
 
 @both_ways

@@ -15,8 +15,8 @@ from pointsman.kernel.attributes import u32be
 from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.machine.nft_chains import ChainReader
 from pointsman.machine.nft_rules import SetElement, rules_of, understood
+from pointsman.machine.packet_filter import Action, FilterChain, FilterRule, PacketField
 from pointsman.model.addresses import Family
-from pointsman.model.packet_filter import Deed, FilterChain, FilterRule, PacketField
 
 LOOKUP = w.lookup("blocked", u32be(nf.NFTA_LOOKUP_FLAGS, 0))
 DESTINATION = w.payload(w.FIRST_REGISTER, nf.NFT_PAYLOAD_NETWORK_HEADER, 16, 4)
@@ -49,7 +49,7 @@ NAMES = ("payload", "cmp", "bitwise", "lookup", "meta", "ct", "range", "match", 
 def test_no_rule_ends_an_explanation(parts: list[tuple[str, bytes]], family: Family) -> None:
     odd = b"".join(w.expression(name, data) for name, data in parts)
     (rule, *_) = understood(odd, family, lambda _name: [SetElement(b"", b"")])
-    assert rule.deed in Deed
+    assert rule.action in Action
 
 
 def test_a_chain_that_several_lead_to_is_read_once() -> None:
@@ -60,7 +60,7 @@ def test_a_chain_that_several_lead_to_is_read_once() -> None:
         def rules(self, table: str, chain: str) -> Iterator[FilterRule]:
             del table
             read.append(chain)
-            return (FilterRule((), Deed.JUMP, target) for target in leads[chain])
+            return (FilterRule((), Action.JUMP, target) for target in leads[chain])
 
     with contextlib.closing(NftablesSocket()) as socket:
         reader = Leading(socket, Family.IPV4)

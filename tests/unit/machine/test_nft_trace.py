@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pointsman.machine.packet_filter import Action
 from pointsman.machine.trace import TraceEvent
-from pointsman.model.packet_filter import Deed
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ from pointsman.model.packet_filter import Deed
     ],
 )
 def test_only_the_table_of_that_very_name_is_ours(table: str, ours: bool) -> None:
-    assert TraceEvent(packet=1, table=table, chain="output", handle=1, deed=Deed.PASS).ours is ours
+    assert TraceEvent(packet=1, table=table, chain="output", handle=1, action=Action.PASS).ours is ours

@@ -2,10 +2,14 @@ import pytest
 from tests.factory import node, packed
 
 from pointsman.model.addresses import Family
-from pointsman.model.local_traffic import build_local_detector
 from pointsman.model.node import build_node_facts, find_host_ips
-from pointsman.model.node_context import LocalDetector, LocalMode, NodePortAddresses
-from pointsman.model.node_ports import node_port_addresses
+from pointsman.model.node_context import (
+    LocalDetector,
+    LocalMode,
+    NodePortAddresses,
+    build_local_detector,
+    resolve_node_port_addresses,
+)
 
 ADDRESSES = [packed(a) for a in ("127.0.0.1", "172.30.0.10", "10.244.1.1")]
 ADDRESSES6 = [packed(a) for a in ("::1", "fd00:30::10")]
@@ -13,7 +17,7 @@ ADDRESSES6 = [packed(a) for a in ("::1", "fd00:30::10")]
 
 def resolved(*configured: str, family: Family = Family.IPV4) -> NodePortAddresses:
     v4 = family is Family.IPV4
-    return node_port_addresses(
+    return resolve_node_port_addresses(
         configured,
         family,
         node_ips=[packed("172.30.0.10")] if v4 else [packed("fd00:30::10")],
@@ -73,7 +77,7 @@ def test_loopback_is_asked_for_by_name_not_by_a_range_around_it(
 
 
 def test_primary_is_everywhere_on_a_node_known_by_a_loopback_address_only() -> None:
-    found = node_port_addresses(
+    found = resolve_node_port_addresses(
         ["primary"],
         Family.IPV4,
         node_ips=[packed("127.0.0.1")],

@@ -8,8 +8,7 @@ from tests.harness.assembled import assembled
 from tests.harness.metrics import read_metric
 
 from pointsman.model.addresses import Family
-from pointsman.model.objects import Service
-from pointsman.model.source_events import Delete
+from pointsman.model.objects import Delete, Service
 from pointsman.model.tracker import Tracker
 
 

@@ -16,7 +16,7 @@ from pointsman.kube.access import Access
 from pointsman.kube.status import WatchStatus
 from pointsman.kube.transport import Transport
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity
-from pointsman.model.source_events import SourceEvent
+from pointsman.model.objects import SourceEvent
 from pointsman.node.watches import WatchConditions, expose_watches
 from pointsman.obs.registry import Metrics
 from pointsman.source.api import ApiSource

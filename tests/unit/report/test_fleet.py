@@ -6,8 +6,8 @@ import msgspec
 from tests import factory
 from tests.unit.explain.explaining import asked, view_of
 
-from pointsman.model.labels import ServiceLabels
 from pointsman.report.fleet import fleet_explain, fleet_list, fleet_text, positions
+from pointsman.report.labels import ServiceLabels
 from pointsman.report.service_list import ListQuery, ServiceList, service_list
 
 WEB = factory.service(

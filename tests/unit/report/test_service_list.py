@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pointsman.model.labels import selector_from_text
+from pointsman.report.labels import selector_from_text
 from pointsman.report.service_list import ListQuery
 
 

@@ -15,7 +15,7 @@ from pointsman.backends.nftables.key_fields import packed_port, packed_protocol,
 from pointsman.backends.nftables.reader import KernelElement
 from pointsman.backends.nftables.schema import ENDPOINTS, SERVICE_NODEPORTS, static_sets
 from pointsman.kernel.tracked_flows import Flow
-from pointsman.model.labels import ServiceLabels
+from pointsman.report.labels import ServiceLabels
 from pointsman.report.service_list import ListQuery, service_list
 from pointsman.report.traffic import Directory, Reading, ServiceTraffic, traffic_report, traffic_text
 from pointsman.screen import Screen

@@ -15,8 +15,7 @@ from pointsman.kube.access import Access
 from pointsman.kube.timing import Timing
 from pointsman.kube.transport import Transport
 from pointsman.model.findings import Finding
-from pointsman.model.objects import KubeObject
-from pointsman.model.source_events import SourceEvent, Synced, Upsert
+from pointsman.model.objects import KubeObject, SourceEvent, Synced, Upsert
 from pointsman.source.api import ApiSource
 
 

@@ -16,8 +16,7 @@ import pytest
 from tests.harness.kube_objects import endpoint_slice, node, service
 
 from pointsman.model.findings import Finding
-from pointsman.model.objects import Node, Service
-from pointsman.model.source_events import Delete, SourceEvent, Synced, Upsert
+from pointsman.model.objects import Delete, Node, Service, SourceEvent, Synced, Upsert
 from pointsman.source.manifest_files import ManifestFiles, load_objects
 from pointsman.source.manifests import ManifestSource
 from pointsman.wording.findings import render_finding

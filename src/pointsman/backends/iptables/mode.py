@@ -20,7 +20,7 @@ from pointsman.kernel import nfacct
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.model.addresses import Family
 from pointsman.model.balancing import Capabilities, Scheduler
-from pointsman.model.node_ports import node_port_addresses
+from pointsman.model.node_context import resolve_node_port_addresses
 from pointsman.obs import MetricGroup
 
 
@@ -36,7 +36,9 @@ def _allow_loopback_node_ports(
     setup: Setup, sysctls: Sysctls, families: Sequence[Family]
 ) -> Sequence[Condition]:
     config = setup.config
-    where = node_port_addresses(config.node_port_addresses, Family.IPV4, node_ips=(), local_addresses=())
+    where = resolve_node_port_addresses(
+        config.node_port_addresses, Family.IPV4, node_ips=(), local_addresses=()
+    )
     if Family.IPV4 not in families or not config.iptables.localhost_node_ports or not where.loopback:
         return ()
     found = sysctls.ensure(ROUTE_LOCALNET, 1)

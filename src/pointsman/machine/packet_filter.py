@@ -1,4 +1,4 @@
-"""Chains of netfilter rules that others wrote, as far as we read them: matches with what they ask, and deeds.
+"""Chains of netfilter rules that others wrote, as far as we read them: matches with what they ask, and actions.
 
 What cannot be read stays in a match without a field, so that whoever follows the rules knows that he does not know.
 """
@@ -30,7 +30,7 @@ STATE_DNAT, STATE_SNAT = 1 << 16, 1 << 17
 """Bits of CT_STATE; for iptables a translated connection is a state, too."""
 STATUS_SNAT, STATUS_DNAT = 1 << 4, 1 << 5
 """Bits of CT_STATUS."""
-BIT_WORDS = {
+BIT_NAMES = {
     PacketField.CT_STATE: {
         INVALID: "invalid",
         ESTABLISHED: "established",
@@ -57,7 +57,7 @@ class Match(msgspec.Struct, frozen=True):
     negated: bool = False
 
 
-class Deed(enum.Enum):
+class Action(enum.Enum):
     """What a rule does with a packet that meets its conditions."""
 
     ACCEPT = "accept"
@@ -78,7 +78,7 @@ class FilterRule(msgspec.Struct, frozen=True):
     """One rule."""
 
     matches: tuple[Match, ...]
-    deed: Deed
+    action: Action
     target: str = ""
     """The chain of a jump or goto."""
     handle: int = 0
@@ -92,7 +92,7 @@ class FilterRule(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         remark = f"/* {self.comment} */" if self.comment else ""
-        return " ".join(filter(None, (self.conditions, remark, self.deed.value, self.target)))
+        return " ".join(filter(None, (self.conditions, remark, self.action.value, self.target)))
 
 
 class FilterChain(msgspec.Struct, frozen=True):
@@ -107,4 +107,4 @@ class FilterChain(msgspec.Struct, frozen=True):
     hook: str = ""
     """`prerouting`, `input`, `forward`, `output` or `postrouting`; empty for others."""
     priority: int = 0
-    policy: Deed = Deed.ACCEPT
+    policy: Action = Action.ACCEPT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests import factory
 
-from pointsman.model.labels import BadSelector, ServiceLabels, selected, selector_from_text, selector_text
+from pointsman.report.labels import BadSelector, ServiceLabels, selected, selector_from_text, selector_text
 
 LABELS = {"app": "web", "tier": "front", "example.org/team": "shop", "empty": ""}
 
