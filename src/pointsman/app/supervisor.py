@@ -20,7 +20,7 @@ from pointsman.app.assembly import assembled, first_ended
 from pointsman.app.reload_record import ReloadRecord
 from pointsman.config.command_line import parse_run
 from pointsman.config.options import RunOptions
-from pointsman.config.reload import Live, Nothing, Rejected, Restart, decide
+from pointsman.config.reload import Live, NoChange, Rejected, Restart, decide
 from pointsman.daemon_thread import run_in_daemon_thread
 from pointsman.errors import ConfigError, PointsmanError
 from pointsman.kernel.path_watch import path_changes
@@ -183,7 +183,7 @@ class Supervisor:
         match decision:
             case Rejected(reason=reason):
                 _log.error("New configuration rejected, keeping the old one", err=reason)
-            case Nothing(options=options):
+            case NoChange(options=options):
                 self._options = options
             case Live(options=options, changes=changes):
                 self._options = options

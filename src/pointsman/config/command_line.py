@@ -1,4 +1,4 @@
-"""From a command line to everything `run` needs to know, as one frozen value.
+"""Parsing of a command line, and the file that it names, into `RunOptions`.
 
 Flags and file do not mix: with --config the file decides everything but the node's name, logging and what is not
 configuration, as in kube-proxy. Each given flag that the file makes ineffective is warned about by name. Calling
@@ -22,7 +22,7 @@ from pointsman.config.defaults import (
     with_mode,
     with_port,
 )
-from pointsman.config.document import invalid
+from pointsman.config.document import format_invalid
 from pointsman.config.flags import BY_NAME, FLAGS
 from pointsman.config.gates import find_gate_warnings
 from pointsman.config.goflags import Given, parse_flags
@@ -30,7 +30,7 @@ from pointsman.config.load import load
 from pointsman.config.mode_table import IPTABLES
 from pointsman.config.options import KUBE_PROXY, RunOptions
 from pointsman.config.types import KubeProxyConfiguration
-from pointsman.config.validate import ROOT, validation_problems
+from pointsman.config.validate import ROOT, find_problems
 from pointsman.errors import ConfigError
 from pointsman.files import read_file
 from pointsman.model.addresses import split_host_port
@@ -43,7 +43,7 @@ _Block = TypeVar("_Block", bound=msgspec.Struct)
 
 
 def parse_run(argv: Sequence[str], *, program: str) -> RunOptions:
-    """The options, or ConfigError listing every problem of the command line, the file and the configuration."""
+    """Return the options; ConfigError lists every problem of the command line, the file and the configuration."""
     given = parse_flags(argv, FLAGS, program=program)
     flags = given.values
     if flags.get("help") or flags.get("version") in ("true", "raw"):
@@ -62,7 +62,7 @@ def parse_run(argv: Sequence[str], *, program: str) -> RunOptions:
     config = _with_node_name(config, flags, problems)
     mode_explicit = bool(config.mode)
     config = with_mode(config, config.mode or (IPTABLES if program == KUBE_PROXY else ""))
-    problems += validation_problems(config) + _find_option_problems(flags)
+    problems += find_problems(config) + _find_option_problems(flags)
     if problems:
         raise ConfigError(problems)
     return _options(program, config, given, mode_explicit=mode_explicit, warnings=warnings)
@@ -91,7 +91,7 @@ def _options(
 
 
 def _from_file(flags: Mapping[str, Any], problems: list[str], warnings: list[str]) -> KubeProxyConfiguration:
-    """The file's configuration with the logging flags on top."""
+    """Return the file's configuration with the logging flags applied."""
     name = flags["config"]
     try:
         data = read_file(Path(name), MAX_FILE_BYTES)
@@ -103,16 +103,16 @@ def _from_file(flags: Mapping[str, Any], problems: list[str], warnings: list[str
     except ConfigError as broken:
         raise ConfigError([f"{name}: {problem}" for problem in broken.problems]) from broken
     problems += loaded.problems
-    odd = list(loaded.warnings)
-    odd += [
+    file_warnings = list(loaded.warnings)
+    file_warnings += [
         f"flag --{flag} is ignored because --config is given; set it in {name}"
         for flag in flags
         if not BY_NAME[flag].works_with_file
     ]
     if flags.get("strict"):
-        problems += [f"refused by --strict: {oddity}" for oddity in odd]
+        problems += [f"refused by --strict: {warning}" for warning in file_warnings]
     else:
-        warnings += odd
+        warnings += file_warnings
     config = loaded.config
     for flag, value in flags.items():
         for field in BY_NAME[flag].fields:
@@ -124,7 +124,7 @@ def _from_file(flags: Mapping[str, Any], problems: list[str], warnings: list[str
 
 
 def _from_flags(flags: Mapping[str, Any], warnings: list[str]) -> KubeProxyConfiguration:
-    """Defaults with the flags on top; a flag may say zero, where a file's zero means the default."""
+    """Return the defaults with the flags applied; a flag may be zero, where a file's zero means the default."""
     config = with_file_defaults(KubeProxyConfiguration())
     config = _replace(config, "ipvs.min_sync_period", _MIN_SYNC_PERIOD_OF_FLAGS)
     for flag, value in flags.items():
@@ -136,17 +136,17 @@ def _from_flags(flags: Mapping[str, Any], warnings: list[str]) -> KubeProxyConfi
     healthz, metrics = default_bind_addresses(config.bind_address)
     return msgspec.structs.replace(
         config,
-        healthz_bind_address=_served_at(
+        healthz_bind_address=_bind_address(
             flags.get("healthz-bind-address") or healthz, flags.get("healthz-port"), HEALTHZ_PORT, healthz
         ),
-        metrics_bind_address=_served_at(
+        metrics_bind_address=_bind_address(
             flags.get("metrics-bind-address", metrics), flags.get("metrics-port"), METRICS_PORT, metrics
         ),
     )
 
 
-def _served_at(address: str, port_flag: int | None, default_port: int, default_address: str) -> str:
-    """Where to serve; a deprecated port flag counts where the address says no port, and 0 there disables."""
+def _bind_address(address: str, port_flag: int | None, default_port: int, default_address: str) -> str:
+    """Return where to serve; a deprecated port flag counts where the address has no port, and 0 disables."""
     if port_flag == 0:
         return ""
     if port_flag is not None and address == default_address:
@@ -158,17 +158,17 @@ def _served_at(address: str, port_flag: int | None, default_port: int, default_a
 def _with_node_name(
     config: KubeProxyConfiguration, flags: Mapping[str, Any], problems: list[str]
 ) -> KubeProxyConfiguration:
-    """Node names are lower case without surrounding white space, whoever gives them; the flag wins."""
+    """Set the node name, in lower case without surrounding white space; the flag has precedence."""
     given = flags.get("hostname-override") or config.hostname_override
     name = given.strip().lower()
     if given and not name:
-        problems.append(invalid(f"{ROOT}.hostnameOverride", given, "must not be blank"))
+        problems.append(format_invalid(f"{ROOT}.hostnameOverride", given, "must not be blank"))
     return msgspec.structs.replace(config, hostname_override=name)
 
 
 def _find_option_problems(flags: Mapping[str, Any]) -> list[str]:
     return [
-        invalid(f"--{name}", part, rule)
+        format_invalid(f"--{name}", part, rule)
         for name, value in flags.items()
         for part, rule in BY_NAME[name].check(value)
     ]

@@ -1,4 +1,4 @@
-"""What kube-proxy fills in: first for what a file leaves out or zero, then for what depends on the chosen mode."""
+"""Defaults of kube-proxy: first for what a file leaves out or zero, then for what depends on the chosen mode."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ _Block = TypeVar("_Block", bound=msgspec.Struct)
 
 
 def with_file_defaults(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
-    """The configuration after reading a file: upstream takes zero and empty for "not given" in these fields."""
+    """Return the configuration with the defaults of a file: upstream takes zero and empty for "not given" in these fields."""
     bind_address = config.bind_address or KubeProxyConfiguration().bind_address
     healthz, metrics = default_bind_addresses(bind_address)
     return msgspec.structs.replace(
-        _zeroes_replaced(config, KubeProxyConfiguration(), "config_sync_period"),
+        _replace_zeros(config, KubeProxyConfiguration(), "config_sync_period"),
         bind_address=bind_address,
         healthz_bind_address=with_port(config.healthz_bind_address, HEALTHZ_PORT) or healthz,
         metrics_bind_address=with_port(config.metrics_bind_address, METRICS_PORT) or metrics,
-        client_connection=_zeroes_replaced(
+        client_connection=_replace_zeros(
             config.client_connection, ClientConnection(), "content_type", "qps", "burst"
         ),
-        logging=_zeroes_replaced(config.logging, Logging(), "format", "flush_frequency"),
-        iptables=_zeroes_replaced(config.iptables, IPTables(), "sync_period", "min_sync_period"),
-        ipvs=_zeroes_replaced(config.ipvs, IPVirtualServer(), "sync_period"),
-        nftables=_zeroes_replaced(config.nftables, NFTables(), "sync_period", "min_sync_period"),
+        logging=_replace_zeros(config.logging, Logging(), "format", "flush_frequency"),
+        iptables=_replace_zeros(config.iptables, IPTables(), "sync_period", "min_sync_period"),
+        ipvs=_replace_zeros(config.ipvs, IPVirtualServer(), "sync_period"),
+        nftables=_replace_zeros(config.nftables, NFTables(), "sync_period", "min_sync_period"),
     )
 
 
 def with_mode(config: KubeProxyConfiguration, mode: str) -> KubeProxyConfiguration:
-    """The configuration running in `mode`, with the defaults that only the mode decides.
+    """Return the configuration for `mode`, with the defaults that only the mode decides.
 
-    `mode` may be empty: then only what does not depend on it is filled in, and whoever picks the mode calls again.
+    `mode` may be empty: then only what does not depend on it is filled in, and this is called again when the mode is chosen.
     """
     row = MODES.get(mode)
     return msgspec.structs.replace(
@@ -59,21 +59,21 @@ def with_mode(config: KubeProxyConfiguration, mode: str) -> KubeProxyConfigurati
 
 
 def with_port(address: str, port: int) -> str:
-    """`address` with the port appended when it is a bare IP; anything else unchanged, for validation to judge."""
+    """Return `address` with the port appended when it is a bare IP; anything else unchanged, for validation to reject."""
     if address_from_text(address) is None:
         return address
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def default_bind_addresses(bind_address: str) -> tuple[str, str]:
-    """Where health and metrics are served when nothing is said: the family follows the bind address."""
+    """Return the default addresses of health and metrics; their family follows the bind address."""
     packed = address_from_text(bind_address)
     if packed is not None and len(packed) == 4:
         return f"0.0.0.0:{HEALTHZ_PORT}", f"127.0.0.1:{METRICS_PORT}"
     return f"[::]:{HEALTHZ_PORT}", f"[::1]:{METRICS_PORT}"
 
 
-def _zeroes_replaced(block: _Block, default: _Block, *names: str) -> _Block:
+def _replace_zeros(block: _Block, default: _Block, *names: str) -> _Block:
     absent: tuple[object, ...] = ("", 0, timedelta(0))
     return msgspec.structs.replace(
         block, **{name: getattr(default, name) for name in names if getattr(block, name) in absent}

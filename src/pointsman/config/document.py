@@ -1,6 +1,6 @@
-"""Between plain data (from YAML or JSON) and the frozen configuration values, collecting every problem.
+"""Conversion between plain data (from YAML or JSON) and the frozen configuration values, collecting every problem.
 
-msgspec would stop at the first mistake; a person editing a file wants to see all of them at once. Unknown fields are
+msgspec would stop at the first mistake; a person who edits a file wants to see all of them at once. Unknown fields are
 only warned about, because files outlive versions, but with the nearest known name, because most are typing errors.
 """
 
@@ -18,34 +18,35 @@ from pointsman.config.durations import (
     bytes_from_quantity,
     duration_from_nanoseconds,
     duration_from_text,
-    duration_text,
+    format_duration,
 )
 from pointsman.text import did_you_mean
 
 _Block = TypeVar("_Block", bound=msgspec.Struct)
-_LARGEST_FLOAT32 = 3.4028234663852886e38
+_MAX_FLOAT32 = 3.4028234663852886e38
 
 
-class Findings:
-    """Problems, which make the document unusable, and warnings, which do not, in the order found."""
+class ProblemList:
+    """Errors, which make the document unusable, and warnings, which do not, in the order found."""
 
     def __init__(self) -> None:
-        self.problems: list[str] = []
+        self.errors: list[str] = []
         self.warnings: list[str] = []
 
-    def invalid(self, path: str, value: object, rule: str) -> None:
-        self.problems.append(invalid(path, value, rule))
+    def add(self, path: str, value: object, rule: str) -> None:
+        """Add a problem in upstream's wording."""
+        self.errors.append(format_invalid(path, value, rule))
 
 
-def invalid(path: str, value: object, rule: str) -> str:
-    """One problem in upstream's wording."""
-    return f"{path}: Invalid value: {shown(value)}: {rule}"
+def format_invalid(path: str, value: object, rule: str) -> str:
+    """Return one problem in upstream's wording."""
+    return f"{path}: Invalid value: {format_value(value)}: {rule}"
 
 
-def shown(value: object) -> str:
-    """A value as the user would have written it, shortened."""
+def format_value(value: object) -> str:
+    """Return a value as the user would have written it, truncated."""
     if isinstance(value, timedelta):
-        value = duration_text(value)
+        value = format_duration(value)
     try:
         text = msgspec.json.encode(value).decode()
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -54,74 +55,74 @@ def shown(value: object) -> str:
 
 
 @cache
-def _fields(block: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+def _fields_by_name(block: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
     return {field.encode_name: field for field in msgspec.structs.fields(block)}
 
 
-def block_from_plain(block: type[_Block], data: object, path: str, findings: Findings) -> _Block:
-    """The block with every usable field taken from `data`; a null counts as absent, as in Go."""
+def block_from_plain(block: type[_Block], data: object, path: str, problems: ProblemList) -> _Block:
+    """Return the block with every usable field taken from `data`; a null counts as absent, as in Go."""
     values: dict[str, Any] = {}
     if not isinstance(data, Mapping):
-        findings.invalid(path, data, "must be an object")
+        problems.add(path, data, "must be an object")
         return block()
-    known = _fields(block)
+    known = _fields_by_name(block)
     for key, value in data.items():
         field = known.get(key) if isinstance(key, str) else None
         if field is None:
-            findings.warnings.append(
+            problems.warnings.append(
                 f'unknown field "{path}.{key}" is ignored{did_you_mean(str(key), known)}'
             )
             continue
         if value is None:
             continue
-        decoded = _value(field.type, value, f"{path}.{key}", findings)
+        decoded = _decode(field.type, value, f"{path}.{key}", problems)
         if decoded is not None:
             values[field.name] = decoded
     return block(**values)
 
 
-def _value(kind: Any, value: object, path: str, findings: Findings) -> Any:
-    """The decoded value, or None after reporting a problem."""
+def _decode(kind: Any, value: object, path: str, problems: ProblemList) -> Any:
+    """Return the decoded value, or None after adding a problem."""
     meta: msgspec.Meta | None = None
     if get_origin(kind) is Annotated:
         kind, meta = get_args(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return block_from_plain(kind, value, path, findings)
+        return block_from_plain(kind, value, path, problems)
     if get_origin(kind) is tuple:
-        return _sequence(get_args(kind)[0], value, path, findings)
+        return _decode_list(get_args(kind)[0], value, path, problems)
     if get_origin(kind) is dict:
-        return _switches(value, path, findings)
+        return _decode_switches(value, path, problems)
     try:
-        return _scalar(kind, meta, value)
+        return _decode_scalar(kind, meta, value)
     except ValueError as wrong:
-        findings.invalid(path, value, str(wrong))
+        problems.add(path, value, str(wrong))
         return None
 
 
-def _sequence(kind: Any, value: object, path: str, findings: Findings) -> tuple[Any, ...] | None:
+def _decode_list(kind: Any, value: object, path: str, problems: ProblemList) -> tuple[Any, ...] | None:
     if not isinstance(value, list):
-        findings.invalid(path, value, "must be a list")
+        problems.add(path, value, "must be a list")
         return None
-    items = [_value(kind, item, f"{path}[{index}]", findings) for index, item in enumerate(value)]
+    items = [_decode(kind, item, f"{path}[{index}]", problems) for index, item in enumerate(value)]
     return tuple(item for item in items if item is not None)
 
 
-def _switches(value: object, path: str, findings: Findings) -> dict[str, bool] | None:
+def _decode_switches(value: object, path: str, problems: ProblemList) -> dict[str, bool] | None:
     if not isinstance(value, Mapping):
-        findings.invalid(path, value, "must be an object of name: true or false")
+        problems.add(path, value, "must be an object of name: true or false")
         return None
     switches = {}
     for name, on in value.items():
         if not isinstance(on, bool):
-            findings.invalid(f"{path}.{name}", on, "must be true or false")
+            problems.add(f"{path}.{name}", on, "must be true or false")
         else:
             switches[str(name)] = on
     return switches
 
 
-def _scalar(kind: Any, meta: msgspec.Meta | None, value: object) -> Any:
+def _decode_scalar(kind: Any, meta: msgspec.Meta | None, value: object) -> Any:
     if kind is timedelta:
-        return _duration(meta, value)
+        return _decode_duration(meta, value)
     if kind is bool:
         if isinstance(value, bool):
             return value
@@ -131,13 +132,13 @@ def _scalar(kind: Any, meta: msgspec.Meta | None, value: object) -> Any:
             return value
         raise ValueError("must be a string; put it in quotes")
     if kind is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST_FLOAT32:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MAX_FLOAT32:
             return float(value)
         raise ValueError("must be a number")
-    return _integer(meta, value)
+    return _decode_integer(meta, value)
 
 
-def _integer(meta: msgspec.Meta | None, value: object) -> int:
+def _decode_integer(meta: msgspec.Meta | None, value: object) -> int:
     if meta is not None and meta.extra and "quantity" in meta.extra and isinstance(value, str):
         return bytes_from_quantity(value)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -150,7 +151,7 @@ def _integer(meta: msgspec.Meta | None, value: object) -> int:
     return value
 
 
-def _duration(meta: msgspec.Meta | None, value: object) -> timedelta:
+def _decode_duration(meta: msgspec.Meta | None, value: object) -> timedelta:
     if isinstance(value, str):
         return duration_from_text(value)
     if meta is not None and isinstance(value, int) and not isinstance(value, bool):
@@ -159,20 +160,20 @@ def _duration(meta: msgspec.Meta | None, value: object) -> timedelta:
 
 
 def plain_from_block(block: msgspec.Struct) -> dict[str, object]:
-    """The block as plain data under upstream's names, in upstream's order; empty lists are null."""
+    """Return the block as plain data under upstream's names, in upstream's order; empty lists are null."""
     return {
-        field.encode_name: _plain(field.type, getattr(block, field.name))
+        field.encode_name: _to_plain(field.type, getattr(block, field.name))
         for field in msgspec.structs.fields(type(block))
     }
 
 
-def _plain(kind: Any, value: object) -> object:
+def _to_plain(kind: Any, value: object) -> object:
     if isinstance(value, msgspec.Struct):
         return plain_from_block(value)
     if isinstance(value, timedelta):
-        return duration_text(value)
+        return format_duration(value)
     if isinstance(value, tuple):
-        return [_plain(None, item) for item in value] or None
+        return [_to_plain(None, item) for item in value] or None
     if isinstance(value, dict):
         return dict(sorted(value.items()))
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():

@@ -20,7 +20,7 @@ _NANOSECONDS = {
     "h": 3_600_000_000_000,
 }
 _PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?(ns|us|µs|μs|ms|s|m|h)")
-_LONGEST = (1 << 63) - 1
+_MAX_INT64 = (1 << 63) - 1
 _QUANTITY = re.compile(r"([+]?)([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|k|K|M|G|T|P|E|)")
 _MULTIPLES: dict[str, int] = {
     "": 1,
@@ -35,7 +35,7 @@ _MULTIPLES: dict[str, int] = {
 
 
 def duration_from_text(text: str) -> timedelta:
-    """The duration, or ValueError saying what is wrong with the text."""
+    """Return the duration; ValueError with the reason when the text is not one."""
     body = text[1:] if text[:1] in ("-", "+") else text
     if body == "0":
         return timedelta(0)
@@ -50,7 +50,7 @@ def duration_from_text(text: str) -> timedelta:
         unit = _NANOSECONDS[part[3]]
         total += int(part[1] or "0") * unit + (int(fraction) * unit // 10 ** len(fraction) if fraction else 0)
         position = part.end()
-        if total > _LONGEST:
+        if total > _MAX_INT64:
             raise ValueError(f"invalid duration {text!r}: longer than 292 years")
     if not body:
         raise ValueError(f"invalid duration {text!r}: it is empty")
@@ -59,15 +59,15 @@ def duration_from_text(text: str) -> timedelta:
 
 
 def duration_from_nanoseconds(count: int) -> timedelta:
-    """The duration of so many nanoseconds, or ValueError beyond Go's range."""
-    if abs(count) > _LONGEST:
+    """Return the duration of so many nanoseconds; ValueError beyond Go's range."""
+    if abs(count) > _MAX_INT64:
         raise ValueError(f"invalid duration {count}: longer than 292 years")
     microseconds = -(-abs(count) // 1000)
     return timedelta(microseconds=-microseconds if count < 0 else microseconds)
 
 
-def duration_text(duration: timedelta) -> str:
-    """The duration as Go prints it: `1h30m0s`, `1.5s`, `250ms`, `0s`."""
+def format_duration(duration: timedelta) -> str:
+    """Return the duration as Go prints it: `1h30m0s`, `1.5s`, `250ms`, `0s`."""
     total = duration // timedelta(microseconds=1)
     sign, total = ("-", -total) if total < 0 else ("", total)
     if total == 0:
@@ -91,13 +91,13 @@ def _decimal(value: int, unit: int) -> str:
 
 
 def bytes_from_quantity(text: str) -> int:
-    """Bytes from `512`, `2Ki`, `3M`, or ValueError; fractions are rounded up as Kubernetes does."""
+    """Return the bytes of `512`, `2Ki`, `3M`, or ValueError; fractions are rounded up as Kubernetes does."""
     found = _QUANTITY.fullmatch(text)
     if found is None:
         raise ValueError(f"invalid size {text!r}: write bytes (512) or multiples such as 1K, 2Ki, 3M, 4Mi")
     whole, _, fraction = found[2].partition(".")
     scaled = int((whole or "0") + fraction) * _MULTIPLES[found[3]]
     size = -(-scaled // int("1" + "0" * len(fraction)))
-    if size > _LONGEST:
+    if size > _MAX_INT64:
         raise ValueError(f"invalid size {text!r}: too large")
     return size

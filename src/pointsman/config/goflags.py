@@ -12,7 +12,6 @@ import enum
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -77,8 +76,8 @@ class Flag(msgspec.Struct, frozen=True):
     check: Check = lambda _value: ()
 
 
-def grouped(title: str, *flags: Flag, works_with_file: bool = False) -> tuple[Flag, ...]:
-    """The flags as one group of a table, with the default that a switch has."""
+def group_flags(title: str, *flags: Flag, works_with_file: bool = False) -> tuple[Flag, ...]:
+    """Return the flags as one group of a table, with the default of switches filled in."""
     return tuple(
         msgspec.structs.replace(
             flag,
@@ -98,7 +97,7 @@ class Given(msgspec.Struct, frozen=True):
 
 
 def parse_flags(argv: Sequence[str], table: Iterable[Flag], *, program: str) -> Given:
-    """All flags of `argv`, or ConfigError listing everything that is wrong with it."""
+    """Return all flags of `argv`; ConfigError lists everything that is wrong with it."""
     return _Parser(table, program).parse(argv)
 
 
@@ -199,7 +198,7 @@ class _Parser:
         texts[name] = text
 
 
-def _boolean(text: str) -> bool:
+def _parse_bool(text: str) -> bool:
     if text in _TRUE:
         return True
     if text in _FALSE:
@@ -207,7 +206,7 @@ def _boolean(text: str) -> bool:
     raise ValueError("must be true or false")
 
 
-def _integer(low: int, high: int) -> Callable[[str], int]:
+def _parse_integer(low: int, high: int) -> Callable[[str], int]:
     def decode(text: str) -> int:
         found = _INTEGER.fullmatch(text)
         if found is None or len(text) > 64:
@@ -223,7 +222,7 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
     return decode
 
 
-def _number(text: str) -> float:
+def _parse_float(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
@@ -233,11 +232,7 @@ def _number(text: str) -> float:
     return number
 
 
-def _duration(text: str) -> timedelta:
-    return duration_from_text(text)
-
-
-def _words(text: str) -> tuple[str, ...]:
+def _parse_list(text: str) -> tuple[str, ...]:
     if not text:
         return ()
     try:
@@ -247,7 +242,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(rows[0]) if rows else ()
 
 
-def _switches(text: str) -> dict[str, bool]:
+def _parse_switches(text: str) -> dict[str, bool]:
     switches = {}
     for part in text.split(","):
         if not part.strip():
@@ -255,17 +250,17 @@ def _switches(text: str) -> dict[str, bool]:
         name, equals, state = part.partition("=")
         if not equals:
             raise ValueError(f"malformed pair {part!r}, expect name=true or name=false")
-        switches[name.strip()] = _boolean(state.strip())
+        switches[name.strip()] = _parse_bool(state.strip())
     return switches
 
 
-def _ip(text: str) -> str:
+def _parse_ip(text: str) -> str:
     if text and address_from_text(text) is None:
         raise ValueError("must be an IP address")
     return text
 
 
-def _ip_and_port(text: str) -> str:
+def _parse_ip_port(text: str) -> str:
     if not text or address_from_text(text) is not None:
         return text
     parts = split_host_port(text)
@@ -278,7 +273,7 @@ def _ip_and_port(text: str) -> str:
     return text
 
 
-def _vmodule(text: str) -> tuple[VModuleItem, ...]:
+def _parse_vmodule(text: str) -> tuple[VModuleItem, ...]:
     items = []
     for part in text.split(","):
         if not part:
@@ -286,31 +281,31 @@ def _vmodule(text: str) -> tuple[VModuleItem, ...]:
         pattern, equals, level = part.partition("=")
         if not equals or not pattern:
             raise ValueError(f"{part!r} must have the form pattern=N")
-        items.append(VModuleItem(file_pattern=pattern, verbosity=_integer(0, (1 << 31) - 1)(level)))
+        items.append(VModuleItem(file_pattern=pattern, verbosity=_parse_integer(0, (1 << 31) - 1)(level)))
     return tuple(items)
 
 
-def _version(text: str) -> str:
+def _parse_version(text: str) -> str:
     if text == "raw" or _VERSION.fullmatch(text):
         return text
     try:
-        return "true" if _boolean(text) else ""
+        return "true" if _parse_bool(text) else ""
     except ValueError:
         raise ValueError(f"must be true, raw or a version such as {KUBERNETES_VERSION}.0") from None
 
 
 _DECODERS: Mapping[Kind, Callable[[str], Any]] = {
     Kind.STRING: str,
-    Kind.BOOL: _boolean,
-    Kind.INT32: _integer(-(1 << 31), (1 << 31) - 1),
-    Kind.UINT32: _integer(0, (1 << 31) - 1),
-    Kind.FLOAT32: _number,
-    Kind.DURATION: _duration,
-    Kind.LIST: _words,
-    Kind.SWITCHES: _switches,
-    Kind.IP: _ip,
-    Kind.IP_PORT: _ip_and_port,
+    Kind.BOOL: _parse_bool,
+    Kind.INT32: _parse_integer(-(1 << 31), (1 << 31) - 1),
+    Kind.UINT32: _parse_integer(0, (1 << 31) - 1),
+    Kind.FLOAT32: _parse_float,
+    Kind.DURATION: duration_from_text,
+    Kind.LIST: _parse_list,
+    Kind.SWITCHES: _parse_switches,
+    Kind.IP: _parse_ip,
+    Kind.IP_PORT: _parse_ip_port,
     Kind.QUANTITY: bytes_from_quantity,
-    Kind.VMODULE: _vmodule,
-    Kind.VERSION: _version,
+    Kind.VMODULE: _parse_vmodule,
+    Kind.VERSION: _parse_version,
 }

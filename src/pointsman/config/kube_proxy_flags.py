@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pointsman import KUBERNETES_MINOR
 from pointsman.config.gates import render_gates
-from pointsman.config.goflags import Flag, Kind, grouped
+from pointsman.config.goflags import Flag, Kind, group_flags
 
 _EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  shown, never bound to
 
@@ -30,7 +30,7 @@ def _log_options(form: str) -> Iterator[Flag]:
 
 
 KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
-    *grouped(
+    *group_flags(
         "Start-up",
         Flag(
             "config",
@@ -69,7 +69,7 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
         Flag("help", Kind.BOOL, shorthand="h", option="once.help", help="Print this help and exit."),
         works_with_file=True,
     ),
-    *grouped(
+    *group_flags(
         "API server",
         Flag(
             "kubeconfig",
@@ -106,7 +106,7 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
             help="Requests to the API server that may exceed the rate for a moment.",
         ),
     ),
-    *grouped(
+    *group_flags(
         "Node and addresses",
         Flag(
             "hostname-override",
@@ -169,7 +169,7 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
             help=f"Show metrics hidden since this version; only the previous minor version, 1.{KUBERNETES_MINOR - 1}, is accepted.",
         ),
     ),
-    *grouped(
+    *group_flags(
         "Proxy mode",
         Flag(
             "proxy-mode",
@@ -261,7 +261,7 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
             help="IPVS timeout of UDP, 0 to leave it.",
         ),
     ),
-    *grouped(
+    *group_flags(
         "Local traffic and node ports",
         Flag(
             "detect-local-mode",
@@ -291,10 +291,10 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
             "nodeport-addresses",
             Kind.LIST,
             fields=("node_port_addresses",),
-            help="Where node ports answer: ranges and the words primary, localhost, all. Unset: all (iptables, ipvs), primary (nftables).",
+            help="Where node ports answer: ranges, or primary, localhost, all. Unset: all (iptables, ipvs), primary (nftables).",
         ),
     ),
-    *grouped(
+    *group_flags(
         "System",
         Flag(
             "oom-score-adj",
@@ -365,7 +365,7 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
             help="Feature gates as Name=true|false pairs. Options are:\n" + render_gates(),
         ),
     ),
-    *grouped(
+    *group_flags(
         "Logging",
         Flag(
             "v",

@@ -1,6 +1,6 @@
-"""A configuration file's bytes in, a configuration with warnings out, or one error that lists every problem; and back.
+"""Parsing of a configuration file into a configuration with warnings, or one error that lists every problem; and back.
 
-Pure: reading the file is the caller's business.
+Pure: the caller reads the file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 import yaml
 
 from pointsman.config.defaults import with_file_defaults
-from pointsman.config.document import Findings, block_from_plain, plain_from_block, shown
+from pointsman.config.document import ProblemList, block_from_plain, format_value, plain_from_block
 from pointsman.config.gates import find_gate_warnings
 from pointsman.config.types import API_VERSION, KIND, KubeProxyConfiguration
 from pointsman.errors import ConfigError
@@ -20,16 +20,16 @@ from pointsman.yamltext import OnDuplicate, YamlError, load_documents
 
 
 class LoadedConfig(msgspec.Struct, frozen=True):
-    """What a file says, with defaults filled in but not yet validated, and what was odd about it."""
+    """What a file says, with defaults filled in but not yet validated, with its warnings."""
 
     config: KubeProxyConfiguration
     warnings: tuple[str, ...]
     problems: tuple[str, ...]
-    """Fields that could not be read; the rest of `config` is good, so validation can go on and report all at once."""
+    """Fields that could not be read; the rest of `config` is good, so that validation can report all problems at once."""
 
 
 def config_from_bytes(data: bytes) -> KubeProxyConfiguration:
-    """The defaulted configuration, ConfigError when a field cannot be read. Warnings are dropped."""
+    """Return the defaulted configuration; ConfigError when a field cannot be read. Warnings are dropped."""
     loaded = load(data)
     if loaded.problems:
         raise ConfigError(loaded.problems)
@@ -38,13 +38,13 @@ def config_from_bytes(data: bytes) -> KubeProxyConfiguration:
 
 def load(data: bytes) -> LoadedConfig:
     """Read YAML or JSON; ConfigError when it is not a KubeProxyConfiguration at all."""
-    findings = Findings()
-    plain = _plain_document(data, findings)
+    problems = ProblemList()
+    plain = _plain_document(data, problems)
     if not isinstance(plain, dict):
-        raise ConfigError([f"the configuration must be an object of kind {KIND}, not {shown(plain)}"])
+        raise ConfigError([f"the configuration must be an object of kind {KIND}, not {format_value(plain)}"])
     body = dict(plain)
     wrong = [
-        f"{name}: Invalid value: {shown(found)}: must be {wanted}"
+        f"{name}: Invalid value: {format_value(found)}: must be {wanted}"
         for name, found, wanted in (
             ("apiVersion", body.pop("apiVersion", ""), API_VERSION),
             ("kind", body.pop("kind", ""), KIND),
@@ -53,26 +53,26 @@ def load(data: bytes) -> LoadedConfig:
     ]
     if wrong:
         raise ConfigError(wrong)
-    config = with_file_defaults(block_from_plain(KubeProxyConfiguration, body, KIND, findings))
-    findings.warnings += find_gate_warnings(config.feature_gates)
-    return LoadedConfig(config, tuple(findings.warnings), tuple(findings.problems))
+    config = with_file_defaults(block_from_plain(KubeProxyConfiguration, body, KIND, problems))
+    problems.warnings += find_gate_warnings(config.feature_gates)
+    return LoadedConfig(config, tuple(problems.warnings), tuple(problems.errors))
 
 
 def config_to_json(config: KubeProxyConfiguration) -> bytes:
-    """The external v1alpha1 object, as shown at /configz."""
-    return msgspec.json.encode(_external(config))
+    """Return the external v1alpha1 object, as shown at /configz."""
+    return msgspec.json.encode(_to_external(config))
 
 
 def config_to_yaml(config: KubeProxyConfiguration) -> str:
-    """The external v1alpha1 object as a file that reads back to the same configuration."""
-    return yaml.safe_dump(_external(config), sort_keys=False, width=1000)
+    """Return the external v1alpha1 object as a file that reads back to the same configuration."""
+    return yaml.safe_dump(_to_external(config), sort_keys=False, width=1000)
 
 
-def _external(config: KubeProxyConfiguration) -> dict[str, object]:
+def _to_external(config: KubeProxyConfiguration) -> dict[str, object]:
     return {"apiVersion": API_VERSION, "kind": KIND, **plain_from_block(config)}
 
 
-def _plain_document(data: bytes, findings: Findings) -> Any:
+def _plain_document(data: bytes, problems: ProblemList) -> Any:
     twice: dict[str, None] = {}
 
     def on_duplicate(key: str) -> None:
@@ -86,9 +86,9 @@ def _plain_document(data: bytes, findings: Findings) -> Any:
         raise ConfigError([f"the configuration is not valid YAML: {broken}"]) from broken
     except (ValueError, RecursionError) as broken:
         raise ConfigError([f"the configuration cannot be read: {_one_line(broken)}"]) from broken
-    findings.warnings += [f'field "{key}" is given more than once; the last value is used' for key in twice]
+    problems.warnings += [f'field "{key}" is given more than once; the last value is used' for key in twice]
     if len(documents) > 1:
-        findings.warnings.append("the file holds more than one YAML document; only the first is used")
+        problems.warnings.append("the file holds more than one YAML document; only the first is used")
     return documents[0] if documents else None
 
 
@@ -97,9 +97,9 @@ def _one_line(problem: Exception) -> str:
 
 
 def _json_document(text: str, on_duplicate: OnDuplicate) -> Any:
-    """The value of a JSON text; None when it is something else that starts with a brace."""
+    """Return the value of a JSON text; None when it is something else that starts with a brace."""
 
-    def noticed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if key in found:
@@ -108,6 +108,6 @@ def _json_document(text: str, on_duplicate: OnDuplicate) -> Any:
         return found
 
     try:
-        return json.loads(text, object_pairs_hook=noticed)
+        return json.loads(text, object_pairs_hook=collect)
     except json.JSONDecodeError:
         return None

@@ -1,4 +1,4 @@
-"""The proxy modes there are, as far as files, flags and completion must know them: no mode is imported for that.
+"""The table of proxy modes, as far as files, flags and completion need it: no mode is imported for that.
 
 A new mode needs one package that holds its `Mode`, and one row here.
 """
@@ -22,9 +22,9 @@ class ModeRow(msgspec.Struct, frozen=True, kw_only=True):
     masquerade: str = IPTABLES
     """The block with its masquerade settings."""
     node_ports: tuple[str, ...] = ()
-    """`nodePortAddresses` where the configuration says nothing; empty stands for every address."""
+    """`nodePortAddresses` where the configuration has none; empty means every address."""
     gate: str = ""
-    """The feature gate without which nobody can choose it."""
+    """The feature gate that it needs."""
 
 
 MODES = {
@@ -41,9 +41,9 @@ MODES = {
 iptables mode."""
 
 BY_PREFERENCE = (NFTABLES, IPTABLES)
-"""What is tried where nobody chose a mode; the first is also what offline work assumes."""
+"""The order in which modes are tried where none is configured; offline commands assume the first."""
 
 
 def mode_rows(mode: str) -> Iterable[ModeRow]:
-    """The rows that may come to be used: of the mode, or of every candidate while none is decided."""
+    """Return the row of the mode, or of every candidate while none is chosen."""
     return [MODES[name] for name in ((mode,) if mode in MODES else sorted(BY_PREFERENCE))]

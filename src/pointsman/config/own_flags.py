@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from pointsman.config.goflags import Check, Flag, Kind, grouped
+from pointsman.config.goflags import Check, Flag, Kind, group_flags
 from pointsman.files import CONTROL_SOCKET, RUN_DIRECTORY
 from pointsman.model.addresses import (
     Family,
@@ -65,7 +65,7 @@ def _path_or_none(text: str) -> Path | None:
     return Path(text) if text else None
 
 
-OWN_FLAGS: tuple[Flag, ...] = grouped(
+OWN_FLAGS: tuple[Flag, ...] = group_flags(
     "Pointsman",
     Flag(
         "manifests",

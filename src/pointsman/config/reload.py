@@ -1,7 +1,7 @@
-"""What a changed configuration asks of the process: nothing, a change of the running proxy, a new proxy, or no.
+"""What to do about a changed configuration: nothing, change the running proxy, start a new one, or reject it.
 
-Pure: only a decision. A new proxy starts inside this process and finds the old rules in the kernel; nothing ever
-needs the process itself to end.
+Pure: only a decision. A new proxy starts inside this process and finds the old rules in the kernel; no change needs
+the process itself to end.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from pointsman.config.document import plain_from_block, shown
+from pointsman.config.document import format_value, plain_from_block
 from pointsman.config.options import RunOptions
 from pointsman.errors import ConfigError
 
@@ -53,7 +53,7 @@ class FieldChange(msgspec.Struct, frozen=True):
         return f"{self.path}: {self.old} -> {self.new}"
 
 
-class Nothing(msgspec.Struct, frozen=True):
+class NoChange(msgspec.Struct, frozen=True):
     """The effective configuration is the same."""
 
     options: RunOptions
@@ -69,7 +69,7 @@ class Live(msgspec.Struct, frozen=True):
 
     def touches(self, *prefixes: str) -> bool:
         """Whether a change lies at or under one of these paths, such as `logging`."""
-        return any(_under(change.path, prefixes) for change in self.changes)
+        return any(_is_under(change.path, prefixes) for change in self.changes)
 
 
 class Restart(msgspec.Struct, frozen=True):
@@ -86,30 +86,30 @@ class Rejected(msgspec.Struct, frozen=True):
     reason: str
 
 
-Decision = Nothing | Live | Restart | Rejected
+Decision = NoChange | Live | Restart | Rejected
 
 
 def decide(running: RunOptions, found: RunOptions | ConfigError) -> Decision:
-    """How to get from the options that run to what was read again."""
+    """Decide how to get from the running options to those that were read."""
     if isinstance(found, ConfigError):
         return Rejected(str(found))
-    changes = list(_changes("", plain_from_block(running.config), plain_from_block(found.config)))
-    without_effect = tuple(change for change in changes if _under(change.path, FIELDS_WITHOUT_EFFECT))
-    live = tuple(change for change in changes if _under(change.path, LIVE_FIELDS))
+    changes = list(_find_changes("", plain_from_block(running.config), plain_from_block(found.config)))
+    without_effect = tuple(change for change in changes if _is_under(change.path, FIELDS_WITHOUT_EFFECT))
+    live = tuple(change for change in changes if _is_under(change.path, LIVE_FIELDS))
     restart = tuple(change for change in changes if change not in without_effect and change not in live)
     if restart:
         return Restart(found, restart)
-    return Live(found, live, without_effect) if changes else Nothing(found)
+    return Live(found, live, without_effect) if changes else NoChange(found)
 
 
-def _under(path: str, prefixes: tuple[str, ...]) -> bool:
+def _is_under(path: str, prefixes: tuple[str, ...]) -> bool:
     return any(path == prefix or path.startswith(f"{prefix}.") for prefix in prefixes)
 
 
-def _changes(prefix: str, old: object, new: object) -> Iterator[FieldChange]:
+def _find_changes(prefix: str, old: object, new: object) -> Iterator[FieldChange]:
     if isinstance(old, dict) and isinstance(new, dict):
         for name in dict.fromkeys((*old, *new)):
             path = f"{prefix}.{name}" if prefix else name
-            yield from _changes(path, old.get(name), new.get(name))
+            yield from _find_changes(path, old.get(name), new.get(name))
     elif old != new:
-        yield FieldChange(prefix, shown(old), shown(new))
+        yield FieldChange(prefix, format_value(old), format_value(new))

@@ -15,7 +15,7 @@ from tests.harness.node import shipped_environment
 from tests.project.deploy.rendering import DEPLOY, KUSTOMIZATIONS, Rendering, chart, kustomized, needs_helm
 
 from pointsman.config.load import load
-from pointsman.config.validate import validation_problems
+from pointsman.config.validate import find_problems
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, own_node
 
 every_way = pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_the_shipped_configuration_is_valid(rendered: Rendered) -> None:
     loaded = load(rendered().config)
     assert loaded.problems == ()
     assert loaded.warnings == ()
-    assert validation_problems(loaded.config) == []
+    assert find_problems(loaded.config) == []
 
 
 @every_way

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pointsman.config.load import load
-from pointsman.config.validate import validation_problems
+from pointsman.config.validate import find_problems
 
 ROOT = Path(__file__).parents[3]
 UNIT = (ROOT / "deploy/systemd/pointsman.service").read_text()
@@ -20,7 +20,7 @@ UNIT = (ROOT / "deploy/systemd/pointsman.service").read_text()
 def test_the_configuration_to_start_with_is_valid() -> None:
     loaded = load((ROOT / "deploy/systemd/config.yaml").read_bytes())
     assert loaded.problems == ()
-    assert validation_problems(loaded.config) == []
+    assert find_problems(loaded.config) == []
 
 
 def test_the_unit_points_to_this_projects_documentation() -> None:

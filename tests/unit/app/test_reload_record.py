@@ -5,7 +5,7 @@ from __future__ import annotations
 from pointsman.app.reload_record import ReloadRecord
 from pointsman.conditions import Blocks
 from pointsman.config.command_line import parse_run
-from pointsman.config.reload import Nothing, Rejected
+from pointsman.config.reload import NoChange, Rejected
 
 
 def test_a_rejected_configuration_is_a_condition_until_the_next_good_one() -> None:
@@ -18,6 +18,6 @@ def test_a_rejected_configuration_is_a_condition_until_the_next_good_one() -> No
     assert found.message == "the new configuration is not used: mode: unknown"
     assert found.does_block(Blocks.SERVICES)
     assert not found.does_block(Blocks.READINESS)
-    record.decided(Nothing(parse_run([], program="pointsman")))
+    record.decided(NoChange(parse_run([], program="pointsman")))
     (found,) = record.conditions()
     assert found.is_true

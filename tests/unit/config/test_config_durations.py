@@ -11,7 +11,7 @@ from pointsman.config.durations import (
     bytes_from_quantity,
     duration_from_nanoseconds,
     duration_from_text,
-    duration_text,
+    format_duration,
 )
 
 LONGEST = timedelta(microseconds=(1 << 63) // 1000)
@@ -20,7 +20,7 @@ LONGEST = timedelta(microseconds=(1 << 63) // 1000)
 @settings(deadline=None)
 @given(st.timedeltas(min_value=-LONGEST, max_value=LONGEST))
 def test_every_duration_survives_its_text(duration: timedelta) -> None:
-    assert duration_from_text(duration_text(duration)) == duration
+    assert duration_from_text(format_duration(duration)) == duration
 
 
 @settings(deadline=None)
@@ -71,7 +71,7 @@ def test_what_go_refuses_is_refused(text: str) -> None:
     ],
 )
 def test_durations_print_as_go_prints_them(duration: timedelta, text: str) -> None:
-    assert duration_text(duration) == text
+    assert format_duration(duration) == text
 
 
 def test_less_than_a_microsecond_never_becomes_zero() -> None:

@@ -8,7 +8,7 @@ from pointsman.config import reload
 from pointsman.config.document import plain_from_block
 from pointsman.config.load import config_from_bytes
 from pointsman.config.options import RunOptions
-from pointsman.config.reload import Decision, Live, Nothing, Rejected, Restart, decide
+from pointsman.config.reload import Decision, Live, NoChange, Rejected, Restart, decide
 from pointsman.errors import ConfigError
 
 HEADER = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -23,7 +23,7 @@ def decided(body: str, before: str = "") -> Decision:
 
 
 def test_the_same_configuration_asks_for_nothing() -> None:
-    assert decided("mode: ipvs", before="mode: ipvs") == Nothing(options("mode: ipvs"))
+    assert decided("mode: ipvs", before="mode: ipvs") == NoChange(options("mode: ipvs"))
 
 
 def test_a_configuration_that_cannot_be_read_is_turned_down_with_every_reason() -> None:

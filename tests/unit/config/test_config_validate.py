@@ -6,14 +6,14 @@ import pytest
 
 from pointsman.config.defaults import with_mode
 from pointsman.config.load import config_from_bytes
-from pointsman.config.validate import validation_problems
+from pointsman.config.validate import find_problems
 
 HEADER = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
 
 def problems(body: str) -> Sequence[str]:
     config = config_from_bytes((HEADER + body).encode())
-    return validation_problems(with_mode(config, config.mode))
+    return find_problems(with_mode(config, config.mode))
 
 
 @pytest.mark.parametrize(
