@@ -108,7 +108,7 @@ def test_ipv6_addresses_are_in_force_when_the_sync_is_done(world: IpvsWorld) -> 
         route.close()
 
 
-def test_an_ipv6_address_whose_packets_are_led_elsewhere_is_told_of_and_holds_nothing_up(
+def test_an_ipv6_address_that_is_not_routed_locally_is_reported_and_holds_nothing_up(
     world: IpvsWorld,
 ) -> None:
     world.in_node("ip", "-6", "rule", "add", "priority", "2", "lookup", "local")
@@ -116,7 +116,7 @@ def test_an_ipv6_address_whose_packets_are_led_elsewhere_is_told_of_and_holds_no
     world.in_node("ip", "-6", "rule", "add", "priority", "1", "to", WEB.address("lb", 6), "unreachable")
     try:
         report = world.apply([WEB])[Family.IPV6].report
-        assert report.notes == (f"{WEB.address('lb', 6)} on kube-ipvs0: its packets are led elsewhere",)
+        assert report.notes == (f"{WEB.address('lb', 6)} on kube-ipvs0 is not routed locally",)
         assert not report.rejected
         assert world.answerers("pod3", WEB, family=6) == {"pod1", "pod2", "pod4"}
     finally:
@@ -463,9 +463,7 @@ def test_a_wrong_set_that_rules_use_fails_the_sync_and_says_what_to_do(world: Ip
     rule = ("INPUT", "-m", "set", "--match-set", "KUBE-CLUSTER-IP", "dst,dst", "-j", "ACCEPT")
     world.in_node("iptables-legacy", "-A", *rule)
     try:
-        with pytest.raises(
-            KernelError, match=r"KUBE-CLUSTER-IP was made by somebody else.*pointsman cleanup"
-        ):
+        with pytest.raises(KernelError, match=r"KUBE-CLUSTER-IP was created externally.*pointsman cleanup"):
             world.apply([WEB])
     finally:
         world.in_node("iptables-legacy", "-D", *rule)

@@ -6,6 +6,7 @@ changes when services do. They are spelled exactly as iptables-save prints them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -83,8 +84,13 @@ class RuleSet(NamedTuple):
         return "\n".join(lines).encode() + b"\n"
 
 
+@functools.lru_cache(maxsize=4)
 def build_rules(
-    context: NodeContext, filled: Collection[str], blocked: Iterable[VirtualKey], *, random_fully: bool = True
+    context: NodeContext,
+    filled: tuple[str, ...],
+    blocked: tuple[VirtualKey, ...],
+    *,
+    random_fully: bool = True,
 ) -> RuleSet:
     """Return all rules; `filled` names the sets of this family that have entries.
 
@@ -96,8 +102,8 @@ def build_rules(
 
 def desired_rules(desired: Ledger, context: NodeContext, *, random_fully: bool = True) -> RuleSet:
     """Return the rules that belong to the desired rows: those of sets without entries are left out."""
-    filled = [name for spec in sets.ALL if desired.rows(name := spec.name(context.family))]
-    return build_rules(context, filled, desired.rows(BLOCKED), random_fully=random_fully)
+    filled = tuple([name for name in sets.names(context.family) if desired.rows(name)])
+    return build_rules(context, filled, tuple(desired.rows(BLOCKED)), random_fully=random_fully)
 
 
 class _Writer:

@@ -5,6 +5,7 @@ IPv6 sets carry `KUBE-6-` instead of `KUBE-`, cut to the 31 characters an ipset 
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from pointsman.kernel.ipset_objects import SetHeader, SetType
@@ -133,6 +134,12 @@ ALL = (
 _NAMES: dict[tuple[Family, str], str] = {(Family.IPV4, spec.base): spec.base for spec in ALL} | {
     (Family.IPV6, spec.base): f"KUBE-6-{spec.base.removeprefix('KUBE-')}"[:_NAME_LIMIT] for spec in ALL
 }
+
+
+@functools.cache
+def names(family: Family) -> tuple[str, ...]:
+    """Return the names of all sets of a family."""
+    return tuple(spec.name(family) for spec in ALL)
 
 
 def headers(family: Family) -> list[SetHeader]:

@@ -45,7 +45,7 @@ class Sockets:
     def __init__(self, family: Family) -> None:
         self._family = family
         self._device = 0
-        self._set_names = [header.name for header in sets.headers(family)]
+        self._set_names = sets.names(family)
         self._ipvs = IpvsSocket()
         self._ipset = IpsetSocket()
         self._route = RouteSocket()

@@ -12,11 +12,11 @@ from pointsman.kernel.ipvs_objects import VirtualKey
 from pointsman.model.addresses import Family, cidr_from_text
 from pointsman.model.node_context import LocalDetector, LocalMode
 
-ALL_SETS = {spec.base for spec in sets.ALL}
+ALL_SETS = sets.names(Family.IPV4)
 
 
 def cluster_ip_rule(**fields: Any) -> str:
-    rules = build_rules(context(**fields), {"KUBE-CLUSTER-IP"}, ())
+    rules = build_rules(context(**fields), ("KUBE-CLUSTER-IP",), ())
     (rule,) = [rule for rule in rules.nat if "KUBE-CLUSTER-IP" in rule and rule.endswith("KUBE-MARK-MASQ")]
     return rule
 
@@ -53,13 +53,13 @@ def test_who_counts_as_local_decides_what_is_masqueraded() -> None:
     assert "KUBE-CLUSTER-IP dst,dst" in cluster_ip_rule(masquerade_all=True)
 
 
-def test_an_interface_name_cannot_smuggle_words_into_a_rule() -> None:
+def test_an_interface_name_cannot_smuggle_options_into_a_rule() -> None:
     hostile = LocalDetector(LocalMode.INTERFACE, interface='x -j ACCEPT "')
     assert "-j ACCEPT" not in cluster_ip_rule(local=hostile)
 
 
-def test_hidden_addresses_are_dropped_on_their_way_out() -> None:
-    keys = [VirtualKey(17, packed("203.0.113.2"), 53), VirtualKey(6, packed("203.0.113.1"), 80)]
+def test_blocked_addresses_are_dropped_on_their_way_out() -> None:
+    keys = (VirtualKey(17, packed("203.0.113.2"), 53), VirtualKey(6, packed("203.0.113.1"), 80))
     rules = [rule for rule in build_rules(context(), (), keys).filter if "KUBE-IPVS-OUT-FILTER" in rule]
     assert rules == [
         "-A KUBE-IPVS-OUT-FILTER -s 203.0.113.1/32 -m ipvs --vproto 6 --vaddr 203.0.113.1 --vport 80 -j DROP",
