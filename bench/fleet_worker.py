@@ -1,4 +1,4 @@
-"""Many clients of ours in one process, each as a node would run it: ApiSource over a Transport of its own, no kernel.
+"""Many clients of ours in one process, each as a node would run it: ApiSource over a ApiClient of its own, no kernel.
 
 Lines on standard input steer it: `go` starts all clients, `report` prints what they have seen so far as one JSON object.
 """
@@ -15,9 +15,9 @@ from typing import Any
 from bench.apiserver import TOKEN
 
 from pointsman.kube.access import Access
+from pointsman.kube.client import ApiClient
 from pointsman.kube.client_metrics import RequestListener
 from pointsman.kube.formats import JSON, PREFER_PROTOBUF
-from pointsman.kube.transport import Transport
 from pointsman.model.objects import EndpointSlice, Upsert
 from pointsman.source.api import ApiSource
 
@@ -42,8 +42,8 @@ class Client:
     def __init__(self, url: str, accept: str) -> None:
         self.requests = Requests()
         access = Access(url, "bench", insecure_skip_tls_verify=url.startswith("https"), token=TOKEN)
-        self._transport = Transport(access, listener=self.requests)
-        self._source = ApiSource(self._transport, node_name="n1", accept=accept)
+        self._client = ApiClient(access, listener=self.requests)
+        self._source = ApiSource(self._client, node_name="n1", accept=accept)
         self.slices = 0
 
     async def run(self) -> None:

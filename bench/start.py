@@ -31,8 +31,8 @@ from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
 from pointsman.kernel.nfnl import NftablesSocket, nftables_message
 from pointsman.kube.access import Access
+from pointsman.kube.client import ApiClient
 from pointsman.kube.protobuf import ProtobufDecoder
-from pointsman.kube.transport import Transport
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, Service, Synced
@@ -79,15 +79,15 @@ def import_seconds() -> float:
 
 async def receive(url: str) -> None:
     """Everything that a start is sent, decoded and dropped."""
-    transport = Transport(Access(url, "bench"), qps=0)
-    source = ApiSource(transport, node_name="n1")
+    client = ApiClient(Access(url, "bench"), qps=0)
+    source = ApiSource(client, node_name="n1")
     synced = 0
     async with aclosing(source.events()) as events:
         async for event in events:
             synced += isinstance(event, Synced)
             if synced == KINDS:
                 break
-    await transport.close()
+    await client.close()
 
 
 def received(objects: list[dict[str, Any]], phases: Phases) -> None:

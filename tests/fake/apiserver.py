@@ -14,7 +14,7 @@ import base64
 import json
 import ssl
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from aiohttp import web
 from tests.fake import protobuf
@@ -33,12 +33,18 @@ from tests.fake.apistore import (
     selector,
     status_object,
 )
+from tests.fake.http2_front import Http2Front
+
+from pointsman.kube.access import Access
 
 _JSON = "application/json"
 
 
 class FakeApiServer:
     """An API server for tests. All attributes may be changed while it runs."""
+
+    http2_by_default: ClassVar[ssl.SSLContext | None] = None
+    """Set by tests that run over both protocols."""
 
     def __init__(
         self,
@@ -47,11 +53,13 @@ class FakeApiServer:
         port: int = 0,
         token: str = "",
         tls: ssl.SSLContext | None = None,
+        http2: ssl.SSLContext | None = None,
         watch_list: bool = True,
         cluster_ip_field: bool = True,
         missing_kinds: frozenset[str] = frozenset(),
         speaks_protobuf: bool = True,
     ) -> None:
+        """With `tls` it speaks HTTPS; with `http2` HTTPS over HTTP/2 only."""
         self.store = Store()
         self.token = token
         self.watch_list = watch_list
@@ -67,6 +75,8 @@ class FakeApiServer:
         self._watches = Watches(self.store, lambda: self.chunk_size)
         self._pages: dict[str, tuple[list[KubeDict], int]] = {}
         self._tls = tls
+        settings = http2 or (None if tls else self.http2_by_default)
+        self.http2 = None if settings is None else Http2Front(settings, host)
         self._host, self._port = host, port
         self._runner: web.AppRunner | None = None
 
@@ -86,16 +96,27 @@ class FakeApiServer:
         site = web.TCPSite(self._runner, self._host, self._port, ssl_context=self._tls, reuse_address=True)
         await site.start()
         self._port = self._runner.addresses[0][1]
+        if self.http2 is not None:
+            await self.http2.start(self._port)
 
     async def stop(self) -> None:
         self.end_watches()
+        if self.http2 is not None:
+            await self.http2.stop()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
     @property
     def url(self) -> str:
+        if self.http2 is not None:
+            return f"https://{self._host}:{self.http2.port}"
         return f"{'https' if self._tls else 'http'}://{self._host}:{self._port}"
+
+    @property
+    def access(self) -> Access:
+        """Access without credentials, and without checking a certificate."""
+        return Access(self.url, "test", insecure_skip_tls_verify=True)
 
     def add(self, item: KubeDict) -> KubeDict:
         return self.store.add(item)

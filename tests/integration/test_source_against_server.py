@@ -21,14 +21,15 @@ from tests.fake.apiserver import FakeApiServer
 from tests.harness.kube_objects import endpoint_slice, node, service
 
 from pointsman.errors import KubeError
+from pointsman.http.messages import Response
 from pointsman.kube.access import Access
+from pointsman.kube.client import ApiClient
 from pointsman.kube.event_recorder import EventRecorder, node_reference
 from pointsman.kube.formats import JSON, PREFER_PROTOBUF, Decoders
 from pointsman.kube.kubeconfig import load_access
-from pointsman.kube.listwatch import ListWatch
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICES
 from pointsman.kube.status import WatchStatus
-from pointsman.kube.transport import Response, Stream, Transport
+from pointsman.kube.watch import ListWatch
 from pointsman.model.objects import (
     Delete,
     EndpointSlice,
@@ -60,15 +61,15 @@ both_formats = pytest.mark.parametrize("accept", [PREFER_PROTOBUF, JSON], ids=["
 class Cluster:
     """A server to test against, and what to remove from it afterwards."""
 
-    def __init__(self, transport: Transport, *, allocates: bool) -> None:
-        self.transport = transport
+    def __init__(self, client: ApiClient, *, allocates: bool) -> None:
+        self.client = client
         self.allocates = allocates
         """The server gives cluster IPs to Services."""
         self.prefix = f"pointsman-test-{uuid.uuid4().hex[:10]}"
         self._created: list[str] = []
 
     async def create(self, path: str, item: dict[str, Any]) -> None:
-        await self.transport.request("POST", path, body=json.dumps(item).encode())
+        await self.client.request("POST", path, body=json.dumps(item).encode())
         self.adopt(f"{path}/{item['metadata']['name']}")
 
     def adopt(self, path: str) -> None:
@@ -76,12 +77,12 @@ class Cluster:
         self._created.append(path)
 
     async def patch(self, path: str, patch: dict[str, Any]) -> None:
-        await self.transport.request(
+        await self.client.request(
             "PATCH", path, body=json.dumps(patch).encode(), content_type="application/merge-patch+json"
         )
 
     async def delete(self, path: str) -> None:
-        await self.transport.request("DELETE", path)
+        await self.client.request("DELETE", path)
         self._created.remove(path)
 
     async def clean_up(self) -> None:
@@ -90,13 +91,27 @@ class Cluster:
                 await self.delete(path)
 
 
-unlimited = partial(Transport, qps=0)
+@asynccontextmanager
+async def events_of(watch: ListWatch[Any]) -> AsyncIterator[AsyncIterator[SourceEvent]]:
+    queue: asyncio.Queue[SourceEvent] = asyncio.Queue()
+    following = asyncio.ensure_future(watch.follow(queue.put))
+
+    async def events() -> AsyncIterator[SourceEvent]:
+        while True:
+            yield await queue.get()
+
+    try:
+        yield events()
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+unlimited = partial(ApiClient, qps=0)
 
 
 @asynccontextmanager
-async def cluster(
-    which: str, transport_to: Callable[[Access], Transport] = unlimited
-) -> AsyncIterator[Cluster]:
+async def cluster(which: str, client_to: Callable[[Access], ApiClient] = unlimited) -> AsyncIterator[Cluster]:
     async with contextlib.AsyncExitStack() as stack:
         if which == "real":
             access = load_access(REAL_KUBECONFIG, REAL_URL)
@@ -104,9 +119,9 @@ async def cluster(
             server = FakeApiServer(watch_list=which == "fake")
             await stack.enter_async_context(server)
             access = Access(server.url, "fake API server")
-        transport = transport_to(access)
-        stack.push_async_callback(transport.close)
-        target = Cluster(transport, allocates=which == "real")
+        client = client_to(access)
+        stack.push_async_callback(client.close)
+        target = Cluster(client, allocates=which == "real")
         stack.push_async_callback(target.clean_up)
         yield target
 
@@ -136,7 +151,7 @@ async def test_objects_come_change_and_go(which: str, accept: str) -> None:
         await target.create(NODE_PATH, node(f"{target.prefix}-node"))
         await target.create(SERVICE_PATH, own_service(target, "web"))
         await target.create(SLICE_PATH, endpoint_slice(f"{name}-1", "10.1.0.1", service_name=name))
-        source = ApiSource(target.transport, node_name=f"{target.prefix}-node", accept=accept)
+        source = ApiSource(target.client, node_name=f"{target.prefix}-node", accept=accept)
         async with aclosing(source.events()) as stream:
             objects: set[tuple[type, str]] = set()
             synced: set[type] = set()
@@ -182,7 +197,7 @@ async def test_small_pages_deliver_everything_once(which: str, accept: str) -> N
         for number in range(7):
             await target.create(SERVICE_PATH, own_service(target, str(number)))
         watch = ListWatch(
-            target.transport,
+            target.client,
             SERVICES,
             status=WatchStatus(),
             on_finding=lambda _finding: None,
@@ -191,7 +206,7 @@ async def test_small_pages_deliver_everything_once(which: str, accept: str) -> N
             page_limit=2,
         )
         seen: list[tuple[str, str]] = []
-        async with aclosing(watch.events()) as stream, asyncio.timeout(60):
+        async with events_of(watch) as stream, asyncio.timeout(60):
             async for event in stream:
                 if isinstance(event, Synced):
                     break
@@ -205,7 +220,7 @@ async def test_small_pages_deliver_everything_once(which: str, accept: str) -> N
 async def test_events_are_accepted_and_repetitions_counted(which: str) -> None:
     async with cluster(which) as target:
         name = f"{target.prefix}-node"
-        recorder = EventRecorder(target.transport, node_name=name)
+        recorder = EventRecorder(target.client, node_name=name)
         sending = asyncio.create_task(recorder.run())
         for _ in range(2):
             recorder.record(node_reference(name), "Starting", "")
@@ -213,7 +228,7 @@ async def test_events_are_accepted_and_repetitions_counted(which: str) -> None:
         await recorder.flush(20)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-        events = json.loads((await target.transport.request("GET", EVENT_PATH)).body)["items"]
+        events = json.loads((await target.client.request("GET", EVENT_PATH)).body)["items"]
         own = {event["reason"]: event for event in events if event["regarding"].get("name") == name}
         for event in own.values():
             target.adopt(f"{EVENT_PATH}/{event['metadata']['name']}")
@@ -233,7 +248,7 @@ async def test_every_object_is_the_same_in_both_formats(which: str) -> None:
             decoders: Decoders[Any] = Decoders(resource.kind)
             pages = []
             for accept in (PREFER_PROTOBUF, JSON):
-                answer = await target.transport.request("GET", resource.path, accept=accept)
+                answer = await target.client.request("GET", resource.path, accept=accept)
                 assert answer.headers["Content-Type"].startswith(accept.partition(",")[0])
                 pages.append(decoders.for_answer(answer.headers["Content-Type"]).page(answer.body))
             assert pages[0].objects == pages[1].objects
@@ -245,19 +260,19 @@ async def test_a_watch_in_protobuf_resumes_where_a_list_ended(which: str) -> Non
     async with cluster(which) as target:
         await target.create(SLICE_PATH, endpoint_slice(f"{target.prefix}-1", "10.1.0.1"))
         decoders: Decoders[EndpointSlice] = Decoders(EndpointSlice)
-        listed = await target.transport.request("GET", ENDPOINT_SLICES.path, accept=PREFER_PROTOBUF)
+        listed = await target.client.request("GET", ENDPOINT_SLICES.path, accept=PREFER_PROTOBUF)
         page = decoders.for_answer(listed.headers["Content-Type"]).page(listed.body)
         await target.create(SLICE_PATH, endpoint_slice(f"{target.prefix}-2", "10.1.0.2"))
 
         async def watched(version: str) -> list[tuple[str, Any]]:
             params = {"watch": "true", "resourceVersion": version, "timeoutSeconds": "2"}
             found = []
-            async with target.transport.stream(
-                ENDPOINT_SLICES.path, params=params, accept=PREFER_PROTOBUF, idle_timeout=30
+            async with target.client.stream(
+                ENDPOINT_SLICES.path, params=params, accept=PREFER_PROTOBUF
             ) as stream:
                 decoder = decoders.for_answer(stream.content_type)
                 splitter = decoder.splitter()
-                async for chunk in stream.chunks:
+                while chunk := await stream.read():
                     for frame in splitter.feed(chunk):
                         event = decoder.event(frame)
                         found.append((event.type, decoder.object(event.object)))
@@ -268,7 +283,7 @@ async def test_a_watch_in_protobuf_resumes_where_a_list_ended(which: str) -> Non
         assert f"{target.prefix}-1" not in [item.metadata.name for _, item in resumed]
 
 
-class RecordingTransport(Transport):
+class RecordingClient(ApiClient):
     """Keeps the parameters of every stream, the type of what came back, and the paths that were listed instead."""
 
     def __init__(self, access: Access) -> None:
@@ -282,7 +297,7 @@ class RecordingTransport(Transport):
         return await super().request(method, path, **options)
 
     @asynccontextmanager
-    async def stream(self, path: str, **options: Any) -> AsyncIterator[Stream]:
+    async def stream(self, path: str, **options: Any) -> AsyncIterator[Response]:
         async with super().stream(path, **options) as stream:
             self.streamed.append((dict(options["params"]), stream.content_type))
             yield stream
@@ -290,28 +305,28 @@ class RecordingTransport(Transport):
 
 @pytest.mark.parametrize("which", ["fake", real_server])
 async def test_the_first_list_is_streamed_in_protobuf(which: str) -> None:
-    async with cluster(which, RecordingTransport) as target:
-        transport = target.transport
-        assert isinstance(transport, RecordingTransport)
+    async with cluster(which, RecordingClient) as target:
+        client = target.client
+        assert isinstance(client, RecordingClient)
         for number in range(3):
             await target.create(SERVICE_PATH, own_service(target, str(number)))
         status = WatchStatus()
-        watch = ListWatch(transport, SERVICES, status=status, on_finding=lambda _finding: None)
+        watch = ListWatch(client, SERVICES, status=status, on_finding=lambda _finding: None)
         seen: set[str] = set()
-        async with aclosing(watch.events()) as stream, asyncio.timeout(60):
+        async with events_of(watch) as stream, asyncio.timeout(60):
             async for event in stream:
                 if isinstance(event, Synced):
                     break
                 assert isinstance(event, Upsert)
                 seen.add(event.object.metadata.name)
-            if which == "real" and transport.listed:
+            if which == "real" and client.listed:
                 pytest.skip("this server refuses streamed lists; its etcd may be too old")
             await target.create(SERVICE_PATH, own_service(target, "late"))
             late = await wait_for(stream, Upsert, f"{target.prefix}-late")
         assert {f"{target.prefix}-{number}" for number in range(3)} <= seen
         assert late.object.spec.cluster_ip
-        assert transport.listed == []
-        (params, content_type), *_ = transport.streamed
+        assert client.listed == []
+        (params, content_type), *_ = client.streamed
         assert params["sendInitialEvents"] == "true"
         assert content_type.startswith("application/vnd.kubernetes.protobuf")
         assert "stream=watch" in content_type

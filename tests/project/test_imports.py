@@ -24,7 +24,9 @@ RUNNING = [
 ]
 """Modules to be loaded with all that they load."""
 
-SOURCES = [path for room in ("serve", "app", "kube") for path in ROOT.glob(f"src/pointsman/{room}/*.py")]
+SOURCES = [
+    path for room in ("serve", "app", "kube", "http") for path in ROOT.glob(f"src/pointsman/{room}/*.py")
+]
 """Files that name nothing heavy themselves."""
 
 
@@ -34,6 +36,16 @@ def test_a_proxy_does_without_the_largest_library() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert NEVER_LOADED & set(done.stdout.split()) == set()
+
+
+def test_http2_is_loaded_only_for_a_server_that_speaks_it() -> None:
+    code = f"import sys, {', '.join(RUNNING)}, pointsman.source.api; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = done.stdout.split()
+    assert "pointsman.http.client" in loaded
+    assert {"h2", "hpack", "pointsman.http.http2"} & set(loaded) == set()
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -29,11 +29,11 @@ from pointsman.explain.report import Explanation
 from pointsman.explain.target import Target
 from pointsman.kernel.command import SystemCommands
 from pointsman.kube.auth import Credentials
+from pointsman.kube.client import ApiClient
 from pointsman.kube.client_metrics import ClientMetrics
 from pointsman.kube.event_recorder import EventRecorder
 from pointsman.kube.formats import accept_header
 from pointsman.kube.kubeconfig import load_access
-from pointsman.kube.transport import Transport
 from pointsman.machine.footprint import freeze_heap
 from pointsman.machine.host_facts import LinuxHost
 from pointsman.machine.own_addresses import LinuxMachine
@@ -245,13 +245,13 @@ async def _outside(
     listener = ClientMetrics(metrics, urlsplit(access.server).netloc)
     credentials = Credentials(access, listener=listener)
     credentials.check()
-    transport = Transport(
+    client = ApiClient(
         access, qps=connection.qps, burst=connection.burst, credentials=credentials, listener=listener
     )
-    sender = EventRecorder(transport, node_name=node_name)
+    sender = EventRecorder(client, node_name=node_name)
     recorder = ApiRecorder(sender, node_name)
     source = ApiSource(
-        transport,
+        client,
         node_name=node_name,
         on_finding=FindingReport(metrics, recorder),
         accept=accept_header(connection.content_type, connection.accept_content_types),
@@ -263,4 +263,4 @@ async def _outside(
     finally:
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-        await transport.close()
+        await client.close()

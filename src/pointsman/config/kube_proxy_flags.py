@@ -379,7 +379,7 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
             "vmodule",
             Kind.VMODULE,
             fields=("logging.vmodule",),
-            help="Verbosity of single source files, such as listwatch=6 (text format).",
+            help="Verbosity of single source files, such as watch=6 (text format).",
         ),
         Flag(
             "logging-format",

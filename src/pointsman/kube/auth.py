@@ -67,6 +67,11 @@ class Credentials:
         self._context_key: object = None
         self._file_signature = get_signature(access.kubeconfig) if access.kubeconfig is not None else None
 
+    @property
+    def access(self) -> Access:
+        """The access as last read: its kubeconfig may have changed since the start."""
+        return self._access
+
     async def present(self) -> Presented:
         """What to send now. Raises KubeError when there is nothing usable at all."""
         self._reread_kubeconfig()

@@ -15,13 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
 from pointsman.errors import KubeError
+from pointsman.kube.client import ApiClient
 from pointsman.kube.ratelimit import Clock, RateLimit
-from pointsman.kube.transport import Transport
 from pointsman.obs.log import get_log
 
 _log = get_log(__name__)
@@ -80,14 +79,14 @@ class EventRecorder:
 
     def __init__(
         self,
-        transport: Transport,
+        client: ApiClient,
         *,
         node_name: str,
         controller: str = "kube-proxy",
         clock: Clock = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._transport = transport
+        self._client = client
         self._instance = f"{controller}-{node_name}"[:128]
         self._controller = controller
         self._clock = clock
@@ -157,7 +156,7 @@ class EventRecorder:
     async def _create(self, key: _Key, note: str) -> str:
         namespace = key.regarding.namespace or "default"
         name = f"{key.regarding.name[:230]}.{next(self._numbers):x}"
-        path = f"/apis/events.k8s.io/v1/namespaces/{quote(namespace, safe='')}/events"
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         body = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
@@ -171,14 +170,14 @@ class EventRecorder:
             "regarding": key.regarding,
             "note": note,
         }
-        await self._transport.request("POST", path, body=msgspec.json.encode(body), timeout=10.0)
-        return f"{path}/{quote(name, safe='')}"
+        await self._client.request("POST", path, body=msgspec.json.encode(body), timeout=10.0)
+        return f"{path}/{name}"
 
     async def _extend(self, series: _Series) -> bool:
         """Adds to an existing event; False when the server no longer has it."""
         body = {"series": {"count": series.count, "lastObservedTime": self._timestamp()}}
         try:
-            await self._transport.request(
+            await self._client.request(
                 "PATCH", series.path, body=msgspec.json.encode(body), content_type=_MERGE_PATCH, timeout=10.0
             )
         except KubeError as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pointsman.errors import Gone, KubeError
+from pointsman.kube.client import TooLarge
 from pointsman.kube.decode import Unreadable
-from pointsman.kube.transport import TooLarge
 
 
 class PageCursor:
@@ -30,7 +30,7 @@ class PageCursor:
         self._token = token
         return bool(token)
 
-    def begin_again(self, error: KubeError) -> None:
+    def restart(self, error: KubeError) -> None:
         """After an error, in another size; raises the error when there is none to try.
 
         A snapshot that expired between two pages means that paging is too slow here: the list is taken in one piece. When

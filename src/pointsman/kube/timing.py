@@ -32,7 +32,7 @@ class Timing:
     initial: float = 30.0
     """Without data among initial events, which a server sends as fast as it can."""
 
-    def watch_lasts(self) -> int:
+    def watch_seconds(self) -> int:
         """Seconds after which the server is asked to end a watch; not the same on all nodes."""
         return int(self.uniform(*_WATCH_LASTS_SECONDS))
 

@@ -38,7 +38,7 @@ class LogSettings(msgspec.Struct, frozen=True):
     format: str = "text"
     verbosity: int = 0
     vmodule: tuple[tuple[str, int], ...] = ()
-    """Glob patterns of module names (`listwatch`, or with a slash of paths: `pointsman/kube/*`) and their verbosity."""
+    """Glob patterns of module names (`watch`, or with a slash of paths: `pointsman/kube/*`) and their verbosity."""
     split_stream: bool = False
     """Errors to stderr, the rest to stdout; otherwise everything to stderr."""
     info_buffer_size: int = 0

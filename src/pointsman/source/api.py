@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 from typing import Any
 
+from pointsman.kube.client import ApiClient
 from pointsman.kube.formats import PREFER_PROTOBUF
-from pointsman.kube.listwatch import ListWatch
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, Resource, own_node
 from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.kube.timing import Timing
-from pointsman.kube.transport import Transport
+from pointsman.kube.watch import ListWatch
 from pointsman.model.objects import SourceEvent
 
 _QUEUE_LIMIT = 128
@@ -23,12 +22,12 @@ class ApiSource:
     """Services, EndpointSlices, ServiceCIDRs and this node's Node from one API server.
 
     Events of one kind keep their order; between kinds there is none, as between kube-proxy's informers.
-    The transport belongs to the caller.
+    The client belongs to the caller.
     """
 
     def __init__(
         self,
-        transport: Transport,
+        client: ApiClient,
         *,
         node_name: str,
         on_finding: OnFinding = lambda _finding: None,
@@ -36,13 +35,13 @@ class ApiSource:
         watch_list: bool = True,
         timing: Timing | None = None,
     ) -> None:
-        self._transport = transport
+        self._client = client
         self._statuses: dict[str, WatchStatus] = {}
 
-        def follow(resource: Resource[Any]) -> ListWatch[Any]:
+        def make_watch(resource: Resource[Any]) -> ListWatch[Any]:
             status = self._statuses[resource.kind.__name__] = WatchStatus()
             return ListWatch(
-                transport,
+                client,
                 resource,
                 status=status,
                 on_finding=on_finding,
@@ -52,7 +51,8 @@ class ApiSource:
             )
 
         self._watches = [
-            follow(resource) for resource in (own_node(node_name), SERVICE_CIDRS, SERVICES, ENDPOINT_SLICES)
+            make_watch(resource)
+            for resource in (own_node(node_name), SERVICE_CIDRS, SERVICES, ENDPOINT_SLICES)
         ]
         self._queue: asyncio.Queue[SourceEvent | Exception | None] = asyncio.Queue(_QUEUE_LIMIT)
         self._tasks: list[asyncio.Task[None]] = []
@@ -64,12 +64,12 @@ class ApiSource:
 
     @property
     def server(self) -> str:
-        return self._transport.server
+        return self._client.server
 
     @property
     def advice(self) -> str:
         """What to do when the API server cannot be reached."""
-        return self._transport.advice
+        return self._client.advice
 
     async def events(self) -> AsyncGenerator[SourceEvent, None]:
         """Ends only after `close`; raises only what is a fault of ours. To be iterated once."""
@@ -97,8 +97,6 @@ class ApiSource:
 
     async def _pump(self, watch: ListWatch[Any]) -> None:
         try:
-            async with aclosing(watch.events()) as events:
-                async for event in events:
-                    await self._queue.put(event)
+            await watch.follow(self._queue.put)
         except Exception as error:  # noqa: BLE001  handed to the consumer, where it is raised
             await self._queue.put(error)

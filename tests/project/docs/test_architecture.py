@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "src" / "pointsman"
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
-FILES = sorted(set(re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", TEXT)))
+FILES = sorted(set(re.findall(r"`([a-z_]+/[a-z0-9_/]+\.py)`", TEXT)))
 
 
 def _section(heading: str) -> str:
@@ -25,7 +25,7 @@ def test_every_name_in_the_walk_and_the_process_is_defined_in_a_file_named_besid
     walk = [row for row in _section("An EndpointSlice event").splitlines() if row.startswith("|")]
     assert len(walk) > 13
     for line in (*walk, _section("The process")):
-        sources = [(PACKAGE / name).read_text() for name in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", line)]
+        sources = [(PACKAGE / name).read_text() for name in re.findall(r"`([a-z_]+/[a-z0-9_/]+\.py)`", line)]
         for name in re.findall(r"`(\w+)`", line):
             defined = rf"^ *(?:async )?(?:def|class) {name}\b|^ *(?:from .* )?import .*\b{name}\b"
             known = any(re.search(defined, source, re.MULTILINE) for source in sources)

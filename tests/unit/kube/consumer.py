@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator
 from tests.fake.apiserver import FakeApiServer
 from tests.fake.skipping_clock import SkippingClock
 
-from pointsman.kube.access import Access
+from pointsman.kube.client import ApiClient
 from pointsman.kube.timing import Timing
-from pointsman.kube.transport import Transport
 from pointsman.model.objects import Delete, Service, SourceEvent, Upsert
 from pointsman.source.api import ApiSource
 
@@ -22,9 +21,9 @@ class Consumer:
     def __init__(self, server: FakeApiServer, *, watch_list: bool, patience: float) -> None:
         self.time = SkippingClock()
         self.services: set[str] = set()
-        self.transport = Transport(Access(server.url, "test"), qps=0, environ={})
+        self.client = ApiClient(server.access, qps=0, environ={})
         self.source = ApiSource(
-            self.transport,
+            self.client,
             node_name="n1",
             watch_list=watch_list,
             timing=Timing(self.time.clock, self.time.sleep, idle=patience, initial=patience, answer=patience),
@@ -56,7 +55,7 @@ async def consuming(
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await consumer.transport.close()
+        await consumer.client.close()
 
 
 async def until(consumer: Consumer, *names: str) -> None:

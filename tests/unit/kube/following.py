@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from tests.fake.apiserver import FakeApiServer
 from tests.fake.skipping_clock import SkippingClock
 
-from pointsman.kube.access import Access
-from pointsman.kube.listwatch import ListWatch
+from pointsman.kube.client import MAX_BODY_BYTES, ApiClient
 from pointsman.kube.resources import SERVICES, Resource
 from pointsman.kube.status import WatchStatus
 from pointsman.kube.timing import Timing
-from pointsman.kube.transport import LARGEST_BODY, Transport
+from pointsman.kube.watch import ListWatch
 from pointsman.model.findings import Finding
 from pointsman.model.objects import Delete, SourceEvent, Synced, Upsert
 
@@ -30,28 +29,26 @@ class Follower:
         resource: Resource[Any],
         *,
         idle: float,
-        largest_body: int,
+        max_body: int,
         **options: Any,
     ) -> None:
         self.status = WatchStatus()
         self.time = SkippingClock()
         self.bad: list[Finding] = []
-        self.transport = Transport(
-            Access(server=server.url, origin="test"), qps=0, environ={}, largest_body=largest_body
-        )
+        self.client = ApiClient(server.access, qps=0, environ={}, max_body=max_body)
         self.watch: ListWatch[Any] = ListWatch(
-            self.transport,
+            self.client,
             resource,
             status=self.status,
             on_finding=self.bad.append,
             timing=Timing(self.time.clock, self.time.sleep, _middle, idle=idle),
             **options,
         )
-        self.stream: AsyncGenerator[SourceEvent, None] = self.watch.events()
+        self.events: asyncio.Queue[SourceEvent] = asyncio.Queue()
 
     async def next(self) -> SourceEvent:
         async with asyncio.timeout(20):
-            return await anext(self.stream)
+            return await self.events.get()
 
     async def until_synced(self) -> list[SourceEvent]:
         seen: list[SourceEvent] = []
@@ -83,15 +80,20 @@ async def following(
     resource: Resource[Any] = SERVICES,
     *,
     idle: float = 180.0,
-    largest_body: int = LARGEST_BODY,
+    max_body: int = MAX_BODY_BYTES,
     **options: Any,
 ) -> AsyncIterator[Follower]:
-    follower = Follower(server, resource, idle=idle, largest_body=largest_body, **options)
+    """Raises whatever the list-watch raises."""
+    follower = Follower(server, resource, idle=idle, max_body=max_body, **options)
+    running = asyncio.ensure_future(follower.watch.follow(follower.events.put))
     try:
-        async with aclosing(follower.stream):
-            yield follower
+        yield follower
+        if running.done():
+            running.result()
     finally:
-        await follower.transport.close()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await follower.client.close()
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

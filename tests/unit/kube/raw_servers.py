@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from pointsman.kube.access import Access
-from pointsman.kube.transport import Transport
+from pointsman.kube.client import ApiClient
 
 Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -37,9 +37,9 @@ async def head_of(reader: asyncio.StreamReader) -> bytes:
 
 
 @asynccontextmanager
-async def transport_to(access: Access) -> AsyncIterator[Transport]:
-    transport = Transport(access, environ={}, qps=0)
+async def client_to(access: Access) -> AsyncIterator[ApiClient]:
+    client = ApiClient(access, environ={}, qps=0)
     try:
-        yield transport
+        yield client
     finally:
-        await transport.close()
+        await client.close()

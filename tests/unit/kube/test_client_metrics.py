@@ -12,14 +12,16 @@ from tests.harness.kube_objects import service
 
 from pointsman.errors import KubeError
 from pointsman.kube.access import Access, ExecPlugin
+from pointsman.kube.client import ApiClient
 from pointsman.kube.client_metrics import ClientMetrics
-from pointsman.kube.transport import Transport
 from pointsman.obs.registry import Metrics
 
 SERVICES = "/api/v1/services"
 GRANTED = (
     '{"kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1", "status": {"token": "t"}}'
 )
+
+pytestmark = pytest.mark.usefixtures("protocol")
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
@@ -37,13 +39,11 @@ async def test_requests_are_counted_timed_and_weighed() -> None:
     metrics = Metrics("nftables")
     async with FakeApiServer() as server:
         server.add(service("web"))
-        transport = Transport(
-            Access(server.url, "test"), environ={}, listener=ClientMetrics(metrics, "api.test")
-        )
-        answer = await transport.request("GET", SERVICES)
+        client = ApiClient(server.access, environ={}, listener=ClientMetrics(metrics, "api.test"))
+        answer = await client.request("GET", SERVICES)
         with contextlib.suppress(KubeError):
-            await transport.request("GET", "/api/v1/namespaces/default/services/nobody")
-        await transport.close()
+            await client.request("GET", "/api/v1/namespaces/default/services/nobody")
+        await client.close()
     found = samples(metrics)
     assert found["rest_client_requests_total", "200 GET"] == 1
     assert found["rest_client_requests_total", "404 GET"] == 1
@@ -55,12 +55,12 @@ async def test_requests_are_counted_timed_and_weighed() -> None:
 
 async def test_no_answer_counts_as_an_error() -> None:
     metrics = Metrics("nftables")
-    transport = Transport(
+    client = ApiClient(
         Access("http://127.0.0.1:1", "test"), environ={}, listener=ClientMetrics(metrics, "api.test")
     )
     with contextlib.suppress(KubeError):
-        await transport.request("POST", SERVICES, body=b"12345")
-    await transport.close()
+        await client.request("POST", SERVICES, body=b"12345")
+    await client.close()
     found = samples(metrics)
     assert found["rest_client_requests_total", "<error> POST"] == 1
     assert found["rest_client_request_size_bytes_sum", "POST"] == 5
@@ -71,8 +71,8 @@ async def test_waiting_for_a_turn_is_measured_streams_are_not_timed() -> None:
     metrics = Metrics("nftables")
     clock = SkippingClock()
     async with FakeApiServer() as server:
-        transport = Transport(
-            Access(server.url, "test"),
+        client = ApiClient(
+            server.access,
             qps=2.0,
             burst=1,
             environ={},
@@ -81,9 +81,9 @@ async def test_waiting_for_a_turn_is_measured_streams_are_not_timed() -> None:
             sleep=clock.sleep,
         )
         for _ in range(2):
-            async with transport.stream(SERVICES, params={"watch": "true"}, idle_timeout=5):
+            async with client.stream(SERVICES, params={"watch": "true"}):
                 pass
-        await transport.close()
+        await client.close()
     found = samples(metrics)
     assert found["rest_client_rate_limiter_duration_seconds_count", "GET"] == 2
     assert found["rest_client_rate_limiter_duration_seconds_sum", "GET"] == pytest.approx(0.5)
@@ -107,8 +107,8 @@ async def test_calls_of_the_credential_plugin_are_counted_by_outcome(
     metrics = Metrics("nftables")
     plugin = ExecPlugin(command[0], "client.authentication.k8s.io/v1", command[1:])
     access = Access("http://127.0.0.1:1", "test", exec_plugin=plugin)
-    transport = Transport(access, environ={}, listener=ClientMetrics(metrics, "api.test"))
+    client = ApiClient(access, environ={}, listener=ClientMetrics(metrics, "api.test"))
     with contextlib.suppress(KubeError):
-        await transport.request("GET", SERVICES)
-    await transport.close()
+        await client.request("GET", SERVICES)
+    await client.close()
     assert samples(metrics)["rest_client_exec_plugin_call_total", counted] == 1

@@ -8,27 +8,29 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from tests.fake.apiserver import FakeApiServer
 from tests.fake.skipping_clock import SkippingClock
 
-from pointsman.kube.access import Access
+from pointsman.kube.client import ApiClient
 from pointsman.kube.event_recorder import EventRecorder, ObjectReference, node_reference
-from pointsman.kube.transport import Transport
+
+pytestmark = pytest.mark.usefixtures("protocol")
 
 NODE = node_reference("n1")
 
 
 @asynccontextmanager
 async def recording(server: FakeApiServer, time: SkippingClock) -> AsyncIterator[EventRecorder]:
-    transport = Transport(Access(server.url, "test"), qps=0, environ={})
-    recorder = EventRecorder(transport, node_name="n1", clock=time.clock)
+    client = ApiClient(server.access, qps=0, environ={})
+    recorder = EventRecorder(client, node_name="n1", clock=time.clock)
     task = asyncio.create_task(recorder.run())
     try:
         yield recorder
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await transport.close()
+        await client.close()
 
 
 def stored(server: FakeApiServer) -> list[dict[str, Any]]:
@@ -141,3 +143,16 @@ async def test_an_event_that_cannot_be_encoded_does_not_silence_the_later_ones()
         await recorder.flush(10)
         assert [event["reason"] for event in stored(server)] == ["Starting"]
         assert recorder.dropped == 1
+
+
+async def test_a_name_is_encoded_once_in_the_path() -> None:
+    time = SkippingClock()
+    async with FakeApiServer() as server, recording(server, time) as recorder:
+        for _ in range(2):
+            recorder.record(node_reference("a:b%c"), "Starting", "")
+        await recorder.flush(10)
+        patch = server.requests[-1]
+        assert patch.method == "PATCH"
+        assert patch.path.rpartition("/")[2].startswith("a:b%c.")
+        (event,) = stored(server)
+        assert event["series"]["count"] == 2

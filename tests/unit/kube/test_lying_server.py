@@ -15,8 +15,7 @@ from tests.unit.kube.consumer import all_watched, consuming, until
 from tests.unit.kube.lies import LIES, Lie, chunked, http, listing
 
 from pointsman.errors import KubeError
-from pointsman.kube.access import Access
-from pointsman.kube.transport import Transport
+from pointsman.kube.client import ApiClient
 
 PATH = "/api/v1/services"
 LONGEST_PAUSE = 60.0
@@ -26,6 +25,7 @@ def told_to_wait(lie: Lie) -> bool:
     return b"Retry-After: 9" in lie.answer or b"Retry-After: 8" in lie.answer
 
 
+@pytest.mark.usefixtures("protocol")
 @pytest.mark.parametrize("watch_list", [True, False], ids=["watchlist", "paged"])
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
 async def test_what_is_true_arrives_after_a_lie(lie: Lie, watch_list: bool) -> None:
@@ -55,21 +55,25 @@ async def _asked(answer: bytes, *, stream: bool) -> None:
     """One exchange; whatever is not a KubeError escapes."""
     async with FakeApiServer() as server:
         server.answer_raw(answer, times=2)
-        transport = Transport(Access(server.url, "test"), qps=0, environ={})
+        client = ApiClient(server.access, qps=0, environ={})
         try:
             if stream:
-                async with transport.stream(PATH, idle_timeout=5, answer_timeout=5) as opened:
-                    async for _ in opened.chunks:
+                async with client.stream(PATH, headers_timeout=5) as opened:
+                    while await opened.read():
                         pass
             else:
-                await transport.request("GET", PATH, timeout=5)
+                await client.request("GET", PATH, timeout=5)
         except KubeError as error:
             assert "\n" not in str(error)  # noqa: PT017  only what is raised matters here
         finally:
-            await transport.close()
+            await client.close()
 
 
-FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 @FUZZ

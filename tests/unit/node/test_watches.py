@@ -13,8 +13,8 @@ from tests.harness.waiting import async_wait_until
 from pointsman.conditions import Blocks, Condition
 from pointsman.errors import KubeError
 from pointsman.kube.access import Access
+from pointsman.kube.client import ApiClient
 from pointsman.kube.status import WatchStatus
-from pointsman.kube.transport import Transport
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity
 from pointsman.model.objects import SourceEvent
 from pointsman.node.watches import WatchConditions, expose_watches
@@ -139,16 +139,16 @@ def test_objects_that_cannot_be_used_are_named() -> None:
 
 async def test_a_request_without_an_answer_says_nothing_while_a_watch_is_connected() -> None:
     async with FakeApiServer() as server:
-        transport = Transport(Access(server.url, "test"), environ={}, burst=100)
-        source = ApiSource(transport, node_name="n1")
+        client = ApiClient(Access(server.url, "test"), environ={}, burst=100)
+        source = ApiSource(client, node_name="n1")
         conditions = WatchConditions(source)
         following = asyncio.create_task(anext(source.events()))
         await async_wait_until(lambda: all(watch.connected for watch in source.statuses.values()))
         server.answer_raw(b"", path="events")
         with pytest.raises(KubeError):
-            await transport.request("POST", "/apis/events.k8s.io/v1/namespaces/default/events", body=b"{}")
+            await client.request("POST", "/apis/events.k8s.io/v1/namespaces/default/events", body=b"{}")
         assert not [one for one in conditions.conditions() if not one.is_true]
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         await source.close()
-        await transport.close()
+        await client.close()

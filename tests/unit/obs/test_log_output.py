@@ -159,7 +159,7 @@ def test_traceback_is_kept(streams: Streams, form: str) -> None:
 
 
 def test_verbosity_decides(streams: Streams) -> None:
-    log = get_log("pointsman.kube.listwatch")
+    log = get_log("pointsman.kube.watch")
     streams.configure(LogSettings(verbosity=2))
     log.info("two", v=2)
     log.info("three", v=3)
@@ -172,8 +172,8 @@ def test_verbosity_decides(streams: Streams) -> None:
 @pytest.mark.parametrize(
     ("pattern", "matches"),
     [
-        ("listwatch", True),
-        ("list*", True),
+        ("watch", True),
+        ("wat*", True),
         ("pointsman/kube/*", True),
         ("kube", False),
         ("pointsman/sync/*", False),
@@ -181,7 +181,7 @@ def test_verbosity_decides(streams: Streams) -> None:
 )
 def test_vmodule_raises_single_modules(streams: Streams, pattern: str, matches: bool) -> None:
     streams.configure(LogSettings(vmodule=((pattern, 6),)))
-    assert get_log("pointsman.kube.listwatch").is_enabled(6) is matches
+    assert get_log("pointsman.kube.watch").is_enabled(6) is matches
     assert not get_log("pointsman.other").is_enabled(1)
 
 

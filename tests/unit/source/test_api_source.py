@@ -11,17 +11,16 @@ from tests.fake.apiserver import FakeApiServer
 from tests.fake.skipping_clock import SkippingClock
 from tests.harness.kube_objects import endpoint_slice, node, service, service_cidr
 
-from pointsman.kube.access import Access
+from pointsman.kube.client import ApiClient
 from pointsman.kube.timing import Timing
-from pointsman.kube.transport import Transport
 from pointsman.model.findings import Finding
 from pointsman.model.objects import KubeObject, SourceEvent, Synced, Upsert
 from pointsman.source.api import ApiSource
 
 
-def source_for(server: FakeApiServer, **options: Any) -> tuple[Transport, ApiSource]:
-    transport = Transport(Access(server.url, "test"), qps=0, environ={})
-    return transport, ApiSource(transport, node_name="n1", **options)
+def source_for(server: FakeApiServer, **options: Any) -> tuple[ApiClient, ApiSource]:
+    client = ApiClient(server.access, qps=0, environ={})
+    return client, ApiSource(client, node_name="n1", **options)
 
 
 async def until_all_synced(stream: Any) -> list[SourceEvent]:
@@ -40,7 +39,7 @@ async def test_all_kinds_are_delivered_each_before_its_synced() -> None:
         for number in range(300):
             server.add(service(f"s{number}"))
             server.add(endpoint_slice(f"s{number}-1", "10.1.0.1"))
-        transport, source = source_for(server)
+        client, source = source_for(server)
         async with aclosing(source.events()) as stream:
             events = await until_all_synced(stream)
             counts: dict[str, int] = {}
@@ -55,7 +54,7 @@ async def test_all_kinds_are_delivered_each_before_its_synced() -> None:
             assert counts == {"Node": 1, "ServiceCIDR": 1, "Service": 300, "EndpointSlice": 300}
             assert {name: status.objects for name, status in source.statuses.items()} == counts
             assert all(status.synced for status in source.statuses.values())
-        await transport.close()
+        await client.close()
 
 
 async def test_one_kind_in_trouble_does_not_hold_up_the_others() -> None:
@@ -64,28 +63,28 @@ async def test_one_kind_in_trouble_does_not_hold_up_the_others() -> None:
         server.fail_next(500, path="endpointslices", times=5)
         server.add(service("a"))
         server.add(endpoint_slice("a-1", "10.1.0.1"))
-        transport, source = source_for(server, timing=Timing(time.clock, time.sleep))
+        client, source = source_for(server, timing=Timing(time.clock, time.sleep))
         async with aclosing(source.events()) as stream:
             await until_all_synced(stream)
             assert source.statuses["EndpointSlice"].failures_total >= 4
             assert source.statuses["Service"].failures_total == 0
-        await transport.close()
+        await client.close()
 
 
 async def test_bad_objects_are_reported_with_their_kind() -> None:
     bad: list[Finding] = []
     async with FakeApiServer() as server:
         server.add(service("broken", clusterIP=5))
-        transport, source = source_for(server, on_finding=bad.append)
+        client, source = source_for(server, on_finding=bad.append)
         async with aclosing(source.events()) as stream:
             await until_all_synced(stream)
-        await transport.close()
+        await client.close()
     assert [(entry.object.kind, entry.object.key) for entry in bad] == [("Service", "default/broken")]
 
 
 async def test_close_ends_the_iteration_and_every_watch() -> None:
     async with FakeApiServer() as server:
-        transport, source = source_for(server)
+        client, source = source_for(server)
         stream = source.events()
         await until_all_synced(stream)
         waiting = asyncio.ensure_future(anext(stream, None))
@@ -95,7 +94,7 @@ async def test_close_ends_the_iteration_and_every_watch() -> None:
             assert await waiting is None
             while server.watch_count():  # noqa: ASYNC110  the server notices over TCP
                 await asyncio.sleep(0.01)
-        await transport.close()
+        await client.close()
 
 
 async def test_fault_of_our_own_reaches_the_consumer() -> None:
@@ -104,7 +103,7 @@ async def test_fault_of_our_own_reaches_the_consumer() -> None:
 
     async with FakeApiServer() as server:
         server.add(service("broken", clusterIP=5))
-        transport, source = source_for(server, on_finding=report)
+        client, source = source_for(server, on_finding=report)
         with pytest.raises(ZeroDivisionError):
             await until_all_synced(source.events())
-        await transport.close()
+        await client.close()

@@ -9,6 +9,8 @@ from tests.fake.apiserver import FakeApiServer
 from tests.harness.kube_objects import service
 from tests.unit.kube.following import eventually, following, given_up
 
+pytestmark = pytest.mark.usefixtures("protocol")
+
 
 async def test_server_that_forgets_at_once_again_and_again_is_given_time() -> None:
     async with FakeApiServer() as server:

@@ -1,7 +1,6 @@
-"""Bodies as they were before the server compressed them, a bounded piece at a time.
+"""Decoding of Content-Encoding, in pieces of bounded size.
 
-A few kilobytes of gzip can stand for gigabytes. Unpacking a chunk as a whole could fill memory; here no step yields more
-than a piece, so whoever adds the pieces up can stop in time.
+A few kilobytes of gzip can expand to gigabytes: no step yields more than one piece, so that the caller can stop at its limit.
 """
 
 from __future__ import annotations
@@ -18,58 +17,58 @@ class BadEncoding(ValueError):
 
 
 class Decoder(Protocol):
-    """Takes the bytes on the wire in order, gives those of the body."""
+    """Turns the bytes on the wire, in order, into those of the body."""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The pieces that this chunk completes."""
+        """Return the pieces that this chunk completes."""
 
     def finish(self) -> None:
-        """To be called after the last chunk; raises BadEncoding when something is missing."""
+        """Must be called after the last chunk; raises BadEncoding when something is missing."""
 
 
-def decoder_for(content_encoding: str, asked_for: str) -> Decoder:
-    """The decoder for a Content-Encoding header; raises BadEncoding for one that was not asked for."""
+def decoder_for(content_encoding: str, *, accepts_gzip: bool) -> Decoder:
+    """Return the decoder for a Content-Encoding header. Raises BadEncoding for one that was not requested."""
     match content_encoding.strip().lower():
         case "" | "identity":
             return _Identity()
-        case "gzip" | "x-gzip" if asked_for == "gzip":
+        case "gzip" | "x-gzip" if accepts_gzip:
             return _Gzip()
-    raise BadEncoding(f"the answer's Content-Encoding {content_encoding!r} was not asked for")
+    raise BadEncoding(f"Content-Encoding {content_encoding!r} was not requested")
 
 
 class _Identity:
-    """Nothing to undo."""
+    """No encoding."""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        yield data
+        return iter((data,))
 
     def finish(self) -> None:
-        """Where the body ends is HTTP's business."""
+        """The end of the body is marked by HTTP."""
 
 
 class _Gzip:
-    """One gzip member or several, as the format allows."""
+    """One gzip member or several, as the format allows; a server may end one at each flush."""
 
     def __init__(self) -> None:
         self._member = _new_member()
-        self._begun = False
+        self._has_data = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         piece = b""
         while data or (len(piece) == PIECE_BYTES and not self._member.eof):
             if self._member.eof:
                 self._member = _new_member()
-            self._begun = True
+            self._has_data = True
             try:
                 piece = self._member.decompress(data, PIECE_BYTES)
             except zlib.error as error:
-                raise BadEncoding(f"the answer is not valid gzip: {error}") from error
+                raise BadEncoding(f"not valid gzip: {error}") from error
             yield piece
             data = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
 
     def finish(self) -> None:
-        if self._begun and not self._member.eof:
-            raise BadEncoding("the compressed answer ends early")
+        if self._has_data and not self._member.eof:
+            raise BadEncoding("gzip data ends early")
 
 
 def _new_member() -> zlib._Decompress:

@@ -16,32 +16,33 @@ from tests.fake.apiserver import FakeApiServer
 from tests.fake.skipping_clock import SkippingClock
 from tests.harness.kube_objects import service
 from tests.unit.kube.certificates import server_tls
-from tests.unit.kube.raw_servers import head_of, listening, transport_to
+from tests.unit.kube.raw_servers import client_to, head_of, listening
 
 from pointsman.errors import Gone, KubeError, Throttled, Unauthorized
+from pointsman.http.messages import ConnectionLost, InvalidHttp, Response, raise_http_errors
 from pointsman.kube.access import Access
 from pointsman.kube.auth import Credentials
+from pointsman.kube.client import ApiClient
 from pointsman.kube.execplugin import ExecCredential
 from pointsman.kube.kubeconfig import load_access
-from pointsman.kube.transport import Idle, RequestFailed, Response, Transport, translated
 
 PATH = "/api/v1/services"
 
 
 async def get(access: Access, times: int = 1, **options: Any) -> Response:
-    transport = Transport(access, environ={}, **options)
+    client = ApiClient(access, environ={}, **options)
     try:
         for _ in range(times):
-            response = await transport.request("GET", PATH, params={"limit": "5"})
+            response = await client.request("GET", PATH, params={"limit": "5"})
         return response
     finally:
-        await transport.close()
+        await client.close()
 
 
 async def test_lists_come_compressed_unless_the_kubeconfig_says_otherwise() -> None:
     async with FakeApiServer() as server:
         server.add(service("a"))
-        access = Access(server.url, "test")
+        access = server.access
         response = await get(access)
         assert response.status == 200
         assert b'"name": "a"' in response.body
@@ -60,7 +61,7 @@ async def test_refusals_become_errors_with_the_servers_words(status: int, kind: 
     async with FakeApiServer() as server:
         server.fail_next(status, retry_after=7)
         with pytest.raises(KubeError) as caught:
-            await get(Access(server.url, "test"))
+            await get(server.access)
         assert type(caught.value) is kind
         assert caught.value.status == status
         assert f"GET {server.url}{PATH}: HTTP {status}" in str(caught.value)
@@ -73,7 +74,7 @@ async def test_refusal_with_a_body_that_is_no_status_still_says_the_code() -> No
     async with FakeApiServer() as server:
         server.fail_next(502, body=b"<html>" * 100_000)
         with pytest.raises(KubeError, match=r"HTTP 502 Bad Gateway$"):
-            await get(Access(server.url, "test"))
+            await get(server.access)
 
 
 async def test_nobody_listening_is_said_plainly() -> None:
@@ -86,7 +87,7 @@ async def test_redirects_are_not_followed_with_our_credentials() -> None:
     async with FakeApiServer() as server:
         server.fail_next(302)
         with pytest.raises(KubeError, match="HTTP 302 Found"):
-            await get(Access(server.url, "test"))
+            await get(server.access)
         assert len(server.requests) == 1
 
 
@@ -141,12 +142,12 @@ async def test_rotated_token_is_used_without_a_restart(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("one", encoding="utf-8")
     async with FakeApiServer(token="one") as server:
-        transport = Transport(Access(server.url, "test", token_file=token), environ={})
-        assert (await transport.request("GET", PATH)).status == 200
+        client = ApiClient(Access(server.url, "test", token_file=token), environ={})
+        assert (await client.request("GET", PATH)).status == 200
         server.token = "two"
         token.write_text("two", encoding="utf-8")
-        assert (await transport.request("GET", PATH)).status == 200
-        await transport.close()
+        assert (await client.request("GET", PATH)).status == 200
+        await client.close()
 
 
 async def test_refused_plugin_credentials_are_renewed_once() -> None:
@@ -176,37 +177,37 @@ async def test_requests_go_through_the_proxy_and_its_password_never_shows() -> N
 async def test_requests_beyond_the_burst_wait_for_their_turn() -> None:
     time = SkippingClock()
     async with FakeApiServer() as server:
-        await get(Access(server.url, "test"), times=5, qps=2, burst=3, clock=time.clock, sleep=time.sleep)
+        await get(server.access, times=5, qps=2, burst=3, clock=time.clock, sleep=time.sleep)
     assert time.pauses == pytest.approx([0.5, 0.5])
 
 
-async def test_stream_hands_over_chunks_and_notices_silence() -> None:
-    async with FakeApiServer() as server:
-        transport = Transport(Access(server.url, "test"), environ={})
-        received: list[bytes] = []
-
-        async def read() -> None:
-            async with transport.stream(PATH, params={"watch": "true"}, idle_timeout=0.3) as stream:
-                server.send_raw("Service", b"half a")
-                async for chunk in stream.chunks:
-                    received.append(chunk)  # noqa: PERF401  a comprehension would lose them to the timeout
-
-        with pytest.raises(Idle, match="no data for 0 s"):
-            await read()
-        assert b"".join(received) == b"half a"
-        await transport.close()
-
-
-def test_a_connection_that_the_kernel_gave_up_is_not_taken_for_silence() -> None:
-    """Both are a TimeoutError; only one of them says something about the server."""
-    for error, kind in (
-        (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), RequestFailed),
-        (TimeoutError(), Idle),
+async def test_stream_hands_over_what_arrives() -> None:
+    async with (
+        FakeApiServer() as server,
+        client_to(server.access) as client,
+        client.stream(PATH, params={"watch": "true"}) as stream,
     ):
-        with pytest.raises(KubeError) as caught, translated("GET /x", Idle("GET /x: no data for 180 s")):
-            raise error
-        assert type(caught.value) is kind
-        assert ("Connection timed out" in str(caught.value)) is (kind is RequestFailed)
+        server.send_raw("Service", b"half a")
+        assert await stream.read() == b"half a"
+        server.send_raw("Service", b" line")
+        assert await stream.read() == b" line"
+        server.end_watches()
+        assert await stream.read() == b""
+
+
+async def test_a_body_that_stops_arriving_is_given_up(protocol: str) -> None:
+    del protocol
+    async with FakeApiServer() as server, client_to(server.access) as client:
+        server.answer_raw(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n{", hold=True)
+        with pytest.raises(KubeError, match="no data for 0 s"):
+            await client.request("GET", PATH, timeout=0.3)
+
+
+def test_a_connection_that_the_kernel_gave_up_is_an_error_of_the_connection() -> None:
+    """It is a TimeoutError, as our own timeouts are; only one of them says something about the server."""
+    error = TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+    with pytest.raises(ConnectionLost, match="Connection timed out"), raise_http_errors():
+        raise error
 
 
 async def test_no_credential_is_logged_at_any_level(caplog: pytest.LogCaptureFixture) -> None:
@@ -227,18 +228,18 @@ async def test_a_server_that_asks_for_time_gets_a_minute_at_most(asked: str, gra
         answer = f"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\nRetry-After: {asked}\r\n\r\n"
         server.answer_raw(answer.encode())
         with pytest.raises(Throttled) as caught:
-            await get(Access(server.url, "test"))
+            await get(server.access)
         assert caught.value.retry_after == granted
 
 
 async def test_a_stream_that_is_accepted_and_never_answered_is_given_up_early() -> None:
     async with FakeApiServer() as server:
         server.answer_raw(b"", hold=True)
-        transport = Transport(Access(server.url, "test"), environ={})
-        with pytest.raises(KubeError, match="no answer within 0 s"):
-            async with transport.stream(PATH, idle_timeout=300, answer_timeout=0.2):
+        client = ApiClient(server.access, environ={})
+        with pytest.raises(KubeError, match="no response within 0 s"):
+            async with client.stream(PATH, headers_timeout=0.2):
                 pytest.fail("there was no answer")
-        await transport.close()
+        await client.close()
 
 
 async def test_a_refusal_whose_words_trickle_in_is_given_up_with_those_that_came() -> None:
@@ -252,11 +253,11 @@ async def test_a_refusal_whose_words_trickle_in_is_given_up_with_those_that_came
 
     async with (
         listening(trickle) as port,
-        transport_to(Access(f"http://127.0.0.1:{port}", "test")) as transport,
+        client_to(Access(f"http://127.0.0.1:{port}", "test")) as client,
         asyncio.timeout(10),
     ):
         with pytest.raises(KubeError, match="HTTP 500 Sorry: not today"):
-            async with transport.stream(PATH, idle_timeout=300, answer_timeout=0.2):
+            async with client.stream(PATH, headers_timeout=0.2):
                 pytest.fail("there was a refusal")
 
 
@@ -266,15 +267,15 @@ async def test_a_compressed_answer_takes_no_more_memory_than_is_allowed(status: 
     head = f"HTTP/1.1 {status}\r\nContent-Length: {len(bomb)}\r\nContent-Encoding: gzip\r\n\r\n"
     async with FakeApiServer() as server:
         server.answer_raw(head.encode() + bomb)
-        transport = Transport(Access(server.url, "test"), environ={}, largest_body=1 << 20)
+        client = ApiClient(server.access, environ={}, max_body=1 << 20)
         tracemalloc.start()
         try:
-            with pytest.raises(KubeError, match=r"longer than 1 MiB|HTTP 500"):
-                await transport.request("GET", PATH)
+            with pytest.raises(KubeError, match=r"larger than 1 MiB|HTTP 500"):
+                await client.request("GET", PATH)
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-            await transport.close()
+            await client.close()
     assert peak < 8 << 20
 
 
@@ -282,11 +283,11 @@ async def test_a_stream_that_comes_compressed_is_refused() -> None:
     """It was not asked for, and a few bytes of it could stand for more than anybody wants to read."""
     line = gzip.compress(b'{"type":"BOOKMARK","object":{}}\n')
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(line)}\r\nContent-Encoding: gzip\r\n\r\n"
-    async with FakeApiServer() as server, transport_to(Access(server.url, "test")) as transport:
+    async with FakeApiServer() as server, client_to(server.access) as client:
         server.answer_raw(head.encode() + line)
-        async with transport.stream(PATH, idle_timeout=10) as stream:
-            with pytest.raises(KubeError, match="Content-Encoding 'gzip' was not asked for"):
-                await anext(stream.chunks)
+        async with client.stream(PATH) as stream:
+            with pytest.raises(InvalidHttp, match="Content-Encoding 'gzip' was not requested"):
+                await stream.read()
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "identity"])
@@ -305,17 +306,19 @@ async def test_a_long_answer_lets_others_have_their_turn(encoding: str) -> None:
     async with FakeApiServer() as server:
         server.answer_raw(head.encode() + sent)
         running = asyncio.ensure_future(others())
-        assert (await get(Access(server.url, "test"))).body == body
+        assert (await get(server.access)).body == body
         running.cancel()
     assert turns > 50
 
 
 async def test_a_body_in_tiny_chunks_is_handed_on_in_pieces_of_what_came_together() -> None:
     tiny = b"1\r\nx\r\n" * 20_000 + b"0\r\n\r\n"
-    async with FakeApiServer() as server, transport_to(Access(server.url, "test")) as transport:
+    async with FakeApiServer() as server, client_to(server.access) as client:
         server.answer_raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + tiny)
-        async with transport.stream(PATH, idle_timeout=10) as stream:
-            pieces = [piece async for piece in stream.chunks]
+        async with client.stream(PATH) as stream:
+            pieces = []
+            while piece := await stream.read():
+                pieces.append(piece)
     assert b"".join(pieces) == b"x" * 20_000
     assert len(pieces) < 20
 
@@ -325,7 +328,7 @@ async def test_gzip_in_several_members_is_one_answer() -> None:
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nContent-Encoding: gzip\r\n\r\n"
     async with FakeApiServer() as server:
         server.answer_raw(head.encode() + body)
-        assert (await get(Access(server.url, "test"))).body == b'{"a":' + b"1" * 700_000 + b"}"
+        assert (await get(server.access)).body == b'{"a":' + b"1" * 700_000 + b"}"
 
 
 @pytest.mark.parametrize(
@@ -344,3 +347,32 @@ async def test_a_credential_that_no_header_can_hold_is_named_and_not_shown(acces
         assert "joe" not in str(caught.value)
         assert "two" not in str(caught.value)
         assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("tls-server-name: elsewhere.example", "certificate is not trusted"),
+        ("proxy-url: http://127.0.0.1:1", r"cannot connect to 127\.0\.0\.1:1"),
+    ],
+)
+async def test_a_changed_kubeconfig_changes_the_way_to_the_server(
+    pki: Path, tmp_path: Path, field: str, message: str
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    async with FakeApiServer(http2=server_tls(pki)) as server:
+
+        def write(line: str) -> None:
+            cluster = f"server: {server.url}, certificate-authority: {pki / 'ca.crt'}, {line}"
+            kubeconfig.write_text(
+                f"clusters: [{{name: c, cluster: {{{cluster}}}}}]\ncurrent-context: x\n"
+                "contexts: [{name: x, context: {cluster: c}}]\n",
+                encoding="utf-8",
+            )
+
+        write("tls-server-name: kubernetes.default")
+        async with client_to(load_access(str(kubeconfig))) as client:
+            assert (await client.request("GET", PATH)).status == 200
+            write(field)
+            with pytest.raises(KubeError, match=message):
+                await client.request("GET", PATH)

@@ -13,6 +13,8 @@ from tests.unit.kube.lies import LIES
 
 from pointsman.model.objects import Service, Upsert
 
+pytestmark = pytest.mark.usefixtures("protocol")
+
 
 @both_ways
 async def test_initial_objects_then_synced_then_changes(watch_list: bool) -> None:
@@ -106,7 +108,7 @@ async def test_pages_too_large_to_take_are_asked_for_in_smaller_ones() -> None:
     async with FakeApiServer(watch_list=False) as server:
         for number in range(9):
             server.add(service(f"s{number}", externalName="x" * 1000))
-        async with following(server, watch_list=False, page_limit=8, largest_body=5000) as follower:
+        async with following(server, watch_list=False, page_limit=8, max_body=5000) as follower:
             assert len(await follower.until_synced()) == 10
             assert follower.status.failures_total == 0
     assert {seen.query["limit"] for seen in server.requests if not seen.is_watch} == {"8", "2"}
@@ -121,9 +123,9 @@ async def test_a_list_too_slow_in_pages_and_too_large_in_one_piece_is_tried_agai
             server.fail_next(200, path="services", watch=False, body=json.dumps(first).encode())
             server.fail_next(410, path="services", watch=False)
             server.fail_next(200, path="services", watch=False, body=b" " * 6000)
-        async with following(server, watch_list=False, page_limit=2, largest_body=5000) as follower:
+        async with following(server, watch_list=False, page_limit=2, max_body=5000) as follower:
             assert len(await follower.until_synced()) == 10
-            assert "longer than 0 MiB" in follower.status.last_error
+            assert "larger than 0 MiB" in follower.status.last_error
             assert follower.time.pauses == pytest.approx([1.2, 2.4])
 
 
@@ -144,7 +146,7 @@ async def test_garbage_instead_of_a_list_is_retried() -> None:
         server.fail_next(200, body=b"<html>maintenance</html>", watch=False)
         async with following(server) as follower:
             assert len(await follower.until_synced()) == 2
-            assert "not readable" in follower.status.last_error
+            assert "unreadable list" in follower.status.last_error
             assert follower.time.pauses == [pytest.approx(1.2)]
 
 

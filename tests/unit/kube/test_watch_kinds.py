@@ -13,6 +13,8 @@ from tests.unit.kube.following import both_ways, eventually, following, text
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, own_node
 from pointsman.model.objects import EndpointSlice, Node, ServiceCIDR, Synced, Upsert
 
+pytestmark = pytest.mark.usefixtures("protocol")
+
 
 @both_ways
 async def test_undecodable_object_is_left_out_by_name_and_the_rest_kept(watch_list: bool) -> None:
@@ -159,7 +161,7 @@ async def test_a_role_that_is_taken_and_given_back_is_noticed_within_seconds(
         assert max(follower.time.pauses) <= 10.0
         server.add(service("a"))
         assert await reading == "+default/a@101"
-    said = [entry for entry in caplog.records if entry.getMessage() == "The API server answers again"]
+    said = [entry for entry in caplog.records if entry.getMessage() == "Watch recovered"]
     assert len(said) == 1
 
 
@@ -174,4 +176,4 @@ async def test_an_optional_kind_that_was_hidden_is_looked_for_every_minute_and_i
             assert await follower.next() == Synced(ServiceCIDR)
             assert await follower.next_text() == "+kubernetes@101"
             assert follower.time.pauses == [45.0, 45.0, 45.0]
-    assert "The API server now has this kind" in caplog.text
+    assert "Kind now available" in caplog.text

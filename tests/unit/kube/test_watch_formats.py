@@ -25,6 +25,8 @@ every_combination = pytest.mark.parametrize(
     ],
 )
 
+pytestmark = pytest.mark.usefixtures("protocol")
+
 
 def asked_for(server: FakeApiServer) -> set[str]:
     return {seen.headers["Accept"] for seen in server.requests}
@@ -75,7 +77,7 @@ async def test_a_server_that_refuses_protobuf_is_asked_for_json_and_only_this_ki
     assert first == PREFER_PROTOBUF
     assert set(later) == {JSON}
     assert any(seen.query.get("sendInitialEvents") for seen in server.requests[1:])
-    assert "does not send protobuf" in caplog.text
+    assert "Protobuf not available" in caplog.text
 
 
 async def test_a_server_that_refuses_json_too_is_a_failure_like_others() -> None:

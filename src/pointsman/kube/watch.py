@@ -1,0 +1,358 @@
+"""List and watch of one kind of object: list, watch, resume, list again.
+
+A consumer sees a sequence of changes. It never sees a relist: after one, only what changed meanwhile is delivered. While
+the server is unreachable nothing is delivered and nothing is deleted, because old rules are better than none.
+
+kube-proxy's configSyncPeriod makes its informers deliver every cached object again; the handlers find them equal and do
+nothing. The repetition is left out here, with the same result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, NoReturn
+
+from pointsman.errors import Gone, KubeError
+from pointsman.kube.client import ApiClient, RequestFailed, TooLarge
+from pointsman.kube.decode import BadObject, Page, T, Unreadable, WatchEvent
+from pointsman.kube.formats import JSON, PREFER_PROTOBUF, Decoder, Decoders, decode_status
+from pointsman.kube.page_cursor import PageCursor
+from pointsman.kube.replica import Replica
+from pointsman.kube.resources import Resource
+from pointsman.kube.status import OnFinding, WatchStatus
+from pointsman.kube.timing import Retries, Timing
+from pointsman.model.objects import SourceEvent
+from pointsman.obs.log import get_log
+
+_log = get_log(__name__)
+
+PAGE_LIMIT = 2000
+"""Measured: the best compromise between memory held for a page and round trips."""
+_MIN_WATCH_SECONDS = 1.0
+_NOT_A_WATCH_LIST_REFUSAL = (0, 401, 403, 404, 429, 503, 504)
+_FORMAT_REFUSED = (406, 415)
+_RESUMABLE = (401, 403, 408, 429)
+"""Statuses that say nothing about the resourceVersion to resume from."""
+_MAX_FAILED_RESUMES = 3
+_MAX_SILENT_WATCHES = 2
+
+Deliver = Callable[[SourceEvent], Awaitable[None]]
+
+
+class Idle(KubeError):
+    """A watch brought no complete event for as long as is allowed."""
+
+
+class _ErrorEvent(KubeError):
+    """The server ended a watch with an ERROR event; the resourceVersion to resume from is in doubt."""
+
+
+class ListWatch(Generic[T]):
+    """Follows one resource."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        resource: Resource[T],
+        *,
+        status: WatchStatus,
+        on_finding: OnFinding,
+        accept: str = PREFER_PROTOBUF,
+        watch_list: bool = True,
+        page_limit: int = PAGE_LIMIT,
+        timing: Timing | None = None,
+    ) -> None:
+        """`accept` is a value of `kube/formats.py`; a server that refuses it is asked for JSON from then on."""
+        self._client = client
+        self._resource = resource
+        self._status = status
+        self._watch_list = watch_list
+        self._page_limit = page_limit
+        self._timing = timing or Timing()
+        self._name = resource.kind.__name__
+        self._accept = accept
+        self._decoders = Decoders(resource.kind)
+        self._replica = Replica(resource.kind, status, on_finding)
+        self._retries = Retries(self._timing)
+        self._field_selector = resource.field_selector
+        self._version = ""
+        """The resourceVersion to resume from; empty when a list is due."""
+        self._failed_resumes = 0
+
+    async def follow(self, deliver: Deliver) -> NoReturn:
+        """Deliver upserts, then Synced once, then changes, until cancelled. Failures of the server are retried."""
+        while True:
+            try:
+                await self._list_and_watch(deliver)
+            except KubeError as error:
+                if self._falls_back_to_json(error):
+                    continue
+                if self._is_absent(error):
+                    pause = await self._treat_as_empty(error, deliver)
+                else:
+                    pause = self._handle_failure(error)
+                await self._timing.sleep(pause)
+
+    async def _list_and_watch(self, deliver: Deliver) -> None:
+        """List if that is due, then watch until the server ends the watch."""
+        if not self._version and self._watch_list:
+            try:
+                await self._stream_list(deliver)
+            except KubeError as error:
+                if not _refuses_watch_list(error):
+                    raise
+                self._watch_list = False
+                _log.info("Streamed lists not available, using paged lists", kind=self._name, err=error)
+        if not self._version:
+            await self._list_pages(deliver)
+        await self._watch(deliver)
+
+    async def _list_pages(self, deliver: Deliver) -> None:
+        cursor = PageCursor(self._page_limit)
+        seen: set[str] = set()
+        has_more = True
+        while has_more:
+            try:
+                page = await self._get_page(cursor.params)
+            except (Gone, TooLarge) as error:
+                cursor.restart(error)
+                self._page_limit = cursor.limit or self._page_limit
+                seen.clear()
+                continue
+            if page is None:
+                continue
+            self._note_event()
+            for event in self._replica.upsert_page(page, seen):
+                await deliver(event)
+            has_more = cursor.advance(page.metadata.continue_token)
+            version = page.metadata.resource_version
+        await self._finish_list(seen, version, deliver)
+
+    async def _get_page(self, params: dict[str, str]) -> Page | None:
+        """Return one page of a list; None when it must be requested again, without a field selector."""
+        try:
+            response = await self._client.request(
+                "GET", self._resource.path, params=self._selectors() | params, accept=self._accept
+            )
+        except KubeError as error:
+            if error.status != 400 or not self._field_selector or self._resource.field_selector_required:
+                raise
+            _log.info("Field selector refused", kind=self._name, selector=self._field_selector)
+            self._field_selector = ""
+            return None
+        try:
+            return self._decoders.for_answer(response.content_type).page(response.body)
+        except Unreadable as error:
+            raise Unreadable(f"unreadable list: {error}") from error
+
+    async def _stream_list(self, deliver: Deliver) -> None:
+        """List in the form of a watch: neither the server nor we hold a copy of the whole list."""
+        params = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        seen: set[str] = set()
+        await self._read_events(params, self._timing.initial, seen, deliver)
+        if not self._version:
+            raise _ErrorEvent("the stream ended before the initial events did")
+        await self._finish_list(seen, self._version, deliver)
+
+    async def _watch(self, deliver: Deliver) -> None:
+        started = self._timing.clock()
+        try:
+            count = await self._read_events(
+                {"resourceVersion": self._version}, self._timing.idle, None, deliver
+            )
+        except Idle as error:
+            _log.info("Watch idle, reconnecting", v=2, kind=self._name, err=error)
+        else:
+            if not count and self._timing.clock() - started < _MIN_WATCH_SECONDS:
+                raise KubeError("the server closed the watch at once")
+        self._retries.ended()
+        self._check_silence()
+
+    def _check_silence(self) -> None:
+        """Raise KubeError, and make a list due, when several watches brought not even a bookmark.
+
+        Something in between may hold back changes as well, and resuming would not bring them.
+        """
+        silent = self._status.age(self._timing.clock()) or 0.0
+        if silent >= _MAX_SILENT_WATCHES * self._timing.idle:
+            self._version = ""
+            raise KubeError(f"silent watches: no event for {silent:g} s")
+
+    async def _read_events(
+        self, params: dict[str, str], idle: float, seen: set[str] | None, deliver: Deliver
+    ) -> int:
+        """Handle the events of a watch until it ends, or its initial events do; return their number.
+
+        `seen` collects keys of initial events. Raises Idle when no event is completed for `idle` seconds, even while
+        bytes trickle in; the time that the consumer takes does not count.
+        """
+        timing = self._timing
+        common = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(timing.watch_seconds()),
+        }
+        clock = asyncio.get_running_loop().time
+        count = 0
+        async with self._client.stream(
+            self._resource.path,
+            params=self._selectors() | common | params,
+            accept=self._accept,
+            headers_timeout=timing.answer,
+        ) as response:
+            if seen is None:
+                self._note_open()
+            decoder = self._decoders.for_answer(response.content_type)
+            splitter = decoder.splitter()
+            deadline = clock() + idle
+            while True:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        chunk = await response.read()
+                except TimeoutError as error:
+                    raise Idle(f"no complete event for {idle:g} s") from error
+                if not chunk:
+                    return count
+                before = count
+                for frame in splitter.feed(chunk):
+                    count += 1
+                    if await self._handle_event(decoder, frame, seen, deliver):
+                        return count
+                if count > before:
+                    deadline = clock() + idle
+
+    async def _handle_event(
+        self, decoder: Decoder[T], frame: bytes, seen: set[str] | None, deliver: Deliver
+    ) -> bool:
+        """Deliver one event; return whether it was the end of the initial events. Raises KubeError."""
+        try:
+            event = decoder.event(frame)
+            if event.type == "ERROR":
+                raise self._error_from(event)
+            self._note_event()
+            if event.type == "BOOKMARK":
+                bookmark = decoder.bookmark(event.object)
+                ends_list = seen is not None and bookmark.ends_initial_events
+                if seen is None or ends_list:
+                    self._version = bookmark.metadata.resource_version or self._version
+                return ends_list
+        except Unreadable as error:
+            self._version = ""
+            raise Unreadable(f"unreadable event in the watch: {error}") from error
+        change = self._apply(event.type, decoder.object(event.object), seen)
+        if change is not None:
+            await deliver(change)
+        return False
+
+    def _apply(self, type_: str, result: T | BadObject, seen: set[str] | None) -> SourceEvent | None:
+        """Return what an event about an object changes, if anything."""
+        if isinstance(result, BadObject):
+            key, version = result.key, result.resource_version
+        else:
+            key, version = result.metadata.key, result.metadata.resource_version
+        if seen is None:
+            self._version = version or self._version
+        else:
+            seen.add(key)
+        if type_ == "DELETED":
+            return self._replica.delete(key)
+        if type_ in ("ADDED", "MODIFIED"):
+            return self._replica.upsert(result)
+        _log.warning("Ignored watch event of unknown type", kind=self._name, type=type_, object=key)
+        return None
+
+    def _error_from(self, event: WatchEvent) -> KubeError:
+        status = decode_status(event.object)
+        message = f"ERROR event: {status.code} {status.message or status.reason}"
+        self._version = ""
+        if status.code == 410 or status.reason in ("Expired", "Gone"):
+            return Gone(message, 410)
+        return _ErrorEvent(message, status.code)
+
+    async def _finish_list(self, seen: set[str], version: str, deliver: Deliver) -> None:
+        if not version:
+            raise Unreadable("the list has no resourceVersion")
+        self._version = version
+        self._failed_resumes = 0
+        self._retries.listed()
+        self._status.lists += 1
+        for event in self._replica.finish_list(seen):
+            await deliver(event)
+
+    def _note_open(self) -> None:
+        self._failed_resumes = 0
+        self._retries.opened()
+        self._log_recovery()
+        self._status.opened()
+
+    def _note_event(self) -> None:
+        self._log_recovery()
+        self._status.heard(self._timing.clock())
+
+    def _log_recovery(self) -> None:
+        """Log the end of failures; that of an unreachable server is a condition, logged once for all watches."""
+        if self._status.failures:
+            verbosity = 0 if self._status.answered else 2
+            _log.info("Watch recovered", v=verbosity, kind=self._name, failures=self._status.failures)
+        elif self._status.absent:
+            _log.info("Kind now available", kind=self._name)
+
+    def _handle_failure(self, error: KubeError) -> float:
+        """Record a failure and what it means for the resourceVersion to resume from; return the seconds to wait."""
+        if isinstance(error, Gone):
+            self._version = ""
+        elif error.status and error.status not in _RESUMABLE:
+            # The resourceVersion may be the cause: a server restored from a backup does not know it.
+            self._failed_resumes += 1
+            if error.status < 500 or self._failed_resumes >= _MAX_FAILED_RESUMES:
+                self._version = ""
+        pause = self._retries.pause(error, list_due=not self._version)
+        self._status.failed(str(error), answered=not isinstance(error, RequestFailed))
+        _log.warning(
+            "Watch failed, retrying",
+            kind=self._name,
+            err=error,
+            after=f"{pause:.1f}s",
+            failures=self._status.failures,
+        )
+        return pause
+
+    def _falls_back_to_json(self, error: KubeError) -> bool:
+        if error.status not in _FORMAT_REFUSED or self._accept == JSON:
+            return False
+        _log.info("Protobuf not available, using JSON", kind=self._name, err=error)
+        self._accept = JSON
+        return True
+
+    def _is_absent(self, error: KubeError) -> bool:
+        """Whether the server does not have this optional kind, or never showed it to us."""
+        if self._resource.required:
+            return False
+        return error.status == 404 or (error.status == 403 and not self._status.lists)
+
+    async def _treat_as_empty(self, error: KubeError, deliver: Deliver) -> float:
+        """Return the seconds after which an absent kind is requested again."""
+        if not self._status.absent:
+            _log.info("Kind not available, treated as empty", kind=self._name, err=error)
+        self._version = ""
+        self._status.absent = True
+        self._status.connected = False
+        self._status.last_error = str(error)
+        for event in self._replica.finish_list(frozenset()):
+            await deliver(event)
+        return self._retries.recheck(error)
+
+    def _selectors(self) -> dict[str, str]:
+        selectors = {}
+        if self._resource.label_selector:
+            selectors["labelSelector"] = self._resource.label_selector
+        if self._field_selector:
+            selectors["fieldSelector"] = self._field_selector
+        return selectors
+
+
+def _refuses_watch_list(error: KubeError) -> bool:
+    if error.status in _FORMAT_REFUSED:
+        return False
+    return isinstance(error, Idle | _ErrorEvent) or error.status not in _NOT_A_WATCH_LIST_REFUSAL
