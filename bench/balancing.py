@@ -28,7 +28,7 @@ from pointsman.model.endpoint import Endpoint, Identity
 from pointsman.model.shares import compute_shares, compute_warm_up_share, compute_weights
 from pointsman.model.slots import assign_slots, hash_slots
 from pointsman.model.tracker import PortState
-from pointsman.sync.open_connections import open_connections
+from pointsman.sync.open_connections import count_open_connections
 
 FAMILY = Family.IPV4
 PACKETS = 4000
@@ -157,7 +157,7 @@ def catching_up(world: SchedulerNode, *, adjusting: bool) -> list[int]:
                 held.enter_context(socket.create_connection((VIP[FAMILY], 80), timeout=5))
 
         def counted(endpoints: Sequence[Endpoint]) -> Mapping[Identity, int]:
-            return open_connections(FAMILY, {port.name: PortState(port, tuple(endpoints))})[port.name]
+            return count_open_connections(FAMILY, {port.name: PortState(port, tuple(endpoints))})[port.name]
 
         world.load(port, *three[:2])
         connect(200)

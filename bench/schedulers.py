@@ -29,7 +29,7 @@ from tests.kernel.conntrack_flows import add_flows
 from pointsman.kernel.tracked_flows import Flow
 from pointsman.model.addresses import Family, address_from_text
 from pointsman.model.service import Protocol, ServicePortName
-from pointsman.sync.open_connections import open_connections
+from pointsman.sync.open_connections import count_open_connections
 
 SCHEDULER = "pointsman.dev/scheduler"
 USERS_OF_CHANGES = 100
@@ -130,7 +130,7 @@ def reading(services: int, endpoints: int, count: int) -> dict[str, Any]:
     one = dict([next(iter(states.items()))])
     row: dict[str, Any] = {"tracked_flows": len(flows)}
     for label, asked in (("one_service", one), (f"{users}_services", states)):
-        times = [timed(partial(open_connections, Family.IPV4, asked)) for _ in range(count)]
+        times = [timed(partial(count_open_connections, Family.IPV4, asked)) for _ in range(count)]
         row[f"{label}_p50_ms"] = percentile([wall * 1000 for wall, _ in times], 0.5)
         row[f"{label}_cpu_p50_ms"] = percentile([cpu * 1000 for _, cpu in times], 0.5)
     return row

@@ -37,7 +37,7 @@ from pointsman.model.service import Protocol
 from pointsman.model.shares import compute_shares, compute_warm_up_share, compute_weights
 from pointsman.model.slots import assign_slots
 from pointsman.model.tracker import PortState
-from pointsman.sync.open_connections import open_connections
+from pointsman.sync.open_connections import count_open_connections
 
 pytestmark = needs_nft
 
@@ -276,7 +276,7 @@ def test_a_fresh_replica_catches_up_with_those_that_have_long_lived_connections(
                 open_sockets.enter_context(made)
 
         def held(endpoints: Sequence[Endpoint]) -> Mapping[Identity, int]:
-            return open_connections(family, {port.name: PortState(port, tuple(endpoints))})[port.name]
+            return count_open_connections(family, {port.name: PortState(port, tuple(endpoints))})[port.name]
 
         world.load(port, *old)
         connect(200)

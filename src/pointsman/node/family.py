@@ -180,7 +180,7 @@ class PeriodicComparison:
         What service ports lack that the kernel rejected is no drift.
         """
         family = self._family
-        if not family.loop.in_force:
+        if not family.loop.is_settled:
             return False
         context = family.context()
         try:
@@ -196,5 +196,5 @@ class PeriodicComparison:
         if found and as_synced:
             others = len(found) - 1
             detail = f"{others} more differences" if others > 1 else "one more difference" if others else ""
-            family.loop.damaged(msgspec.structs.replace(found[0], detail=detail))
+            family.loop.restore(msgspec.structs.replace(found[0], detail=detail))
         return as_synced

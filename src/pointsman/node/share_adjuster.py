@@ -19,7 +19,7 @@ from pointsman.model.service import ServicePortName
 from pointsman.model.shares import ShareMode, compute_shares, compute_warm_up_share, compute_weights
 from pointsman.model.tracker import PortState, Tracker
 from pointsman.obs.log import get_log
-from pointsman.sync.open_connections import Counts, open_connections
+from pointsman.sync.open_connections import Counts, count_open_connections
 
 ADJUST_INTERVAL_SECONDS: Final = 1.0
 COUNT_INTERVAL_SECONDS: Final = 5.0
@@ -39,7 +39,7 @@ class ShareAdjuster:
         tracker: Tracker,
         on_change: Callable[[], None],
         *,
-        count: CountConnections = open_connections,
+        count: CountConnections = count_open_connections,
         tick: float = ADJUST_INTERVAL_SECONDS,
         count_interval: float = COUNT_INTERVAL_SECONDS,
     ) -> None:

@@ -1,4 +1,4 @@
-"""The asyncio side of one IP family: coalesce requests, run syncs on the worker thread, retry, watch for drift."""
+"""The event loop side of one IP family: merge requests, run syncs on the worker thread, retry, check for drift."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SyncListener:
         """A sync succeeded; the kernel holds every change taken so far."""
 
     def on_addresses_changed(self, family: Family, addresses: tuple[bytes, ...]) -> None:
-        """The node has these addresses of one family, at the start or after a change; no rule may depend on them."""
+        """The node has these addresses of one family, at the start and after each change, whether or not a rule depends on them."""
 
     def on_sync_failed(self, family: Family, failure: SyncFailed, retry_in: float) -> None:
         """A sync failed; the previous rules remain."""
@@ -76,99 +76,99 @@ class SyncLoop:
         self._full = False
         """The next sync makes the kernel equal to the plans, whatever it holds."""
         self._succeeded = False
-        """The last sync."""
-        self._asked = asyncio.Event()
+        """Whether the last sync succeeded."""
+        self._requested = asyncio.Event()
         self._idle = asyncio.Event()
 
     def request(self, *, full: bool = False) -> None:
-        """Ask for a sync soon; requests made before it runs are served together."""
-        if not self._asked.is_set():
+        """Request a sync; all requests made before it runs are served by one."""
+        if not self._requested.is_set():
             for listener in self._listeners:
                 listener.on_queued(self._tracker.family)
         if full:
             self._full = True
         self._idle.clear()
-        self._asked.set()
+        self._requested.set()
 
     @property
-    def in_force(self) -> bool:
-        """Whether what the kernel should hold is known: the last sync succeeded, and no full one is to follow.
+    def is_settled(self) -> bool:
+        """Whether the kernel should hold the plans: the last sync succeeded and no full sync is pending.
 
-        Changes that wait are no doubt about it: a sync of changes repairs nothing else, and they may arrive for ever.
+        Pending changes do not matter: their sync repairs nothing else, and changes may arrive continuously.
         """
         return self._succeeded and not self._full
 
-    def damaged(self, drift: Difference) -> None:
-        """A look beside the loop found that someone else changed what we own."""
-        if self.in_force:
-            self._drifted(drift)
+    def restore(self, drift: Difference) -> None:
+        """Restore the rules after a check outside of the loop found an external change."""
+        if self.is_settled:
+            self._handle_drift(drift)
             self.request(full=True)
 
     async def wait_idle(self) -> None:
-        """Until a sync succeeded, with no request left that came after it began."""
+        """Wait until a sync succeeded and no request is left that was made after it began."""
         await self._idle.wait()
 
     async def run(self) -> None:
         """Serve requests until cancelled."""
         loop = asyncio.get_running_loop()
-        looked_at = loop.time()
+        checked_at = loop.time()
         while True:
-            look_due = looked_at + self.pacer.pace.drift_period
-            await self._asked_or(min(self.pacer.next_due(), look_due))
-            if loop.time() >= look_due:
+            check_due = checked_at + self.pacer.pace.drift_period
+            await self._wait_for_request(min(self.pacer.compute_next_due(), check_due))
+            if loop.time() >= check_due:
                 await self._check_drift()
-                looked_at = loop.time()
-                look_due = looked_at + self.pacer.pace.drift_period
+                checked_at = loop.time()
+                check_due = checked_at + self.pacer.pace.drift_period
             now = loop.time()
-            if self._asked.is_set() or now >= self.pacer.next_due():
-                delay = self.pacer.delay(now)
-                if now + delay > look_due:
-                    await asyncio.sleep(look_due - now)
+            if self._requested.is_set() or now >= self.pacer.compute_next_due():
+                delay = self.pacer.compute_delay(now)
+                if now + delay > check_due:
+                    await asyncio.sleep(check_due - now)
                     continue
                 if delay > 0:
                     await asyncio.sleep(delay)
                 await self._sync_once()
 
-    async def _asked_or(self, due: float) -> None:
+    async def _wait_for_request(self, due: float) -> None:
         timeout = due - asyncio.get_running_loop().time()
         if timeout > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await self._asked.wait()
+                    await self._requested.wait()
 
     async def _check_drift(self) -> None:
-        if not self.in_force:
+        if not self.is_settled:
             return
         family = self._tracker.family
         try:
             drift = await self._run_blocking(self.reconciler.backend.check)
-        except Exception as error:  # noqa: BLE001 whatever it was, a full sync is the answer to not knowing
+        except Exception as error:  # noqa: BLE001 whatever the error, a full sync restores the rules
             for listener in self._listeners:
                 listener.on_drift_check_failed(family, error)
             self.request(full=True)
             return
         if drift is not None:
-            self._drifted(drift)
+            self._handle_drift(drift)
             self.request(full=True)
             return
         for listener in self._listeners:
             listener.on_drift_check_passed(family)
-        if self.pacer.peace(asyncio.get_running_loop().time()):
+        if self.pacer.end_conflict(asyncio.get_running_loop().time()):
             for listener in self._listeners:
                 listener.on_conflict_ended(family)
 
-    def _drifted(self, drift: Difference) -> None:
+    def _handle_drift(self, drift: Difference) -> None:
         now = asyncio.get_running_loop().time()
-        restored_in = 0.0 if drift.other_proxy is None else self.pacer.rewritten(now)
+        restored_in = 0.0 if drift.other_proxy is None else self.pacer.record_rewrite(now)
         for listener in self._listeners:
             listener.on_drift(self._tracker.family, drift, restored_in)
 
     async def _sync_once(self) -> None:
         loop = asyncio.get_running_loop()
-        full = self._full or self.pacer.full_due(loop.time())
+        full = self._full or self.pacer.is_full_due(loop.time())
         self._full = False
-        self._asked.clear()
-        self.pacer.started(loop.time())
+        self._requested.clear()
+        self.pacer.record_start(loop.time())
         try:
             changes = self._tracker.take()
             self.unsynced |= changes.states.keys()
@@ -185,18 +185,18 @@ class SyncLoop:
             return
         self.unsynced = frozenset()
         self._succeeded = True
-        self.pacer.succeeded(loop.time(), full=outcome.report.full)
+        self.pacer.record_success(loop.time(), full=outcome.report.full)
         for listener in self._listeners:
             listener.on_synced(outcome)
         if outcome.report.drift is not None:
-            self._drifted(outcome.report.drift)
-        if not self._asked.is_set():
+            self._handle_drift(outcome.report.drift)
+        if not self._requested.is_set():
             self._idle.set()
 
     def _fail(self, failure: SyncFailed) -> None:
         self._full = True
         self._succeeded = False
         self._idle.clear()
-        retry_in = self.pacer.failed(asyncio.get_running_loop().time())
+        retry_in = self.pacer.record_failure(asyncio.get_running_loop().time())
         for listener in self._listeners:
             listener.on_sync_failed(self._tracker.family, failure, retry_in)

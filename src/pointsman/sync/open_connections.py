@@ -1,4 +1,4 @@
-"""How many connections each endpoint of some service ports has open, read from the kernel's table of tracked flows."""
+"""Number of open connections of each endpoint, read from the conntrack table."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.tracker import PortState
 from pointsman.sync.stale_flows import FrontendKey, build_flow_queries
 
-DEADLINE: Final = 10.0
-"""Seconds a reading may take; one that takes longer counts for nothing."""
+COUNT_TIMEOUT_SECONDS: Final = 10.0
+"""A reading that takes longer is discarded."""
 
 Counts = Mapping[ServicePortName, Mapping[Identity, int]]
 
@@ -28,25 +28,25 @@ def _frontends(port: ServicePort) -> Iterable[FrontendKey]:
         yield number, b"", port.node_port
 
 
-def open_connections(
+def count_open_connections(
     family: Family,
     states: Mapping[ServicePortName, PortState],
     *,
     open_table: Callable[[Family], ConntrackTable] = ConntrackTable,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Counts:
-    """By service port and endpoint; raises KernelError when the table cannot be read in time.
+    """Count open connections by service port and endpoint; raise KernelError when the table cannot be read in time.
 
-    Connections that one side has begun to close do not count: the kernel remembers them for minutes.
+    Connections that one side has begun to close are not counted: the kernel keeps them for minutes.
     """
     owners = {key: name for name, state in states.items() for key in _frontends(state.port)}
     endpoints = {name: {one.identity for one in state.endpoints} for name, state in states.items()}
     counts: dict[ServicePortName, Counter[Identity]] = {name: Counter() for name in states}
-    ends = monotonic() + DEADLINE
+    deadline = monotonic() + COUNT_TIMEOUT_SECONDS
 
     with open_table(family) as table:
         for query in build_flow_queries(owners):
-            for (to, port, by, by_port), count in table.opened(query, lambda: monotonic() > ends).items():
+            for (to, port, by, by_port), count in table.opened(query, lambda: monotonic() > deadline).items():
                 name = owners.get((query.protocol, to, port)) or owners.get((query.protocol, b"", port))
                 if name is not None and (by, by_port) in endpoints[name]:
                     counts[name][by, by_port] += count

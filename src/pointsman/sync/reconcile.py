@@ -36,25 +36,24 @@ MAX_TRIGGER_TIMES = 1000
 
 
 class PlanChange(msgspec.Struct, frozen=True):
-    """How one service port differs from what the kernel had before; conntrack clean-up needs both sides."""
+    """Plans of one service port before and after a sync; None where it did not or does not exist."""
 
     old: ServicePlan | None
     new: ServicePlan | None
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """How much is planned after a sync."""
+    """Sizes of the desired state after a sync."""
 
     service_ports: int = 0
     endpoints: int = 0
     without_local_internal: int = 0
-    """Whose internal traffic policy is Local and that have no endpoint on this node: service ports or, where the
-    mode has it so, Services."""
+    """Service ports, or Services where the mode counts them, with internal traffic policy Local and no local endpoint."""
     without_local_external: int = 0
 
 
 class SyncOutcome(msgspec.Struct, frozen=True):
-    """A successful sync: what the backend reports, what changed, how long it took."""
+    """Result of a successful sync."""
 
     report: SyncReport
     changes: Mapping[ServicePortName, PlanChange]
@@ -62,7 +61,7 @@ class SyncOutcome(msgspec.Struct, frozen=True):
     context: NodeContext
     seconds: float
     first: bool
-    """No sync had succeeded before this one in this process."""
+    """It is the first successful sync of this process."""
     totals: Totals = Totals()
     findings: tuple[Finding, ...] = ()
     """What is new since the last sync: a finding that persists is reported once."""
@@ -73,7 +72,7 @@ class SyncOutcome(msgspec.Struct, frozen=True):
 
 
 class SyncFailed(KernelError):
-    """The kernel refused a sync: the old rules stand, nothing is lost, the next sync is a full one."""
+    """The kernel rejected a sync: the previous rules remain, no change is lost, the next sync is a full one."""
 
     def __init__(
         self,
@@ -92,18 +91,18 @@ class SyncFailed(KernelError):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A copy of what the kernel should hold between two syncs."""
+    """A copy of the desired state between two syncs."""
 
     plans: Mapping[ServicePortName, ServicePlan]
     unsynced: frozenset[ServicePortName]
     syncs: int
-    """How many syncs were begun before: a later snapshot with the same number says that nothing was written since."""
+    """Number of syncs begun before: nothing was written between two snapshots with the same number."""
     context: NodeContext | None
-    """That of the last sync."""
+    """Context of the last sync."""
 
 
 class Reconciler:
-    """Desired state of one IP family and the backend that puts it into the kernel."""
+    """Desired state of one IP family, and the backend that programs it."""
 
     def __init__(
         self, backend: Backend, *, plan: Planner = plan_service_port, count_services: bool = False
@@ -118,7 +117,7 @@ class Reconciler:
         self._before: dict[ServicePortName, ServicePlan | None] = {}
         """Plans in the kernel, of service ports whose plan was replaced since the last successful sync."""
         self._not_planned: set[ServicePortName] = set()
-        """Service ports whose planning met an internal error; every sync tries again."""
+        """Service ports whose planning raised an exception; every sync tries again."""
         self._trigger_times: dict[str, list[float]] = {}
         self._context: NodeContext | None = None
         self._full_needed = True
@@ -135,7 +134,7 @@ class Reconciler:
         return successor
 
     def sync(self, changes: Changes, context: NodeContext, *, full: bool = False) -> SyncOutcome:
-        """Bring the kernel up to date; raises SyncFailed with nothing lost when it refuses."""
+        """Program the changes; raise SyncFailed, with no change lost, when the kernel rejects them."""
         started = time.perf_counter()
         self._syncs += 1
         self._absorb(changes, context)
@@ -179,13 +178,13 @@ class Reconciler:
         return outcome
 
     def snapshot(self) -> Snapshot:
-        """The plans as they are now."""
+        """Return a copy of the current plans."""
         return Snapshot(dict(self.plans), frozenset(self._before), self._syncs, self._context)
 
     def comparison(
         self, taken: Snapshot, context: NodeContext, only: Collection[ServicePortName] | None = None
     ) -> Comparison:
-        """The kernel against a snapshot, to be run on another thread; with `only`, about these service ports."""
+        """Return a comparison of the kernel with a snapshot, to be run on another thread; `only` selects service ports."""
         return self.backend.comparison(SyncRequest(context, taken.plans, changed={}, full=True), only)
 
     def _absorb(self, changes: Changes, context: NodeContext) -> None:
@@ -243,7 +242,7 @@ class Reconciler:
 
 
 class _Tally:
-    """Counts what the plans hold, by what each change adds and takes away."""
+    """Counts the contents of the plans, change by change."""
 
     def __init__(self, *, count_services: bool) -> None:
         self.count_services = count_services

@@ -286,7 +286,7 @@ async def test_no_drift_check_before_the_first_sync() -> None:
 async def test_damage_seen_beside_the_loop_is_repaired_while_changes_arrive_during_every_sync() -> None:
     harness = LoopHarness(min_period=0.0, sync_takes=0.5)
     damage = Difference("chain", PRESENT, "something else")
-    harness.loop.damaged(damage)
+    harness.loop.restore(damage)
     assert harness.notes.events == []
     harness.change(1)
     await harness.loop.wait_idle()
@@ -294,7 +294,7 @@ async def test_damage_seen_beside_the_loop_is_repaired_while_changes_arrive_duri
         harness.change(number)
         await asyncio.sleep(0.2)
         if number == 8:
-            harness.loop.damaged(damage)
+            harness.loop.restore(damage)
     await harness.loop.wait_idle()
     assert len(harness.notes.times(f"drift: {damage}")) == 1
     assert len(harness.notes.times("full")) == 2
