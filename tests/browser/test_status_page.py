@@ -100,7 +100,7 @@ def test_searching_narrows_and_a_single_hit_opens_with_its_explanation_and_advic
     assert "NoLocalEndpoint" in shown
     assert "they run on n2" in shown
     assert "Cluster: in, ready; Local: out" in shown
-    assert "partly" in shown
+    assert "partial" in shown
     assert "→ " in shown
     assert browser.evaluate("document.querySelector('tr.service').getAttribute('aria-expanded')") == "true"
 
@@ -172,7 +172,7 @@ def test_a_foreign_host_name_reads_nothing(proxy: LiveProxy) -> None:
 
 def test_pages_of_services_are_limited(proxy: LiveProxy) -> None:
     page = json.loads(fetched(proxy, "/services.json?limit=100000&offset=-1").body)
-    assert len(page["rows"]) == 122
+    assert len(page["ports"]) == 122
     page = json.loads(fetched(proxy, "/services.json?limit=10&offset=115").body)
-    assert (len(page["rows"]), page["found"]) == (7, 122)
+    assert (len(page["ports"]), page["found"]) == (7, 122)
     assert fetched(proxy, "/explain.json?target=").status == 400

@@ -14,10 +14,12 @@ from tests.harness.world import World, running
 
 from pointsman.cli.control_client import ask
 from pointsman.cli.main import main
-from pointsman.explain.report import Cause, Explanation
+from pointsman.explain.service_port import Explanation
+from pointsman.explain.target import Question
 from pointsman.lab.netns import Namespace
 from pointsman.lab.objects import Backend, LabService, backends
 from pointsman.lab.probe import Kind, run_probes
+from pointsman.model.findings import Finding
 
 pytestmark = [
     pytest.mark.kernel,
@@ -211,11 +213,11 @@ def control_socket(world: World) -> Path:
     return world.proxy.manifests.parent / "state" / "control.sock"
 
 
-def explained(world: World, client: str, family: int = 4) -> tuple[Explanation, list[Cause]]:
+def explained(world: World, client: str, family: int = 4) -> tuple[Explanation, list[Finding]]:
     target = f"{FAR_IP}:80" if family == 4 else f"[{FAR.address('cluster', 6)}]:80"
-    query = {"target": target, "from": client}
+    query = Question(target, client=client)
     explanation = ask(control_socket(world), "/explain", Explanation, query)
-    return explanation, [cause for port in explanation.ports for cause in port.causes]
+    return explanation, [cause for port in explanation.ports for cause in port.findings]
 
 
 def reached(world: World, host: str, family: int) -> bool:
@@ -227,7 +229,7 @@ def reached(world: World, host: str, family: int) -> bool:
 def test_explain_sees_what_the_packets_feel(world: World, name: str) -> None:
     trouble = TROUBLES[name]
     before, causes = explained(world, trouble.client, trouble.family)
-    assert before.answers, causes
+    assert before.is_healthy, causes
     assert causes == []
     assert before.ports[0].host.not_read == ()
     with made(world, trouble):
@@ -235,10 +237,10 @@ def test_explain_sees_what_the_packets_feel(world: World, name: str) -> None:
         if trouble.prober:
             assert not reached(world, trouble.prober, trouble.family)
     assert [cause.code for cause in causes] == ([trouble.code] if trouble.code else []), causes
-    assert explanation.answers is not trouble.fatal
+    assert explanation.is_healthy is not trouble.fatal
     for cause in causes:
         assert trouble.words in cause.message
-        assert cause.advice
+        assert cause.remedy
     assert reached(world, trouble.prober or "pod1", trouble.family)
 
 

@@ -127,7 +127,7 @@ def test_a_running_proxy_explains_with_the_kernel_in_view(node: RunningNode) -> 
     live = ("--control-socket", str(node.socket))
     answer = node.command("explain", "192.168.10.11:30080", "--from", "outside", *live)
     assert answer.returncode == 0, answer
-    assert "Kernel: holds what it should" in answer.stdout
+    assert "Kernel: matches the desired state" in answer.stdout
     assert node.command("status", *live).returncode == 0
 
 

@@ -166,7 +166,7 @@ def test_on_a_terminal_it_draws_again_and_fits(busy: tuple[str, Busy]) -> None:
 
 def test_the_list_agrees_with_what_connections_meet(busy: tuple[str, Busy]) -> None:
     _, node = busy
-    states = {row["service"]: row["state"] for row in node.json("list", "web", "cart")["rows"]}
-    assert states == {"shop/web": "answers", "shop/cart": "down"}
+    states = {row["service"]: row["state"] for row in node.json("list", "web", "cart")["ports"]}
+    assert states == {"shop/web": "healthy", "shop/cart": "down"}
     with node.namespace.entered(), pytest.raises(ConnectionRefusedError):
         socket.create_connection(("10.96.0.22", 80), timeout=5)

@@ -24,8 +24,7 @@ from pointsman.config.options import RunOptions
 from pointsman.config.reload import Live
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError
-from pointsman.explain.packets import ClientKind
-from pointsman.explain.report import Explanation
+from pointsman.explain.service_port import Explanation
 from pointsman.explain.target import Target
 from pointsman.kernel.command import SystemCommands
 from pointsman.kube.auth import Credentials
@@ -38,6 +37,7 @@ from pointsman.machine.footprint import freeze_heap
 from pointsman.machine.host_facts import LinuxHost
 from pointsman.machine.own_addresses import LinuxMachine
 from pointsman.model.addresses import address_from_text, family_of
+from pointsman.model.decision import ClientKind
 from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
 from pointsman.node.checks import LooseTrackingCheck
 from pointsman.node.inspector import Inspector

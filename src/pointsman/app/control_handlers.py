@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TypeVar
 
 import msgspec
 
 from pointsman.explain.target import BadQuestion, Question, target_from_text
 from pointsman.node.inspector import Inspector
-from pointsman.report.labels import BadSelector
-from pointsman.report.overview import MAX_ROWS
-from pointsman.report.service_list import ListQuery
+from pointsman.report.service_list import MAX_ROWS, ListQuery
 from pointsman.serve.messages import Handler, Request, Response, reply, text_response
+
+T = TypeVar("T", Question, ListQuery)
 
 
 def control_routes(inspector: Inspector) -> dict[str, Handler]:
@@ -47,12 +48,12 @@ def page_data_routes(inspector: Inspector) -> dict[str, Handler]:
 
 def explain_handler(inspector: Inspector, *, kernel: bool) -> Handler:
     async def answer(request: Request) -> Response:
-        question = Question.from_words(request.query)
         try:
+            question = _decode(request, Question)
             target = target_from_text(question.target, question.namespace)
             wanted = kernel and question.kernel
             explanation = await inspector.explain(target, question.client, kernel=wanted)
-        except BadQuestion as error:
+        except (BadQuestion, msgspec.DecodeError) as error:
             return text_response(f"{error}\n", 400)
         return _json(explanation)
 
@@ -71,15 +72,21 @@ def services_handler(inspector: Inspector) -> Handler:
 
 def list_handler(inspector: Inspector) -> Handler:
     async def answer(request: Request) -> Response:
-        asked = request.query
         try:
-            query = ListQuery.from_words(asked)
-        except BadSelector as error:
+            query = _decode(request, ListQuery)
+        except msgspec.DecodeError as error:
             return text_response(f"{error}\n", 400)
-        listed = await inspector.list(query, asked.get("since", ""))
+        listed = await inspector.list(query)
         return await asyncio.to_thread(_json, listed)
 
     return answer
+
+
+def _decode(request: Request, kind: type[T]) -> T:
+    """Return the query, sent as JSON by commands and as parameters by the page; raises msgspec.DecodeError."""
+    if "query" in request.query:
+        return msgspec.json.decode(request.query["query"], type=kind)
+    return msgspec.convert(dict(request.query), kind, strict=False)
 
 
 def _number(text: str | None, default: int) -> int:

@@ -11,7 +11,6 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -89,12 +88,14 @@ def ask(
     path: Path,
     route: str,
     kind: type[T],
-    query: Mapping[str, str] | None = None,
+    query: msgspec.Struct | None = None,
     *,
     alive_seconds: float = ALIVE_SECONDS,
 ) -> T:
     """The proxy's answer decoded as `kind`; raises NoProxy."""
-    body = asked(path, f"{route}?{urlencode(query)}" if query else route, alive_seconds)
+    if query is not None:
+        route += "?" + urlencode({"query": msgspec.json.encode(query)})
+    body = asked(path, route, alive_seconds)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:

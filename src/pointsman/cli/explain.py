@@ -22,8 +22,8 @@ from pointsman.cli.arguments import (
 from pointsman.cli.control_client import ask
 from pointsman.cli.output import screen
 from pointsman.explain.answer import explain
-from pointsman.explain.probes import places_of, with_probes
-from pointsman.explain.report import Explanation
+from pointsman.explain.probes import add_probes, find_places
+from pointsman.explain.service_port import Explanation
 from pointsman.explain.target import Question, target_from_text
 from pointsman.explain.text import explanation_text
 from pointsman.machine.reach import reach
@@ -94,20 +94,20 @@ def main(argv: Sequence[str]) -> int:
 def _explain(given: argparse.Namespace, flags: Sequence[str]) -> int:
     explanation = _offline(given, flags) if given.manifests is not None else _live(given)
     if given.probe:
-        places = places_of(explanation)
+        places = find_places(explanation)
         attempts = reach(places, given.probe_seconds, given.probe_source)
-        explanation = with_probes(explanation, dict(zip(places, attempts, strict=True)))
+        explanation = add_probes(explanation, dict(zip(places, attempts, strict=True)))
     if given.output == "json":
         print_json(explanation)
     else:
         sys.stdout.write(explanation_text(explanation, screen(given.color)))
-    return 0 if explanation.answers else 1
+    return 0 if explanation.is_healthy else 1
 
 
 def _live(given: argparse.Namespace) -> Explanation:
     target_from_text(given.target)
     question = Question(given.target, given.namespace, given.client, kernel=not given.no_kernel)
-    return ask(given.control_socket, "/explain", Explanation, question.words())
+    return ask(given.control_socket, "/explain", Explanation, question)
 
 
 def _offline(given: argparse.Namespace, flags: Sequence[str]) -> Explanation:

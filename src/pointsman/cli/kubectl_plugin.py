@@ -18,7 +18,7 @@ import msgspec
 from pointsman.cli.arguments import ERROR, add_colour, parser, print_json
 from pointsman.cli.output import delivered, screen
 from pointsman.errors import PointsmanError
-from pointsman.explain.report import Explanation
+from pointsman.explain.service_port import Explanation
 from pointsman.report.fleet import FleetReport, fleet_explain, fleet_list, fleet_status, fleet_text
 from pointsman.report.service_list import ServiceList
 from pointsman.report.status import StatusReport

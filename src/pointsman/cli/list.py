@@ -25,10 +25,10 @@ from pointsman.cli.arguments import (
 )
 from pointsman.cli.control_client import NoProxy, ask
 from pointsman.cli.output import screen
-from pointsman.explain.verdict import Verdict
+from pointsman.explain.service_port import ServicePortReport
+from pointsman.model.decision import State
 from pointsman.report.labels import selector_from_text
-from pointsman.report.overview import ServiceRow
-from pointsman.report.service_list import SORTS, ListQuery, ServiceList, list_text, service_list
+from pointsman.report.service_list import SORTS, ListQuery, ServiceList, build_list, list_text
 from pointsman.text import escape, escape_json
 
 _ABOUT = """List the Services that this node serves, one line per port and IP family: where it answers, how many of its endpoints are
@@ -42,7 +42,6 @@ Exit status: 0, 1 when nothing was found that was asked for, 2 when nobody could
 _FORMATS = ("text", "wide", "json", "yaml", "name")
 _WATCHED_FORMATS = ("text", "wide", "json")
 _LOOK_SECONDS = 1.0
-_GONE = "gone"
 
 Ask = Callable[[str], ServiceList]
 """The list, without rows when nothing changed since the version given."""
@@ -59,7 +58,7 @@ def command() -> argparse.ArgumentParser:
         "--state",
         action="append",
         default=[],
-        choices=[verdict.value for verdict in Verdict],
+        choices=[state.value for state in State],
         help="only those in this state; may be repeated",
     )
     made.add_argument("-o", "--output", choices=_FORMATS, default="text", help="default text")
@@ -95,21 +94,21 @@ def _list(given: argparse.Namespace, flags: Sequence[str]) -> int:
         namespace=given.namespace,
         selector=selector_from_text(given.selector),
         names=services_of(given),
-        states=tuple(given.state),
+        states=tuple(map(State, given.state)),
+        sort=given.sort_by,
         detailed=given.output not in ("text", "name"),
     )
     if given.manifests is not None:
         found = _offline(given, flags, query)
     else:
         found = _ask_live(given, query)("")
-    rows = sorted(found.rows, key=SORTS[given.sort_by])
-    if not rows:
+    if not found.ports:
         sys.stderr.write(f"pointsman list: {_nothing_found(given)}\n")
-    if rows or given.output == "json":
-        _print(given, msgspec.structs.replace(found, rows=tuple(rows)))
+    if found.ports or given.output == "json":
+        _print(given, found)
     if given.watch:
         _watch(given, _ask_live(given, query), found)
-    return 0 if rows else 1
+    return 0 if found.ports else 1
 
 
 def _offline(given: argparse.Namespace, flags: Sequence[str], query: ListQuery) -> ServiceList:
@@ -118,11 +117,13 @@ def _offline(given: argparse.Namespace, flags: Sequence[str], query: ListQuery) 
     options = offline_options(given, flags)
     planned = plan_manifests(given.manifests, options, families=families_of(given))
     warn("list", [*options.warnings, *planned.problems])
-    return service_list(planned.view, planned.labels, query)
+    return build_list(planned.view, planned.labels, query)
 
 
 def _ask_live(given: argparse.Namespace, query: ListQuery) -> Ask:
-    return lambda since: ask(given.control_socket, "/list", ServiceList, {**query.words(), "since": since})
+    return lambda since: ask(
+        given.control_socket, "/list", ServiceList, msgspec.structs.replace(query, since=since)
+    )
 
 
 def _nothing_found(given: argparse.Namespace) -> str:
@@ -138,20 +139,20 @@ def _print(given: argparse.Namespace, found: ServiceList) -> None:
 
         sys.stdout.write(yaml.safe_dump(msgspec.to_builtins(found), sort_keys=False))
     elif given.output == "name":
-        names = dict.fromkeys(row.service for row in found.rows)
+        names = dict.fromkeys(port.service for port in found.ports)
         sys.stdout.write("".join(f"{escape(name)}\n" for name in names))
     else:
-        _print_table(given, found.rows, heading=True)
+        _print_table(given, found.ports, heading=True)
 
 
-def _print_table(given: argparse.Namespace, rows: Sequence[ServiceRow], *, heading: bool) -> None:
-    shown = list_text(rows, wide=given.output == "wide", screen=screen(given.color), heading=heading)
+def _print_table(given: argparse.Namespace, ports: Sequence[ServicePortReport], *, heading: bool) -> None:
+    shown = list_text(ports, wide=given.output == "wide", screen=screen(given.color), heading=heading)
     sys.stdout.write(shown)
 
 
 def _watch(given: argparse.Namespace, asked: Ask, before: ServiceList) -> None:
     """Until interrupted; a proxy that goes away is waited for."""
-    known, version = {row.identity: row for row in before.rows}, before.version
+    known, version = {port.identity: port for port in before.ports}, before.version
     gone = False
     while True:
         sys.stdout.flush()
@@ -166,16 +167,16 @@ def _watch(given: argparse.Namespace, asked: Ask, before: ServiceList) -> None:
         gone, version = False, now.version
         if now.unchanged:
             continue
-        current = {row.identity: row for row in now.rows}
-        changed = [row for identity, row in current.items() if known.get(identity) != row]
+        current = {port.identity: port for port in now.ports}
+        changed = [port for identity, port in current.items() if known.get(identity) != port]
         changed += [
-            msgspec.structs.replace(row, state=_GONE)
-            for identity, row in known.items()
+            msgspec.structs.replace(port, deleted=True)
+            for identity, port in known.items()
             if identity not in current
         ]
         known = current
         if given.output == "json":
-            rows = (escape_json(msgspec.json.encode(row).decode()) for row in changed)
-            sys.stdout.write("".join(f"{row}\n" for row in rows))
+            lines = (escape_json(msgspec.json.encode(port).decode()) for port in changed)
+            sys.stdout.write("".join(f"{line}\n" for line in lines))
         elif changed:
             _print_table(given, changed, heading=False)

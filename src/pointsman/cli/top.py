@@ -85,10 +85,10 @@ def _top(given: argparse.Namespace) -> int:
         raise PointsmanError("reading the kernel's flows needs root: use sudo")
     rounds = 1 if given.once else given.iterations
     known = _services(given, "")
-    if not known.rows and (given.services or given.namespace):
+    if not known.ports and (given.services or given.namespace):
         sys.stderr.write("pointsman top: no Service matches\n")
         return 1
-    directory = Directory(known.rows)
+    directory = Directory(known.ports)
     mode = mode_named(known.mode)
     before = read_kernel(directory, mode.counting)
     shown = 0
@@ -96,7 +96,7 @@ def _top(given: argparse.Namespace) -> int:
         time.sleep(given.delay)
         news = _services(given, known.version)
         if not news.unchanged:
-            known, directory = news, Directory(news.rows)
+            known, directory = news, Directory(news.ports)
             mode = mode_named(known.mode)
         now = read_kernel(directory, mode.counting)
         report = traffic_report(directory, before, now, node=known.node, mode=mode)
@@ -106,8 +106,8 @@ def _top(given: argparse.Namespace) -> int:
 
 
 def _services(given: argparse.Namespace, since: str) -> ServiceList:
-    query = ListQuery(namespace=given.namespace, names=services_of(given), detailed=True)
-    return ask(given.control_socket, "/list", ServiceList, {**query.words(), "since": since})
+    query = ListQuery(namespace=given.namespace, names=services_of(given), detailed=True, since=since)
+    return ask(given.control_socket, "/list", ServiceList, query)
 
 
 def read_kernel(directory: Directory, counting: Counting) -> Reading:

@@ -17,8 +17,8 @@ from pointsman.cli.arguments import add_live, add_output, guarded, parser, print
 from pointsman.cli.control_client import ask
 from pointsman.cli.output import screen
 from pointsman.errors import PointsmanError
-from pointsman.explain.probes import attempt_words, place_of
-from pointsman.explain.report import Explanation
+from pointsman.explain.probes import attempt_text, parse_place
+from pointsman.explain.service_port import Explanation
 from pointsman.explain.target import Question
 from pointsman.explain.trace import TraceReport, report_of, trace_text
 from pointsman.kernel.iptables_programs import LEGACY, variants_in_use
@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _trace(given: argparse.Namespace) -> int:
     question = Question(given.target, given.namespace, kernel=False)
-    explanation = ask(given.control_socket, "/explain", Explanation, question.words())
+    explanation = ask(given.control_socket, "/explain", Explanation, question)
     source = _source(given.client, given.control_socket)
     place = _place(explanation, source)
     waiting = given.wait or bool(source and source not in local_addresses(family_of(source)))
@@ -105,10 +105,10 @@ def _source(client: str, control_socket: Path) -> bytes:
         return address
     namespace, _, name = client.removeprefix("pod/").rpartition("/")
     question = Question(f"pod/{name}", namespace, kernel=False)
-    found = ask(control_socket, "/explain", Explanation, question.words())
+    found = ask(control_socket, "/explain", Explanation, question)
     for port in found.ports:
         for endpoint in port.endpoints:
-            place = place_of(endpoint.address, port.protocol)
+            place = parse_place(endpoint.address, port.protocol)
             if endpoint.pod == name and place is not None:
                 return place.address
     raise NothingToTrace(f"--from {client!r}: no endpoint is a pod of that name; give its IP address")
@@ -119,11 +119,12 @@ def _place(explanation: Explanation, source: bytes) -> Place:
     for port in explanation.ports:
         for frontend in port.frontends:
             for text in frontend.places if frontend.asked else ():
-                place = place_of(text, port.protocol)
+                place = parse_place(text, port.protocol)
                 if place is not None and len(source) in (0, len(place.address)):
                     return place
     reasons = "; ".join(
-        f"{cause.message}: {cause.advice}" if cause.advice else cause.message for cause in explanation.causes
+        f"{finding.message}: {finding.remedy}" if finding.remedy else finding.message
+        for finding in explanation.findings
     )
     raise NothingToTrace(
         f"{explanation.question}: no frontend to send a packet to{': ' if reasons else ''}{reasons}"
@@ -162,7 +163,7 @@ def _silence(place: Place, attempt: Attempt | None, patience: float) -> str:
     where = f"{host_port_text(place.address, place.port)}/{place.protocol.name}"
     if attempt is None:
         return f"no connection to {where} began within {patience:g} s"
-    return f"no packet to {where} met nftables: the connection was {attempt_words(attempt)}"
+    return f"no packet to {where} met nftables: the connection was {attempt_text(attempt)}"
 
 
 def _report(
@@ -193,7 +194,7 @@ def _report(
     if attempt is None:
         return report
     again = not report.passed and attempt.reached is Reached.CONNECTED
-    words = f"{attempt_words(attempt)}{', by a packet that was sent again' if again else ''}"
+    words = f"{attempt_text(attempt)}{', by a packet that was sent again' if again else ''}"
     return msgspec.structs.replace(report, connection=words)
 
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from pointsman.explain.packets import Client, ClientKind, endpoints_for
+from pointsman.explain.packets import Client, decide
 from pointsman.explain.rule_walk import Packet
 from pointsman.explain.view import FamilyView, View
 from pointsman.kernel.nfnl import NFPROTO
 from pointsman.machine import packet_filter as pf
-from pointsman.machine.host_facts import HostFacts
 from pointsman.machine.nft_matches import NAME_LENGTH
 from pointsman.machine.packet_filter import PacketField
+from pointsman.model.decision import ClientKind
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import LocalMode
 from pointsman.model.plan import Frontend, ServicePlan
 
+if TYPE_CHECKING:
+    from pointsman.machine.host_facts import HostFacts
+
 TRANSLATION = -100
 """The priority at which service proxies translate destinations."""
-_ENDPOINTS_FOLLOWED = 8
+MAX_ENDPOINTS_FOLLOWED = 8
 """Through the rules of others, per frontend and client: those for further endpoints are seldom different."""
 
 
@@ -47,7 +51,7 @@ class Journey(msgspec.Struct, frozen=True):
     """The endpoint is at an address of this node: nothing is forwarded."""
 
 
-def journeys(
+def build_journeys(
     view: View,
     family: FamilyView,
     host: HostFacts,
@@ -55,15 +59,15 @@ def journeys(
     asked: tuple[Frontend, ...],
     clients: tuple[Client, ...],
 ) -> Iterator[Journey]:
-    """Every way that a connection asked about may take."""
+    """Yield every way that a connection in question may take."""
     for frontend in asked:
         for client in clients:
-            endpoints = endpoints_for(plan, frontend, client, family, view.mode.quirks)
+            endpoints = decide(plan, frontend, client, family, view.mode).endpoints
             for number, endpoint in enumerate(endpoints):
                 local = endpoint.address in family.node_addresses
                 maker = _Stages(family, host, plan, frontend, client, endpoint)
                 stages = maker.stages(local=local, by_input=view.mode.quirks.holds_addresses)
-                followed = tuple(stages) if number < _ENDPOINTS_FOLLOWED else ()
+                followed = tuple(stages) if number < MAX_ENDPOINTS_FOLLOWED else ()
                 yield Journey(client, frontend, endpoint, followed, local)
 
 

@@ -1,46 +1,26 @@
-"""What a packet meets, by mode, frontend, policy and client: the proxy's behaviour as one table of decisions. Pure.
+"""What happens to a packet, by mode, frontend, policy and client: the proxy's behaviour as one table of decisions. Pure.
 
-The backends' compile steps turn the same plans into rules; this is what those rules do, said in words. The
-end-to-end tests pin the behaviour, the tests of this module pin the words to it.
+The backends' compile steps turn the same plans into rules; this is what those rules do. The end-to-end tests compare
+the two with real packets.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
 from pointsman.backends.contract import Mode
 from pointsman.backends.packet_quirks import LoopbackNodePort, PacketQuirks
-from pointsman.explain.report import Path
 from pointsman.explain.target import BadQuestion
 from pointsman.explain.view import FamilyView
 from pointsman.model.addresses import address_from_text, address_text, family_of, is_loopback
+from pointsman.model.decision import ClientKind, DecisionReason, SourceAddress, State
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import LocalMode
-from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
+from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
 from pointsman.model.service import Protocol
-
-REFUSED = "refused (the client fails at once)"
-SILENT = "silently dropped (the client times out)"
-
-
-class ClientKind(enum.Enum):
-    """Where a connection comes from."""
-
-    POD = "pod"
-    NODE = "node"
-    OUTSIDE = "outside"
-
-
-_WORDS = {
-    ClientKind.POD: "a pod of this node",
-    ClientKind.NODE: "this node itself",
-    ClientKind.OUTSIDE: "an external client",
-}
-_ADDRESSED_POD = "a pod"
-"""With a cluster-wide range, pods of other nodes count as local, too."""
 
 
 class Client(msgspec.Struct, frozen=True):
@@ -50,29 +30,37 @@ class Client(msgspec.Struct, frozen=True):
     address: bytes = b""
 
     @property
-    def words(self) -> str:
-        if not self.address:
-            return _WORDS[self.kind]
-        words = _ADDRESSED_POD if self.kind is ClientKind.POD else _WORDS[self.kind]
-        return f"{address_text(self.address)} ({words})"
+    def spec(self) -> str:
+        """As a parameter of findings: `KIND` or `KIND ADDRESS`."""
+        return f"{self.kind} {address_text(self.address)}" if self.address else self.kind.value
 
 
-EVERYONE = tuple(Client(kind) for kind in ClientKind)
+class Decision(NamedTuple):
+    """What happens to a connection, and what decided it."""
+
+    outcome: Outcome
+    reason: DecisionReason
+    endpoints: tuple[Endpoint, ...] = ()
+    policy: str = ""
+    """The traffic policy that chose the endpoints."""
+
+
+ALL_CLIENTS = tuple(Client(kind) for kind in ClientKind)
 
 
 def check_client(text: str, families: Iterable[FamilyView]) -> None:
-    """Raises BadQuestion unless `--from TEXT` means somebody."""
+    """Raise BadQuestion unless `--from TEXT` is a client."""
     known = not text or text in {kind.value for kind in ClientKind} or address_from_text(text) is not None
     if not known and not any(_addresses_of_pod(text, family) for family in families):
         raise BadQuestion(
-            f"--from {text!r}: say pod, node, outside, an IP address or the name of a pod that is an endpoint"
+            f"--from {text!r}: use pod, node, outside, an IP address or the name of a pod that is an endpoint"
         )
 
 
-def clients_of(text: str, view: FamilyView) -> tuple[Client, ...]:
-    """The clients that `--from TEXT` means in this family; none when the address is of the other one."""
+def parse_clients(text: str, view: FamilyView) -> tuple[Client, ...]:
+    """Return the clients that `--from TEXT` means in this family; none when the address is of the other one."""
     if not text:
-        return EVERYONE
+        return ALL_CLIENTS
     kinds = {kind.value: kind for kind in ClientKind}
     if text in kinds:
         return (Client(kinds[text]),)
@@ -110,112 +98,106 @@ def _kind_of(address: bytes, view: FamilyView) -> ClientKind:
     return ClientKind.POD if here else ClientKind.OUTSIDE
 
 
-def path(plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView, mode: Mode) -> Path:
-    """What a connection of this client to this frontend meets."""
-    denied = denied_by_ranges(frontend, client, view)
-    if denied:
-        meets = REFUSED if mode.quirks.refuses_denied_when_empty and not plan.endpoints.has_any else SILENT
-        return Path(client.words, answered=False, result=f"{meets}: {denied}", restricted=True)
-    if frontend.kind is FrontendKind.NODE_PORT and serves_node_ports_nowhere(view):
-        return Path(
-            client.words, answered=False, result="not answered: nodePortAddresses selects no address here"
+def decide(plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView, mode: Mode) -> Decision:
+    """Return what happens to a connection of this client to this frontend."""
+    quirks = mode.quirks
+    if is_excluded(frontend, client, view):
+        rejects = quirks.refuses_denied_when_empty and not plan.endpoints.has_any
+        return Decision(Outcome.REJECTED if rejects else Outcome.DROPPED, DecisionReason.SOURCE_RANGES)
+    if frontend.kind is FrontendKind.NODE_PORT and serves_no_node_ports(view):
+        return Decision(Outcome.REJECTED, DecisionReason.NODE_PORT_ADDRESSES)
+    local = _uses_local_endpoints(plan, frontend, client, view, quirks)
+    endpoints = plan.endpoints.local if local else plan.endpoints.cluster
+    if endpoints:
+        return Decision(
+            Outcome.DELIVERED, DecisionReason.ENDPOINTS, endpoints, "Local" if local else "Cluster"
         )
-    endpoints = endpoints_for(plan, frontend, client, view, mode.quirks)
-    if not endpoints:
-        return Path(client.words, answered=False, result=_nothing(plan, frontend, client, mode))
-    count = "1 endpoint" if len(endpoints) == 1 else f"one of {len(endpoints)} endpoints"
-    condition = ""
-    if frontend.source_ranges and not client.address and client.kind is not ClientKind.NODE:
-        condition = ", if its address is in the source ranges"
-    return Path(
-        client.words,
-        answered=True,
-        result=f"answered by {count}{condition}",
-        endpoints=tuple(str(endpoint) for endpoint in endpoints),
-        source=_source(frontend, client, view, mode, endpoints),
-    )
+    return _decide_without_endpoints(plan, frontend, client, quirks)
 
 
-def reached(
-    plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView, mode: Mode
-) -> tuple[Endpoint, ...]:
-    """The endpoints among which a connection of this client to this frontend ends up; none: it is not answered."""
-    if denied_by_ranges(frontend, client, view):
-        return ()
-    if frontend.kind is FrontendKind.NODE_PORT and serves_node_ports_nowhere(view):
-        return ()
-    return endpoints_for(plan, frontend, client, view, mode.quirks)
-
-
-def denied_by_ranges(frontend: Frontend, client: Client, view: FamilyView) -> str:
-    """Why the load balancer's source ranges keep this client out; empty when they do not, or may not."""
-    ranges = frontend.source_ranges
-    if not ranges:
-        return ""
-    if client.kind is ClientKind.NODE:
-        own = view.context.node_ips
-        if any(cidr.contains(ip) for ip in own for cidr in ranges):
-            return ""
-        return "the node's own address is not in loadBalancerSourceRanges"
-    if client.address and not any(cidr.contains(client.address) for cidr in ranges):
-        return f"{address_text(client.address)} is not in loadBalancerSourceRanges"
-    return ""
-
-
-def endpoints_for(
+def _uses_local_endpoints(
     plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyView, quirks: PacketQuirks
-) -> tuple[Endpoint, ...]:
-    """Where connections of this client to this frontend may lead."""
+) -> bool:
     if not frontend.local_policy:
-        return plan.endpoints.cluster
-    inside = client.kind is not ClientKind.OUTSIDE
+        return False
     if quirks.local_falls_back:
-        if plan.endpoints.local:
-            return plan.endpoints.local
-        return plan.endpoints.cluster if inside else ()
+        return bool(plan.endpoints.local) or client.kind is ClientKind.OUTSIDE
     if frontend.kind is FrontendKind.CLUSTER_IP:
-        return plan.endpoints.local
+        return True
     short_circuit = client.kind is ClientKind.NODE or (
         client.kind is ClientKind.POD and view.context.local.mode is not LocalMode.NONE
     )
-    return plan.endpoints.cluster if short_circuit else plan.endpoints.local
+    return not short_circuit
 
 
-def _nothing(plan: ServicePlan, frontend: Frontend, client: Client, mode: Mode) -> str:
+def _decide_without_endpoints(
+    plan: ServicePlan, frontend: Frontend, client: Client, quirks: PacketQuirks
+) -> Decision:
     internal = frontend.kind is FrontendKind.CLUSTER_IP
-    if mode.quirks.local_falls_back and plan.endpoints.cluster:
-        return (
-            "not answered: sent to remote endpoints with the client's own address; their answers go to it past this "
-            "node, so it usually times out"
-        )
-    if plan.endpoints.has_any and frontend.local_policy and not (mode.quirks.local_falls_back and internal):
-        return f"{SILENT}: policy Local and no usable endpoint on this node"
+    if quirks.local_falls_back and plan.endpoints.cluster:
+        return Decision(Outcome.DROPPED, DecisionReason.REPLIES_BYPASS_NODE)
+    if plan.endpoints.has_any and frontend.local_policy and not (quirks.local_falls_back and internal):
+        return Decision(Outcome.DROPPED, DecisionReason.NO_LOCAL_ENDPOINT)
     external = frontend.kind in (FrontendKind.LOAD_BALANCER_IP, FrontendKind.EXTERNAL_IP)
-    if mode.quirks.own_packets_leave and client.kind is ClientKind.NODE and external:
-        return f"not answered: no usable endpoint; {mode.name} mode lets the node's own packet leave, so it times out"
-    return f"{REFUSED}: no usable endpoint"
+    if quirks.own_packets_leave and client.kind is ClientKind.NODE and external:
+        return Decision(Outcome.DROPPED, DecisionReason.LEAVES_NODE)
+    return Decision(Outcome.REJECTED, DecisionReason.NO_ENDPOINT)
 
 
-def _source(
+def compute_state(plan: ServicePlan, view: FamilyView, mode: Mode) -> State:
+    """Return the state for every kind of client; the kernel is not looked at, except for rules that it rejected."""
+    if plan.name in view.rejected:
+        return State.DOWN
+    decisions = (
+        decide(plan, frontend, client, view, mode) for frontend in plan.frontends for client in ALL_CLIENTS
+    )
+    return state_of(
+        decision.outcome for decision in decisions if decision.reason is not DecisionReason.SOURCE_RANGES
+    )
+
+
+def state_of(outcomes: Iterable[Outcome]) -> State:
+    """Return the state that these outcomes, of every client at every frontend, make up."""
+    delivered = [outcome is Outcome.DELIVERED for outcome in outcomes]
+    if not any(delivered):
+        return State.DOWN
+    return State.HEALTHY if all(delivered) else State.PARTIAL
+
+
+def is_excluded(frontend: Frontend, client: Client, view: FamilyView) -> bool:
+    """Whether the load balancer's source ranges certainly exclude this client."""
+    ranges = frontend.source_ranges
+    if not ranges:
+        return False
+    if client.kind is ClientKind.NODE:
+        return not any(cidr.contains(ip) for ip in view.context.node_ips for cidr in ranges)
+    return bool(client.address) and not any(cidr.contains(client.address) for cidr in ranges)
+
+
+def is_conditional(frontend: Frontend, client: Client) -> bool:
+    """Whether source ranges may exclude this client, whose address is not known."""
+    return bool(frontend.source_ranges) and not client.address and client.kind is not ClientKind.NODE
+
+
+def decide_source(
     frontend: Frontend, client: Client, view: FamilyView, mode: Mode, endpoints: tuple[Endpoint, ...]
-) -> str:
-    """What the endpoint sees as the source."""
+) -> SourceAddress:
+    """Return what the endpoint sees as the source."""
     external = frontend.kind in (FrontendKind.LOAD_BALANCER_IP, FrontendKind.EXTERNAL_IP)
     if mode.quirks.holds_addresses and client.kind is ClientKind.NODE and external and frontend.local_policy:
-        return f"the endpoint sees {address_text(frontend.address)}, which the node itself holds in {mode.name} mode"
-    if masqueraded(frontend, client, view):
-        itself = [endpoint.address in view.node_addresses for endpoint in endpoints]
-        if all(itself):
-            return "kept (the endpoint is this node itself)"
-        exception = " (an endpoint that is this node itself: kept)" if any(itself) else ""
-        return f"becomes this node's address towards the endpoint{exception}"
+        return SourceAddress.FRONTEND
+    if is_masqueraded(frontend, client, view):
+        on_node = [endpoint.address in view.node_addresses for endpoint in endpoints]
+        if all(on_node):
+            return SourceAddress.KEPT_ON_NODE
+        return SourceAddress.MASQUERADED_EXCEPT_NODE if any(on_node) else SourceAddress.MASQUERADED
     hairpin = client.kind is ClientKind.POD and any(
         endpoint.address == client.address if client.address else endpoint.local for endpoint in endpoints
     )
-    return f"kept{' (a pod reaching itself: masqueraded)' if hairpin else ''}"
+    return SourceAddress.KEPT_EXCEPT_HAIRPIN if hairpin else SourceAddress.KEPT
 
 
-def masqueraded(frontend: Frontend, client: Client, view: FamilyView) -> bool:
+def is_masqueraded(frontend: Frontend, client: Client, view: FamilyView) -> bool:
     """Whether the proxy's own rules replace the client's address."""
     context = view.context
     detects = context.local.mode is not LocalMode.NONE
@@ -226,13 +208,14 @@ def masqueraded(frontend: Frontend, client: Client, view: FamilyView) -> bool:
     return client.kind is ClientKind.NODE
 
 
-def serves_node_ports_nowhere(view: FamilyView) -> bool:
+def serves_no_node_ports(view: FamilyView) -> bool:
+    """Whether nodePortAddresses selects no address of this node."""
     where = view.context.node_port_addresses
     return not where.match_all and not where.addresses
 
 
-def node_port_denial(address: bytes, protocol: Protocol, view: FamilyView, mode: Mode) -> str:
-    """Why node ports do not answer at this address of the node; empty when they do."""
+def find_node_port_denial(address: bytes, protocol: Protocol, view: FamilyView, mode: Mode) -> str:
+    """Return why node ports are not served at this address of the node; empty when they are."""
     where = view.context.node_port_addresses
     text = address_text(address)
     if is_loopback(address):

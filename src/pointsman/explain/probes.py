@@ -1,4 +1,4 @@
-"""What connections made from here say, put into an explanation beside what the rules say. Pure."""
+"""Results of connections made from this node, added to an explanation beside what the rules say. Pure."""
 
 from __future__ import annotations
 
@@ -6,111 +6,120 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from pointsman.explain.causes import listed
-from pointsman.explain.report import Cause, Explanation, FrontendAnswer, PortAnswer, ProbeAnswer
+from pointsman.explain.checks import error
+from pointsman.explain.service_port import (
+    EndpointReport,
+    Explanation,
+    FrontendReport,
+    ProbeResult,
+    ServicePortReport,
+)
 from pointsman.machine.reach import Attempt, Place, Reached
 from pointsman.model.addresses import address_from_text, port_from_text, split_host_port
+from pointsman.model.decision import State
+from pointsman.model.findings import Code, Finding
 from pointsman.model.service import Protocol
+from pointsman.wording.findings import describe
 
-MOST_PLACES = 200
+MAX_PLACES = 200
 """Connections of one probe; further endpoints are not tried."""
-_FAILURES = (Reached.REFUSED, Reached.SILENT, Reached.UNREACHABLE, Reached.BLOCKED)
-_ADVICE = {
-    Reached.REFUSED: "nothing listens there: does the pod listen on that port, and not only on localhost?",
-    Reached.SILENT: "the packets or their answers are lost: a NetworkPolicy, the network plugin, or a pod that hangs",
-    Reached.UNREACHABLE: "this node finds no way there: look at the routes and at the network plugin",
-    Reached.BLOCKED: "a rule of this host forbids its own packets to leave: see above, or `nft list ruleset`",
+
+_ENDPOINT_CODES = {
+    Reached.REFUSED: Code.ENDPOINT_REFUSED,
+    Reached.SILENT: Code.ENDPOINT_SILENT,
+    Reached.UNREACHABLE: Code.ENDPOINT_UNREACHABLE,
+    Reached.BLOCKED: Code.ENDPOINT_BLOCKED,
+}
+_FRONTEND_CODES = {
+    Reached.REFUSED: Code.FRONTEND_REFUSED,
+    Reached.SILENT: Code.FRONTEND_SILENT,
+    Reached.UNREACHABLE: Code.FRONTEND_UNREACHABLE,
+    Reached.BLOCKED: Code.FRONTEND_BLOCKED,
 }
 
 
-def places_of(explanation: Explanation) -> list[Place]:
-    """Where to connect: every endpoint, and every frontend that was asked about."""
+def find_places(explanation: Explanation) -> list[Place]:
+    """Return where to connect: every endpoint, and every frontend in question."""
     found: dict[Place, None] = {}
     for port in explanation.ports:
         texts = [place for frontend in port.frontends if frontend.asked for place in frontend.places]
         texts += [endpoint.address for endpoint in port.endpoints]
         for text in texts:
-            place = place_of(text, port.protocol)
+            place = parse_place(text, port.protocol)
             if place is not None:
                 found[place] = None
-    return list(found)[:MOST_PLACES]
+    return list(found)[:MAX_PLACES]
 
 
-def with_probes(explanation: Explanation, attempts: Mapping[Place, Attempt]) -> Explanation:
-    """The explanation with what came of the attempts; a usable endpoint or a frontend that fails is a cause."""
-    ports = tuple(_port(port, attempts) for port in explanation.ports)
+def add_probes(explanation: Explanation, attempts: Mapping[Place, Attempt]) -> Explanation:
+    """Return the explanation with these results; a used endpoint or a frontend that fails is a finding."""
+    ports = tuple(_add_to_port(port, attempts) for port in explanation.ports)
     return msgspec.structs.replace(explanation, ports=ports)
 
 
-def place_of(text: str, protocol: str) -> Place | None:
-    """Where `ip:port` leads, or None when the text is none."""
+def parse_place(text: str, protocol: str) -> Place | None:
+    """Return the place that `ip:port` names, or None."""
     host, port_text = split_host_port(text) or ("", "")
     address, port = address_from_text(host), port_from_text(port_text)
     return Place(address, port, Protocol[protocol]) if address is not None and port else None
 
 
-def _port(port: PortAnswer, attempts: Mapping[Place, Attempt]) -> PortAnswer:
-    def probed(text: str) -> ProbeAnswer | None:
-        place = place_of(text, port.protocol)
+def _add_to_port(port: ServicePortReport, attempts: Mapping[Place, Attempt]) -> ServicePortReport:
+    def find_result(text: str) -> ProbeResult | None:
+        place = parse_place(text, port.protocol)
         attempt = attempts.get(place) if place is not None else None
-        return None if attempt is None else _answer(text, attempt)
+        return None if attempt is None else ProbeResult(text, attempt.reached, attempt_text(attempt))
 
-    endpoints = tuple(
-        msgspec.structs.replace(endpoint, probe=probed(endpoint.address)) for endpoint in port.endpoints
+    endpoints: tuple[EndpointReport, ...] = tuple(
+        msgspec.structs.replace(endpoint, probe=find_result(endpoint.address)) for endpoint in port.endpoints
     )
-    frontends = tuple(_frontend(frontend, probed) for frontend in port.frontends)
+    frontends = tuple(_add_to_frontend(frontend, find_result) for frontend in port.frontends)
     used = [e.probe for e in endpoints if e.probe is not None and any(use.used for use in e.uses)]
-    causes = list(_failures("Endpoint", used))
-    if not causes:
-        causes += _failures("Frontend", [probe for f in frontends for probe in f.probes if _should_answer(f)])
+    findings = list(_check_results(_ENDPOINT_CODES, used))
+    if not findings:
+        served = [probe for f in frontends for probe in f.probes if _is_served(f)]
+        findings += _check_results(_FRONTEND_CODES, served)
+    failed = bool(findings) and port.is_healthy
     return msgspec.structs.replace(
         port,
         endpoints=endpoints,
         frontends=frontends,
-        causes=(*port.causes, *causes),
-        answers=port.answers and not causes,
+        findings=(*port.findings, *map(describe, findings)),
+        state=State.PARTIAL if failed else port.state,
     )
 
 
-def _frontend(frontend: FrontendAnswer, probed: Callable[[str], ProbeAnswer | None]) -> FrontendAnswer:
+def _add_to_frontend(
+    frontend: FrontendReport, find_result: Callable[[str], ProbeResult | None]
+) -> FrontendReport:
     if not frontend.asked:
         return frontend
-    probes = (probed(place) for place in frontend.places)
-    return msgspec.structs.replace(frontend, probes=tuple(probe for probe in probes if probe is not None))
+    results = (find_result(place) for place in frontend.places)
+    return msgspec.structs.replace(frontend, probes=tuple(result for result in results if result is not None))
 
 
-def _should_answer(frontend: FrontendAnswer) -> bool:
-    """Whether connections of the node itself are answered there according to the rules."""
-    return all(path.answered or path.restricted for path in frontend.paths)
+def _is_served(frontend: FrontendReport) -> bool:
+    """Whether the rules deliver connections of all clients that no source range excludes."""
+    return all(outcome.is_delivered or outcome.is_restricted for outcome in frontend.outcomes)
 
 
-def _answer(text: str, attempt: Attempt) -> ProbeAnswer:
-    return ProbeAnswer(text, attempt.reached, attempt_words(attempt))
-
-
-def attempt_words(attempt: Attempt) -> str:
-    """How it ended."""
+def attempt_text(attempt: Attempt) -> str:
+    """Return how a connection ended."""
     milliseconds = attempt.seconds * 1000
     return {
         Reached.CONNECTED: f"connected in {milliseconds:.1f} ms",
         Reached.REFUSED: "refused",
-        Reached.SILENT: f"no answer within {attempt.seconds:g} s",
-        Reached.UNREACHABLE: f"not reached: {attempt.detail}",
+        Reached.SILENT: f"no reply within {attempt.seconds:g} s",
+        Reached.UNREACHABLE: f"unreachable: {attempt.detail}",
         Reached.BLOCKED: f"not sent: {attempt.detail}",
         Reached.UNKNOWN: attempt.detail,
     }[attempt.reached]
 
 
-def _failures(what: str, probes: Iterable[ProbeAnswer]) -> Iterator[Cause]:
-    for reached in _FAILURES:
-        failed = [probe for probe in probes if probe.outcome is reached]
-        if not failed:
-            continue
-        advice = _ADVICE[reached]
-        if what == "Frontend":
-            advice = "every endpoint that was tried answers directly: follow a packet with `pointsman trace`"
-        yield Cause(
-            f"{what}{reached.value.capitalize()}",
-            f"connections from here to {listed(probe.place for probe in failed)} fail: {failed[0].words}",
-            advice,
-        )
+def _check_results(codes: Mapping[Reached, Code], results: Iterable[ProbeResult]) -> Iterator[Finding]:
+    every = list(results)
+    for reached, code in codes.items():
+        failed = [result for result in every if result.outcome is reached]
+        if failed:
+            places = tuple(result.place for result in failed)
+            yield error(code, places=places, detail=failed[0].message)

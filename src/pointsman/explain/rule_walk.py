@@ -1,6 +1,6 @@
-"""Follows rules of others for one packet, as far as what is known of the packet goes. Pure.
+"""Follow the rules of other programs for one packet, as far as its properties are known. Pure.
 
-A match that looks at something unknown is met perhaps; what follows from it is possible, not certain.
+A match on an unknown property may or may not hold; what follows from it is possible, not certain.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import msgspec
 
 from pointsman.machine.packet_filter import Action, FilterChain, FilterRule, Match, PacketField
 
-_DEEPEST = 16
-_MOST_ENTERED = 2000
+_MAX_DEPTH = 16
+_MAX_CHAINS_ENTERED = 2000
 """Chains entered for one packet: where each may lead to several others, ways multiply with every step down."""
 
 
@@ -26,7 +26,7 @@ class Packet(msgspec.Struct, frozen=True):
 
 
 class Fate(NamedTuple):
-    """What may become of the packet in a base chain."""
+    """What may happen to the packet in a base chain."""
 
     action: Action
     rule: FilterRule | None
@@ -34,8 +34,8 @@ class Fate(NamedTuple):
     certain: bool
 
 
-def met(match: Match, packet: Packet) -> bool | None:
-    """Whether the packet meets the condition; None when that cannot be told."""
+def evaluate_match(match: Match, packet: Packet) -> bool | None:
+    """Return whether the packet matches; None when that is unknown."""
     if match.field is None:
         return None
     if match.field in packet.bits:
@@ -54,8 +54,10 @@ def met(match: Match, packet: Packet) -> bool | None:
     return None
 
 
-def fates(chain: FilterChain, chains: Mapping[tuple[str, str], FilterChain], packet: Packet) -> list[Fate]:
-    """Everything that may become of the packet in this base chain, in the order of its rules."""
+def find_fates(
+    chain: FilterChain, chains: Mapping[tuple[str, str], FilterChain], packet: Packet
+) -> list[Fate]:
+    """Return everything that may happen to the packet in this base chain, in the order of its rules."""
     walk = _Walk(chains, packet)
     falls, sure = walk.through(chain.table, chain.rules, sure=True, depth=0)
     if falls:
@@ -63,8 +65,8 @@ def fates(chain: FilterChain, chains: Mapping[tuple[str, str], FilterChain], pac
     return walk.found
 
 
-def judged(found: Sequence[Fate], wanted: frozenset[Action]) -> Fate | None:
-    """The first fate of the wanted kinds; certain when it is sure to be reached, or when there is no other."""
+def select_fate(found: Sequence[Fate], wanted: frozenset[Action]) -> Fate | None:
+    """Return the first fate of the wanted kinds; certain when it is always reached, or when there is no other."""
     hits = [fate for fate in found if fate.action in wanted]
     if not hits:
         return None
@@ -111,14 +113,14 @@ class _Walk:
         for rule in rules:
             if rule.action is Action.PASS:
                 continue
-            outcomes = [met(match, self._packet) for match in rule.matches]
+            outcomes = [evaluate_match(match, self._packet) for match in rule.matches]
             if False not in outcomes:
                 yield rule, None not in outcomes
 
     def _into(self, table: str, rule: FilterRule, *, sure: bool, depth: int) -> tuple[bool, bool]:
         target = self._chains.get((table, rule.target))
         self._entered += 1
-        if target is None or depth >= _DEEPEST or self._entered > _MOST_ENTERED:
+        if target is None or depth >= _MAX_DEPTH or self._entered > _MAX_CHAINS_ENTERED:
             # A chain of a service proxy, or too much to follow: it may let the packet through for good.
             self.found.append(Fate(Action.ACCEPT, rule, certain=False))
             return True, False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from pointsman.errors import PointsmanError
@@ -25,33 +23,14 @@ class BadQuestion(PointsmanError):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What the running proxy is asked to explain, as people typed it."""
+    """What the running proxy is asked to explain, as typed."""
 
-    target: str
+    target: str = ""
     namespace: str = ""
     """Where a name without one is looked for."""
-    client: str = ""
+    client: str = msgspec.field(default="", name="from")
     kernel: bool = True
-    """Whether the kernel and the host are looked at."""
-
-    @classmethod
-    def from_words(cls, words: Mapping[str, str]) -> Question:
-        """From the parameters of a URL, as `words` gives them."""
-        return cls(
-            target=words.get("target", ""),
-            namespace=words.get("namespace", ""),
-            client=words.get("from", ""),
-            kernel=words.get("kernel", "1") != "0",
-        )
-
-    def words(self) -> dict[str, str]:
-        """As the parameters of a URL."""
-        return {
-            "target": self.target,
-            "namespace": self.namespace,
-            "from": self.client,
-            "kernel": "1" if self.kernel else "0",
-        }
+    """Whether the kernel and the host are checked."""
 
 
 class Target(msgspec.Struct, frozen=True):

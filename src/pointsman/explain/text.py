@@ -1,131 +1,163 @@
-"""An explanation as text for a terminal: the verdict and its causes first, the evidence below."""
+"""An explanation as text for a terminal: findings first, the evidence below."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from pointsman.explain.report import (
-    Cause,
-    EndpointAnswer,
+from pointsman.explain.service_port import (
+    EndpointReport,
     Explanation,
-    FrontendAnswer,
+    FrontendReport,
     HostState,
     KernelState,
-    PortAnswer,
+    ServicePortReport,
 )
 from pointsman.machine.reach import Reached
+from pointsman.model.balancing import Scheduler
+from pointsman.model.findings import Finding
 from pointsman.screen import PLAIN, Screen, laid_out
+from pointsman.wording.findings import render_finding, render_message
+from pointsman.wording.lists import join_some
+from pointsman.wording.outcomes import render_client
 
-ENDPOINTS_SHOWN = 20
+MAX_ENDPOINTS_SHOWN = 20
+
+_SCHEDULERS = {
+    Scheduler.SOURCE_HASH.value: "by a hash of the client's address",
+    Scheduler.SOURCE_PORT_HASH.value: "by a hash of the client's address and port",
+    Scheduler.LEAST_CONNECTIONS.value: "at random, in shares that follow the open connections",
+}
+_HOST = {
+    HostState.NOT_CHECKED: "not checked",
+    HostState.CLEAR: "forwarding, routes, other programs' rules and conntrack do not obstruct these packets",
+    HostState.OBSTRUCTED: "see above",
+}
+_KERNEL = {
+    KernelState.NOT_CHECKED: "not checked",
+    KernelState.PRESENT: "matches the desired state",
+    KernelState.MISSING: "lacks objects",
+    KernelState.DIFFERENT: "differs from the desired state",
+}
 
 
 def explanation_text(explanation: Explanation, screen: Screen = PLAIN) -> str:
-    """The whole answer, ending with a newline."""
+    """Return the whole answer, ending with a newline."""
     source = "the running proxy" if explanation.live else "manifests"
     lines = [f"{explanation.question} on node {explanation.node}, {explanation.mode} mode, from {source}"]
-    lines += _causes(explanation.causes, "")
+    lines += _render_findings(explanation.findings, "", objects=True)
     for port in explanation.ports:
-        lines += ["", *_port(port)]
-    if not explanation.ports:
-        lines += ["", "Verdict: no Service answers here."]
-    elif not explanation.answers:
-        lines += ["", "Verdict: not every client is answered; see above."]
-    elif _connected(explanation):
-        lines += [
-            "",
-            "Verdict: connections are handed to endpoints, and all that were made from here were answered.",
-        ]
-    else:
-        lines += [
-            "",
-            "Verdict: connections are handed to endpoints. If clients still fail, look behind the proxy:",
-            "does the pod listen on that port (not only on localhost), and does a NetworkPolicy allow it?",
-        ]
+        lines += ["", *_render_port(port)]
+    lines += ["", *_conclude(explanation)]
     return laid_out(lines, screen)
 
 
-def _connected(explanation: Explanation) -> bool:
-    """Every endpoint in use was connected to."""
+def _conclude(explanation: Explanation) -> Iterator[str]:
+    if not explanation.ports:
+        yield "Result: no Service answers here."
+    elif not explanation.is_healthy:
+        yield "Result: some connections fail; see above."
+    elif _all_connected(explanation):
+        yield "Result: connections are delivered to endpoints, and all probes from this node connected."
+    else:
+        yield "Result: connections are delivered to endpoints. If clients still fail, check the endpoints:"
+        yield "does the pod listen on that port (not only on localhost), and does a NetworkPolicy allow it?"
+
+
+def _all_connected(explanation: Explanation) -> bool:
+    """Whether every endpoint in use was connected to."""
     used = [e.probe for port in explanation.ports for e in port.endpoints if any(use.used for use in e.uses)]
     return bool(used) and all(probe is not None and probe.outcome is Reached.CONNECTED for probe in used)
 
 
-def _causes(causes: Iterable[Cause], indent: str) -> Iterator[str]:
-    for cause in causes:
-        mark = "✗" if cause.fatal else "!"
-        yield f"{indent}{mark} {cause.code}: {cause.message}"
-        if cause.advice:
-            yield f"{indent}    -> {cause.advice}"
+def _render_findings(findings: Iterable[Finding], indent: str, *, objects: bool) -> Iterator[str]:
+    for finding in findings:
+        text = render_finding(finding) if objects else render_message(finding)
+        yield f"{indent}{'✗' if finding.is_error else '!'} {finding.code}: {text}"
+        if finding.remedy:
+            yield f"{indent}    -> {finding.remedy}"
 
 
-def _port(port: PortAnswer) -> Iterator[str]:
-    name = f"{port.service}:{port.port}" if port.port else port.service
-    yield f"{'✓' if port.answers else '✗'} {name} {port.protocol} {port.number} ({port.family})"
-    yield from _causes(port.causes, "  ")
+def _render_port(port: ServicePortReport) -> Iterator[str]:
+    mark = "✓" if port.is_healthy else "✗"
+    yield f"{mark} {port.name} {port.protocol} {port.number} ({port.family}): {port.state}"
+    yield from _render_findings(port.findings, "  ", objects=False)
     yield "  Frontends"
     for frontend in port.frontends:
-        yield from _frontend(frontend)
-    yield from _endpoints(port.endpoints)
-    if port.balancing:
-        yield f"  Balancing: {port.balancing}"
-    if port.gone:
-        yield f"  Gone endpoints: {port.gone}"
+        yield from _render_frontend(frontend)
+    yield from _render_endpoints(port.endpoints)
+    if port.scheduler:
+        yield f"  Balancing: {_render_balancing(port)}"
+    if port.resets_gone:
+        yield "  Removed endpoints: a connection to one is reset with the client's next packet"
     if port.affinity_seconds:
         yield f"  Session affinity: a client keeps its endpoint for {port.affinity_seconds} s after its last connection"
-    if port.topology:
-        yield f"  Topology: {port.topology}"
+    if port.topology_target:
+        kind = "node" if port.topology == "PreferSameNode" else "zone"
+        yield f"  Topology: hints select endpoints for {kind} {port.topology_target}"
     yield f"  Kernel: {_KERNEL[port.kernel.state]}"
     for difference in port.kernel.differences:
         yield f"    {difference.what}: want {difference.want or 'nothing'}, have {difference.have or 'nothing'}"
     yield f"  Host: {_HOST[port.host.state]}"
     for obstacle in port.host.not_read:
-        yield f"    not looked at: {obstacle}"
+        yield f"    not checked: {obstacle}"
 
 
-_HOST = {
-    HostState.NOT_ASKED: "not looked at",
-    HostState.CLEAR: "forwarding, routes, rules of others and conntrack do not stop these packets",
-    HostState.HINDERED: "see above",
-}
-_KERNEL = {
-    KernelState.NOT_ASKED: "not looked at",
-    KernelState.PRESENT: "holds what it should",
-    KernelState.MISSING: "lacks what it should hold",
-    KernelState.DIFFERENT: "differs from what it should hold",
-}
+def _render_balancing(port: ServicePortReport) -> str:
+    text = f"{port.scheduler}, {_SCHEDULERS.get(port.scheduler, 'at random')}"
+    if port.warming_up:
+        text += " while new endpoints warm up"
+    shares = [f"{e.address} {e.share:.1%}" for e in port.endpoints if e.share is not None]
+    if shares:
+        text += f"; shares {join_some(shares)}"
+    if "hash" in port.scheduler and port.affinity_seconds:
+        text += "; session affinity comes from the hash and has no timeout"
+    return text
 
 
-def _frontend(frontend: FrontendAnswer) -> Iterator[str]:
+def _render_frontend(frontend: FrontendReport) -> Iterator[str]:
     ranges = f", only from {', '.join(frontend.source_ranges)}" if frontend.source_ranges else ""
-    yield f"    {frontend.kind} {frontend.address}, policy {frontend.policy}{ranges}"
+    yield f"    {frontend.kind} {_render_place(frontend)}, policy {frontend.policy}{ranges}"
     if not frontend.asked:
         return
-    width = max((len(path.client) for path in frontend.paths), default=0)
-    for path in frontend.paths:
-        source = f"; source {path.source}" if path.source else ""
-        yield f"      from {path.client:{width}}  {path.result}{source}"
+    clients = [render_client(f"{o.client} {o.address}".strip()) for o in frontend.outcomes]
+    width = max(map(len, clients), default=0)
+    for client, outcome in zip(clients, frontend.outcomes, strict=True):
+        yield f"      from {client:{width}}  {outcome.message}"
     for probe in frontend.probes:
-        yield f"      probed from here at {probe.place}: {probe.words}"
+        yield f"      probe from this node to {probe.place}: {probe.message}"
 
 
-def _endpoints(endpoints: tuple[EndpointAnswer, ...]) -> Iterator[str]:
+def _render_place(frontend: FrontendReport) -> str:
+    if frontend.ip:
+        return frontend.address
+    if frontend.every_address:
+        return f"{frontend.address} at every address of this node"
+    addresses = join_some(place.rpartition(":")[0].strip("[]") for place in frontend.places)
+    return f"{frontend.address} at {addresses or 'no address of this node'}"
+
+
+def _render_endpoints(endpoints: tuple[EndpointReport, ...]) -> Iterator[str]:
     yield f"  Endpoints ({len(endpoints)})" if endpoints else "  Endpoints: none"
     address_width = max((len(endpoint.address) for endpoint in endpoints), default=0)
-    node_width = max((len(_where(endpoint)) for endpoint in endpoints), default=0)
+    node_width = max((len(_render_node(endpoint)) for endpoint in endpoints), default=0)
     pod_width = max((len(endpoint.pod) + 2 for endpoint in endpoints if endpoint.pod), default=0)
-    for endpoint in endpoints[:ENDPOINTS_SHOWN]:
+    for endpoint in endpoints[:MAX_ENDPOINTS_SHOWN]:
         pod = f"  {endpoint.pod}" if endpoint.pod else ""
-        head = f"    {endpoint.address:{address_width}}{pod:{pod_width}}  {_where(endpoint):{node_width}}"
+        head = (
+            f"    {endpoint.address:{address_width}}{pod:{pod_width}}  {_render_node(endpoint):{node_width}}"
+        )
         several = len(endpoint.uses) > 1
         for number, use in enumerate(endpoint.uses):
             policy = f" {'(' + use.policy + ')':9}" if several else ""
             start = head if number == 0 else " " * len(head)
-            probe = f"; probed from here: {endpoint.probe.words}" if endpoint.probe and number == 0 else ""
+            probe = (
+                f"; probe from this node: {endpoint.probe.message}" if endpoint.probe and not number else ""
+            )
             yield f"{start}  {'in ' if use.used else 'out'}{policy}  {use.reason}{probe}"
-    if len(endpoints) > ENDPOINTS_SHOWN:
-        yield f"    and {len(endpoints) - ENDPOINTS_SHOWN} more; -o json lists all"
+    if len(endpoints) > MAX_ENDPOINTS_SHOWN:
+        yield f"    and {len(endpoints) - MAX_ENDPOINTS_SHOWN} more; -o json lists all"
 
 
-def _where(endpoint: EndpointAnswer) -> str:
+def _render_node(endpoint: EndpointReport) -> str:
     node = endpoint.node or "no node"
     return f"{node} (here)" if endpoint.local else node

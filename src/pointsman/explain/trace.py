@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from pointsman.explain.endpoint_users import described
-from pointsman.explain.report import Explanation, PortAnswer
+from pointsman.explain.service_port import Explanation
 from pointsman.machine.packet_filter import Action, FilterChain, FilterRule
 from pointsman.machine.trace import Header, TraceEvent
 from pointsman.screen import PLAIN, Screen, laid_out
+from pointsman.wording.outcomes import describe_endpoint
 
 _HOOK_WORDS = {
     "prerouting": "arrives",
@@ -166,17 +166,13 @@ def _belongs(destination: str, explanation: Explanation) -> str:
     for port in explanation.ports:
         for frontend in port.frontends:
             if destination in frontend.places:
-                return f"{frontend.kind} of {_name(port)}"
+                return f"{frontend.kind} of {port.name}"
     for port in explanation.ports:
         for endpoint in port.endpoints:
             if endpoint.address == destination:
-                words = described(endpoint.pod, endpoint.node)
-                return f"endpoint of {_name(port)}, {words}" if words else f"endpoint of {_name(port)}"
+                text = describe_endpoint(endpoint.pod, endpoint.node)
+                return f"endpoint of {port.name}, {text}" if text else f"endpoint of {port.name}"
     return ""
-
-
-def _name(port: PortAnswer) -> str:
-    return f"{port.service}:{port.port}" if port.port else port.service
 
 
 def _result(stages: Sequence[TraceStage], acts: Sequence[_Act]) -> str:

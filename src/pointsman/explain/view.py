@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pointsman.backends.contract import Difference, Mode
-from pointsman.machine.host_facts import HostFacts
 from pointsman.model.addresses import Cidr, Family
 from pointsman.model.findings import Finding
 from pointsman.model.node_context import NodeContext
@@ -15,6 +15,9 @@ from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.model.slices import PortKey
 from pointsman.model.tracker import PortState
+
+if TYPE_CHECKING:
+    from pointsman.machine.host_facts import HostFacts
 
 
 class FamilyView(msgspec.Struct, frozen=True):

@@ -92,6 +92,64 @@ class Code(enum.StrEnum):
     SOURCE_RANGES_OF_OTHER_FAMILY = "SourceRangesOfOtherFamily"
     TOO_MANY_TO_HASH = "TooManyToHash"
 
+    # A question that leads to no service port.
+    AMBIGUOUS = "Ambiguous"
+    ENDPOINT_NOT_USED = "EndpointNotUsed"
+    ENDPOINT_USED = "EndpointUsed"
+    FAMILY_NOT_SERVED = "FamilyNotServed"
+    NODE_ADDRESS = "NodeAddress"
+    NO_SERVICE_AT_ADDRESS = "NoServiceAtAddress"
+    NO_SUCH_NODE_PORT = "NoSuchNodePort"
+    NO_SUCH_POD = "NoSuchPod"
+    NO_SUCH_PORT = "NoSuchPort"
+    NO_SUCH_SERVICE = "NoSuchService"
+    NOT_A_SERVICE_ADDRESS = "NotAServiceAddress"
+    NOT_PLANNED = "NotPlanned"
+    NOT_STARTED = "NotStarted"
+    SYNC_FAILING = "SyncFailing"
+    WRONG_ENDPOINT_PORT = "WrongEndpointPort"
+    WRONG_PORT = "WrongPort"
+
+    # A service port, its rules and its endpoints.
+    EMPTY_ENDPOINT_SLICES = "EmptyEndpointSlices"
+    EXTERNAL_IPS_IGNORED = "ExternalIPsIgnored"
+    HEALTH_CHECK_FAILS = "HealthCheckFails"
+    HINTS_IGNORED = "HintsIgnored"
+    KERNEL_DIFFERS = "KernelDiffers"
+    NODE_NAME_MISMATCH = "NodeNameMismatch"
+    NODE_PORT_ADDRESSES = "NodePortAddresses"
+    NO_ENDPOINT_SLICES = "NoEndpointSlices"
+    NO_NODE_PORT_ADDRESS = "NoNodePortAddress"
+    NO_LOCAL_ENDPOINT = "NoLocalEndpoint"
+    NO_READY_ENDPOINTS = "NoReadyEndpoints"
+    NOT_SYNCED_YET = "NotSyncedYet"
+    PORT_NAME_MISMATCH = "PortNameMismatch"
+    RESET_GONE_NEEDS_LOOSE_TRACKING = "ResetGoneNeedsLooseTracking"
+    SOURCE_RANGES = "SourceRanges"
+
+    # The host: settings, routes, and rules of other programs.
+    CONNTRACK_FULL = "ConntrackFull"
+    CONNTRACK_NEARLY_FULL = "ConntrackNearlyFull"
+    EARLIER_NAT = "EarlierNat"
+    FOREIGN_DROP = "ForeignDrop"
+    FOREIGN_MASQUERADE = "ForeignMasquerade"
+    FOREIGN_MAY_DROP = "ForeignMayDrop"
+    FORWARDING_OFF = "ForwardingOff"
+    INTERFACE_NOT_FORWARDING = "InterfaceNotForwarding"
+    NO_ROUTE = "NoRoute"
+    NOT_TRACKED = "NotTracked"
+    STRICT_REVERSE_PATH = "StrictReversePath"
+
+    # Connections made by `explain --probe`.
+    ENDPOINT_BLOCKED = "EndpointBlocked"
+    ENDPOINT_REFUSED = "EndpointRefused"
+    ENDPOINT_SILENT = "EndpointSilent"
+    ENDPOINT_UNREACHABLE = "EndpointUnreachable"
+    FRONTEND_BLOCKED = "FrontendBlocked"
+    FRONTEND_REFUSED = "FrontendRefused"
+    FRONTEND_SILENT = "FrontendSilent"
+    FRONTEND_UNREACHABLE = "FrontendUnreachable"
+
     @classmethod
     def _missing_(cls, _value: object) -> Code:
         return cls.UNKNOWN

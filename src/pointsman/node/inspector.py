@@ -21,8 +21,8 @@ from pointsman.backends import mode_named
 from pointsman.backends.contract import Difference
 from pointsman.daemon_thread import run_in_daemon_thread
 from pointsman.errors import KernelError
-from pointsman.explain.answer import addresses_concerned, concerned_services, explain
-from pointsman.explain.report import Explanation
+from pointsman.explain.answer import explain, find_concerned_addresses, find_concerned_services
+from pointsman.explain.service_port import Explanation
 from pointsman.explain.target import Target
 from pointsman.explain.view import FamilyView, View
 from pointsman.machine.host_facts import HostReader
@@ -32,8 +32,14 @@ from pointsman.model.service import ServicePortName
 from pointsman.node.family import FamilyProxy
 from pointsman.node.node_context import pod_ranges
 from pointsman.node.proxy import Proxy
-from pointsman.report.overview import ServicePage, service_page
-from pointsman.report.service_list import ListQuery, ServiceList, service_list, state_counts
+from pointsman.report.service_list import (
+    ListQuery,
+    ServiceList,
+    ServicePage,
+    build_list,
+    build_page,
+    count_states,
+)
 from pointsman.report.status import (
     REJECTED_REPORTED,
     FamilyStatus,
@@ -55,7 +61,7 @@ def _explained(view: View, target: Target, client: str, host: HostReader | None)
     if host is not None:
         looked = [
             msgspec.structs.replace(
-                family, host=host.look(family.family, addresses_concerned(family, target, client))
+                family, host=host.look(family.family, find_concerned_addresses(family, target, client))
             )
             for family in view.families
         ]
@@ -131,7 +137,7 @@ class Inspector:
                 if self._states[0] != version:
                     view = await self._overview()
                     deadline.reschedule(None)
-                    self._states = (version, await asyncio.to_thread(state_counts, view))
+                    self._states = (version, await asyncio.to_thread(count_states, view))
         return self._states[1]
 
     def _family_status(self, family: FamilyProxy) -> FamilyStatus:
@@ -155,15 +161,15 @@ class Inspector:
         self, search: str, offset: int, limit: int, sort: str = "", *, reverse: bool = False
     ) -> ServicePage:
         view = await self._overview()
-        return await asyncio.to_thread(service_page, view, search, offset, limit, sort, reverse=reverse)
+        return await asyncio.to_thread(build_page, view, search, offset, limit, sort, reverse=reverse)
 
-    async def list(self, query: ListQuery, since: str) -> ServiceList:
-        """The Services that the query selects; without rows when nothing changed since that version."""
+    async def list(self, query: ListQuery) -> ServiceList:
+        """Return the service ports that the query selects; none when nothing changed since its version."""
         version = f"{self._version()}/{self._proxy.objects.labels.changes}"
-        if version == since:
+        if version == query.since:
             return ServiceList(node=self._proxy.node.name, version=version, unchanged=True)
         view, labels = await self._overview(), self._proxy.objects.labels.copy()
-        return await asyncio.to_thread(service_list, view, labels, query, version)
+        return await asyncio.to_thread(build_list, view, labels, query, version)
 
     def _version(self) -> str:
         """Differs after every sync."""
@@ -202,7 +208,7 @@ class Inspector:
         error = self._proxy.reporter.records[family.family].last_error
 
         def asked_about(plans: Mapping[ServicePortName, ServicePlan]) -> list[ServicePortName]:
-            services = concerned_services(plans, target)
+            services = find_concerned_services(plans, target)
             return [name for name in plans if name.key in services]
 
         try:
@@ -210,7 +216,7 @@ class Inspector:
         except KernelError as failure:
             compared, error = None, error or f"the kernel cannot be read: {failure}"
         taken = await family.snapshot() if compared is None else compared.taken
-        concerned = await asyncio.to_thread(concerned_services, taken.plans, target)
+        concerned = await asyncio.to_thread(find_concerned_services, taken.plans, target)
         return msgspec.structs.replace(
             self._family_view(family, taken),
             slices={key: family.tracker.slice_ports(key) for key in concerned},

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from pointsman.conditions import Blocks, Condition
-from pointsman.explain.report import Explanation
+from pointsman.explain.service_port import Explanation
 from pointsman.explain.target import Target, target_from_text
 from pointsman.model.addresses import Family, address_from_text, address_text, family_of, find_unusable_reason
 from pointsman.model.objects import (
@@ -213,9 +213,10 @@ class SelfProbe:
     async def _cause_found(self, family: Family) -> str:
         explanation = await self._explain(target_from_text(PROBE_KEY))
         ports = [port for port in explanation.ports if port.family == family.value]
-        causes = (*explanation.causes, *(cause for port in ports for cause in port.causes))
-        for cause in sorted(causes, key=lambda cause: not cause.fatal):
-            return f"likely cause: {cause.message}" + (f" ({cause.advice})" if cause.advice else "")
+        findings = (*explanation.findings, *(finding for port in ports for finding in port.findings))
+        for finding in sorted(findings, key=lambda finding: not finding.is_error):
+            remedy = f" ({finding.remedy})" if finding.remedy else ""
+            return f"likely cause: {finding.message}{remedy}"
         if any(port.kernel.differences for port in ports):
             return "likely cause: the kernel does not hold our rules as written"
         return "no cause is seen in our rules or on this host; does a route lead to that address?"

@@ -11,6 +11,7 @@ import msgspec
 
 from pointsman.obs.redact import redact
 from pointsman.screen import PLAIN, Screen, Table, laid_out
+from pointsman.wording.lists import size_text
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -69,9 +70,3 @@ def _missing(parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
     """What could not be had, those with the same reason together."""
     for why in dict.fromkeys(part.missing for part in parts if part.missing):
         yield ", ".join(part.name for part in parts if part.missing == why), why
-
-
-def size_text(size: int) -> str:
-    if size < 1024:
-        return f"{size} B"
-    return f"{size / 1024:.1f} KiB" if size < 1 << 20 else f"{size / (1 << 20):.1f} MiB"

@@ -8,14 +8,14 @@ from typing import TypeVar
 import msgspec
 
 from pointsman.conditions import Blocks
-from pointsman.explain.report import Explanation, PortAnswer
-from pointsman.report.overview import RowIdentity, ServiceRow
+from pointsman.explain.service_port import Explanation, Identity, ServicePortReport
 from pointsman.report.service_list import ServiceList
 from pointsman.report.status import StatusReport
 from pointsman.screen import PLAIN, Screen, Table, laid_out
+from pointsman.wording.lists import count_text, join_some
 
-_NODES_SHOWN = 8
-_DIFFERENCES_SHOWN = 50
+_MAX_NODES_SHOWN = 8
+_MAX_DISAGREEMENTS_SHOWN = 50
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ def fleet_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, s
     quiet = {node: status for node, status in answers.items() if not sum(f.pending for f in status.families)}
     found += disagreement("the number of service ports", _each(quiet, _service_ports))
     return FleetReport(
-        f"{_nodes(len(answers))} answered",
+        f"{count_text(len(answers), 'node')} answered",
         tuple(rows),
         tuple(Position(trouble, tuple(nodes)) for trouble, nodes in troubles.items()),
         tuple(found),
@@ -109,67 +109,59 @@ def _service_ports(status: StatusReport) -> str:
 
 
 def fleet_list(answers: Mapping[str, ServiceList], unanswered: Mapping[str, str]) -> FleetReport:
-    """Every service port once, with how many nodes answer for it; policies Local make nodes differ rightly."""
-    by_port: dict[RowIdentity, dict[str, ServiceRow]] = {}
-    for node, listed in answers.items():
-        for row in listed.rows:
-            by_port.setdefault(row.identity, {})[node] = row
+    """Build a table with every service port once, and its state by node; policy Local makes nodes differ rightly."""
+    by_port: dict[Identity, dict[str, ServicePortReport]] = {}
+    for node, answer in answers.items():
+        for port in answer.ports:
+            by_port.setdefault(port.identity, {})[node] = port
     rows = [("SERVICE", "PORT", "ADDRESS", "ENDPOINTS", "STATE")]
     found: list[Disagreement] = []
-    for (service, _, _, family), rows_of in sorted(by_port.items()):
-        first = next(iter(rows_of.values()))
-        about = f"{service} {first.port_words} ({family})"
-        said = {node: _known(rows_of.get(node)) for node in answers}
-        found += disagreement(about, said)
-        totals = sorted({row.total for row in rows_of.values()})
-        states = positions(_each(rows_of, lambda row: row.state))
+    for _, ports in sorted(by_port.items()):
+        first = next(iter(ports.values()))
+        found += disagreement(_port_name(first), {node: _describe(ports.get(node)) for node in answers})
+        totals = sorted({port.total for port in ports.values()})
+        states = positions(_each(ports, lambda port: port.state))
         shown = ", ".join(
-            p.says if len(states) == 1 else f"{p.says} on {_named(p.nodes, len(answers))}" for p in states
+            p.says if len(states) == 1 else f"{p.says} on {_name_nodes(p.nodes, len(answers))}"
+            for p in states
         )
-        rows.append(
-            (
-                service,
-                first.port_words,
-                first.frontends[0].address,
-                "..".join(map(str, totals)),
-                shown,
-            )
-        )
-    heading = f"{len(by_port)} service ports on {_nodes(len(answers))}"
+        endpoints = "..".join(map(str, totals))
+        rows.append((first.service, first.port_text, first.frontends[0].address, endpoints, shown))
+    heading = f"{count_text(len(by_port), 'service port')} on {count_text(len(answers), 'node')}"
     return FleetReport(heading, tuple(rows), (), tuple(found), dict(unanswered))
 
 
-def _known(row: ServiceRow | None) -> str:
-    """What every node must know alike, whatever its place in the cluster."""
-    if row is None:
-        return "does not know it"
-    addresses = ", ".join(sorted(frontend.address for frontend in row.frontends))
-    return f"{row.total} endpoints, at {addresses}"
+def _describe(port: ServicePortReport | None) -> str:
+    """Return what must be the same on every node, wherever it is in the cluster."""
+    if port is None:
+        return "unknown"
+    addresses = ", ".join(sorted(frontend.address for frontend in port.frontends))
+    return f"{port.total} endpoints, at {addresses}"
 
 
 def fleet_explain(answers: Mapping[str, Explanation], unanswered: Mapping[str, str]) -> FleetReport:
-    """Who answers, where not and why, and which nodes know of other endpoints than the rest."""
+    """Build a table of where it is healthy, where not and why, and which nodes know of other endpoints."""
     question = next((answer.question for answer in answers.values()), "")
-    rows = [("NODE", "MODE", "ANSWERS", "PORTS", "USED ENDPOINTS")]
+    rows = [("NODE", "MODE", "HEALTHY", "PORTS", "USED ENDPOINTS")]
     bad: dict[str, list[str]] = {}
     for node, answer in sorted(answers.items()):
         used = sum(any(use.used for use in e.uses) for port in answer.ports for e in port.endpoints)
         known = sum(len(port.endpoints) for port in answer.ports)
-        verdict = "yes" if answer.answers else "no"
-        rows.append((node, answer.mode, verdict, str(len(answer.ports)), f"{used}/{known}"))
-        if not answer.answers:
+        healthy = "yes" if answer.is_healthy else "no"
+        rows.append((node, answer.mode, healthy, str(len(answer.ports)), f"{used}/{known}"))
+        if not answer.is_healthy:
             for reason in _reasons(answer):
                 bad.setdefault(reason, []).append(node)
     found: list[Disagreement] = []
-    ports = sorted({_port_name(port) for answer in answers.values() for port in answer.ports})
-    for name in ports:
-        said = {node: _endpoints_known(answer, name) for node, answer in answers.items()}
-        found += disagreement(f"{name}: its endpoints", said)
-    if answers and not ports:
+    names = sorted({_port_name(port) for answer in answers.values() for port in answer.ports})
+    for name in names:
+        said = {node: _list_endpoints(answer, name) for node, answer in answers.items()}
+        found += disagreement(f"the endpoints of {name}", said)
+    if answers and not names:
         found += disagreement("what it is", _each(answers, lambda answer: "; ".join(_reasons(answer))))
-    good = sum(answer.answers for answer in answers.values())
+    good = sum(answer.is_healthy for answer in answers.values())
     return FleetReport(
-        f"{question} answers on {good} of {_nodes(len(answers))}",
+        f"{question} is healthy on {good} of {count_text(len(answers), 'node')}",
         tuple(rows),
         tuple(Position(reason, tuple(nodes)) for reason, nodes in bad.items()),
         tuple(found),
@@ -178,47 +170,41 @@ def fleet_explain(answers: Mapping[str, Explanation], unanswered: Mapping[str, s
 
 
 def _reasons(answer: Explanation) -> list[str]:
-    causes = [*answer.causes, *(cause for port in answer.ports for cause in port.causes)]
-    fatal = [f"{cause.code}: {cause.message}" for cause in causes if cause.fatal]
-    unanswered = [_port_name(port) for port in answer.ports if not port.answers]
-    return fatal or [f"{name} does not answer every client" for name in unanswered]
+    findings = [*answer.findings, *(finding for port in answer.ports for finding in port.findings)]
+    errors = [f"{finding.code}: {finding.message}" for finding in findings if finding.is_error]
+    return errors or [f"{_port_name(port)} is {port.state}" for port in answer.ports if not port.is_healthy]
 
 
-def _port_name(port: PortAnswer) -> str:
-    return f"{port.service} {port.port or port.number}/{port.protocol} ({port.family})"
+def _port_name(port: ServicePortReport) -> str:
+    return f"{port.name} {port.protocol} ({port.family})"
 
 
-def _endpoints_known(answer: Explanation, name: str) -> str:
+def _list_endpoints(answer: Explanation, name: str) -> str:
     for port in answer.ports:
         if _port_name(port) == name:
             return ", ".join(sorted(endpoint.address for endpoint in port.endpoints)) or "none"
-    return "does not know it"
+    return "unknown"
 
 
 def fleet_text(report: FleetReport, screen: Screen = PLAIN) -> str:
     """For a terminal: the table, what is wrong and where, and what nodes disagree about."""
     content: list[str | Table] = [report.heading, "", Table(report.table), ""]
-    content += [f"✗ {_named(each.nodes)}: {each.says}" for each in report.bad]
-    for each in report.disagreements[:_DIFFERENCES_SHOWN]:
+    content += [f"✗ {_name_nodes(each.nodes)}: {each.says}" for each in report.bad]
+    for each in report.disagreements[:_MAX_DISAGREEMENTS_SHOWN]:
         content.append(f"! nodes disagree about {each.about}")
-        content += [f"    {_named(position.nodes)}: {position.says}" for position in each.positions]
-    if len(report.disagreements) > _DIFFERENCES_SHOWN:
-        content.append(f"! and {len(report.disagreements) - _DIFFERENCES_SHOWN} more; -o json lists all")
+        content += [f"    {_name_nodes(position.nodes)}: {position.says}" for position in each.positions]
+    if len(report.disagreements) > _MAX_DISAGREEMENTS_SHOWN:
+        content.append(
+            f"! and {len(report.disagreements) - _MAX_DISAGREEMENTS_SHOWN} more; -o json lists all"
+        )
     content += [f"✗ {node} could not be asked: {why}" for node, why in sorted(report.unanswered.items())]
     if not report.exit_status:
         content.append("✓ all nodes agree")
     return laid_out(content, screen)
 
 
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
-
-
-def _named(nodes: Sequence[str], out_of: int = 0) -> str:
-    if len(nodes) <= _NODES_SHOWN and (not out_of or len(nodes) * 2 <= out_of):
-        return ", ".join(nodes)
-    return (
-        _nodes(len(nodes))
-        if out_of
-        else f"{', '.join(nodes[:_NODES_SHOWN])} and {len(nodes) - _NODES_SHOWN} more"
-    )
+def _name_nodes(nodes: Sequence[str], out_of: int = 0) -> str:
+    """Return the names; of more than half of the nodes, or of many, only how many there are."""
+    if out_of and (len(nodes) > _MAX_NODES_SHOWN or len(nodes) * 2 > out_of):
+        return count_text(len(nodes), "node")
+    return join_some(nodes, _MAX_NODES_SHOWN)

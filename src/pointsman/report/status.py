@@ -9,7 +9,7 @@ import msgspec
 
 from pointsman.backends.contract import Difference
 from pointsman.conditions import Blocks, Condition
-from pointsman.explain.verdict import Verdict
+from pointsman.model.decision import State
 from pointsman.model.findings import Finding
 from pointsman.screen import PLAIN, Screen, Table, laid_out
 
@@ -106,7 +106,7 @@ class StatusReport(msgspec.Struct, frozen=True, rename="camel"):
     health: ProxyState
     conditions: tuple[Condition, ...]
     service_states: dict[str, int] = {}
-    """Service ports by whether they answer; see `explain.verdict`."""
+    """Service ports by whether they answer; see `State`."""
 
     @property
     def exit_status(self) -> int:
@@ -172,11 +172,11 @@ def status_text(status: StatusReport, screen: Screen = PLAIN) -> str:
 def _unserved_lines(states: dict[str, int]) -> Iterator[str]:
     """Count Services without a healthy endpoint: seldom the proxy's fault, and no condition of it."""
     total = sum(states.values())
-    for verdict, text in ((Verdict.DOWN, "down"), (Verdict.PARTLY, "answered for some clients only")):
-        count = states.get(verdict.value, 0)
+    for state, text in ((State.DOWN, "down"), (State.PARTIAL, "partial (some clients fail)")):
+        count = states.get(state.value, 0)
         if count:
             verb = "is" if count == 1 else "are"
-            hint = f"to see which: pointsman list --state {verdict.value}"
+            hint = f"to see which: pointsman list --state {state.value}"
             yield f"! {count} of {total} service ports {verb} {text}; {hint}"
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from pointsman.backends.contract import Count, Mode
+from pointsman.explain.service_port import EndpointReport, Identity, ServicePortReport
 from pointsman.kernel.tracked_flows import Flow
 from pointsman.model.addresses import address_from_text, host_port_text
 from pointsman.model.service import Protocol
-from pointsman.report.overview import EndpointRow, RowIdentity, ServiceRow
 from pointsman.screen import PLAIN, Screen, Table, bar, laid_out
 
 Place = tuple[str, int, bytes, int]
@@ -74,10 +74,10 @@ class TrafficReport(msgspec.Struct, frozen=True, rename="camel"):
 class Directory:
     """Which service port a packet is for, by where it goes."""
 
-    def __init__(self, rows: Iterable[ServiceRow]) -> None:
+    def __init__(self, rows: Iterable[ServicePortReport]) -> None:
         self.rows = tuple(rows)
-        self._places: dict[Place, ServiceRow] = {}
-        self._endpoints: dict[RowIdentity, frozenset[str]] = {}
+        self._places: dict[Place, ServicePortReport] = {}
+        self._endpoints: dict[Identity, frozenset[str]] = {}
         for row in self.rows:
             self._endpoints[row.identity] = frozenset(endpoint.address for endpoint in row.endpoints)
             for frontend in row.frontends:
@@ -88,7 +88,7 @@ class Directory:
     def places(self, family: str) -> list[Place]:
         return [place for place in self._places if place[0] == family]
 
-    def at(self, family: str, protocol: int, address: bytes, port: int) -> ServiceRow | None:
+    def at(self, family: str, protocol: int, address: bytes, port: int) -> ServicePortReport | None:
         """Whose frontend this is."""
         return self._places.get((family, protocol, address, port))
 
@@ -97,7 +97,7 @@ class Directory:
         places = {(address, port) for _, _, address, port in self.places(family)}
         return lambda address, port, _answering, _from: (address, port) in places or (b"", port) in places
 
-    def of_flow(self, family: str, flow: Flow) -> tuple[ServiceRow, str] | None:
+    def of_flow(self, family: str, flow: Flow) -> tuple[ServicePortReport, str] | None:
         """The service port and the endpoint of a flow; at a node port only if one of its endpoints answers."""
         endpoint = host_port_text(flow.reply_source, flow.reply_source_port)
         row = self.at(family, flow.protocol, flow.destination, flow.destination_port)
@@ -131,10 +131,10 @@ class _Tally:
 
     def __init__(self, directory: Directory, before: Reading, now: Reading) -> None:
         self.counted: dict[str, bool] = {}
-        self.active: Counter[tuple[RowIdentity, str]] = Counter()
-        self.new: Counter[tuple[RowIdentity, str]] = Counter()
+        self.active: Counter[tuple[Identity, str]] = Counter()
+        self.new: Counter[tuple[Identity, str]] = Counter()
         """By endpoint; the empty one stands for the service port as a whole."""
-        self.seen: dict[RowIdentity, set[str]] = {}
+        self.seen: dict[Identity, set[str]] = {}
         """The endpoints with any figure, by service port."""
         for family, flows in now.flows.items():
             self._flows(directory, family, flows)
@@ -186,10 +186,12 @@ def _flow_key(flow: Flow) -> _FlowKey:
     return (flow.protocol, flow.source, flow.source_port, flow.destination, flow.destination_port, flow.id)
 
 
-def _row(row: ServiceRow, tally: _Tally, seconds: float) -> ServiceTraffic:
+def _row(row: ServicePortReport, tally: _Tally, seconds: float) -> ServiceTraffic:
     key = row.identity
     known = {endpoint.address for endpoint in row.endpoints}
-    gone = [EndpointRow(address, "", False, False) for address in sorted(tally.seen.get(key, set()) - known)]
+    gone = [
+        EndpointReport(address, "", False, False) for address in sorted(tally.seen.get(key, set()) - known)
+    ]
     endpoints = (*row.endpoints, *gone)
     new = {endpoint.address: tally.new.get((key, endpoint.address), 0) for endpoint in endpoints}
     active = {endpoint.address: tally.active.get((key, endpoint.address), 0) for endpoint in endpoints}

@@ -6,13 +6,24 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pointsman.model.findings import DOCUMENT, FILE, Code, Finding
+from pointsman.model.findings import DOCUMENT, FILE, Code, Finding, Value
+from pointsman.wording.explanations import MESSAGES, REMEDIES, Template, Values
 from pointsman.wording.lists import join_some
+from pointsman.wording.outcomes import render_client
 
 _DETAIL = "{detail}"
 _SERVED_BY = "{frontend} is served by {holder}"
 
-_MESSAGES: Mapping[Code, str] = {
+
+def _bad_annotation(values: Values) -> str:
+    effect = f"read as {values['used']!r}" if "used" in values else "ignored"
+    return (
+        f"annotation {values['annotation']}: {values['value']!r} is {effect}; expected {values['expected']}"
+    )
+
+
+_MESSAGES: Mapping[Code, Template] = {
+    **MESSAGES,
     Code.UNKNOWN: "reported by a proxy of another version",
     # An object that a source cannot use.
     Code.DUPLICATE: _DETAIL,
@@ -24,7 +35,7 @@ _MESSAGES: Mapping[Code, str] = {
     # Fields of a Service.
     Code.BAD_ADDRESS: "{field}: {value!r} is not an IP address",
     Code.BAD_AFFINITY_TIMEOUT: "sessionAffinityConfig.clientIP.timeoutSeconds {value}: {used} is used instead",
-    Code.BAD_ANNOTATION: "annotation {annotation}: {value!r} is {effect}; expected {expected}",
+    Code.BAD_ANNOTATION: _bad_annotation,
     Code.BAD_CLUSTER_IP: "clusterIP {value!r} is not an IP address",
     Code.BAD_PORT: "{field}: port numbers must be within 1..65535",
     Code.BAD_PROTOCOL: "ports[{port!r}].protocol {value!r}: use TCP, UDP or SCTP",
@@ -77,7 +88,8 @@ _OTHER_MODE = "remove the annotation, or use a mode that supports it: docs/balan
 _ONE_SERVICE = "one address, protocol and port can serve one Service only; the older one keeps it"
 _CORRECT = "correct the object; the rest of it is used"
 
-_REMEDIES: Mapping[Code, str] = {
+_REMEDIES: Mapping[Code, Template] = {
+    **REMEDIES,
     Code.ADDRESS_IN_SERVICE_RANGE: _OTHER_ADDRESS,
     Code.ADDRESS_IS_CLUSTER_IP: _OTHER_ADDRESS,
     Code.ADDRESS_NOT_ALLOWED: "add its range to --external-ip-allow-cidrs if Services may use it",
@@ -99,28 +111,29 @@ _REMEDIES: Mapping[Code, str] = {
         "split the Service, or use sessionAffinity ClientIP; docs/balancing.md has the cost of a hash, and zone hints "
         "(trafficDistribution) leave each node fewer endpoints"
     ),
-} | dict.fromkeys(
-    (
-        Code.BAD_ADDRESS,
-        Code.BAD_AFFINITY_TIMEOUT,
-        Code.BAD_ANNOTATION,
-        Code.BAD_CLUSTER_IP,
-        Code.BAD_ENDPOINT_ADDRESS,
-        Code.BAD_ENDPOINT_PORT,
-        Code.BAD_PORT,
-        Code.BAD_PROTOCOL,
-        Code.BAD_SOURCE_RANGE,
-        Code.BAD_TRIGGER_TIME,
-        Code.ENDPOINT_WITHOUT_ADDRESS,
-        Code.FORBIDDEN_ADDRESS,
-        Code.FORBIDDEN_ENDPOINT_ADDRESS,
-        Code.MORE_PROBLEMS,
-        Code.SLOW_START_IGNORED,
-        Code.TOO_MANY_ENDPOINT_PORTS,
-        Code.WRONG_FAMILY_ENDPOINT,
+    **dict.fromkeys(
+        (
+            Code.BAD_ADDRESS,
+            Code.BAD_AFFINITY_TIMEOUT,
+            Code.BAD_ANNOTATION,
+            Code.BAD_CLUSTER_IP,
+            Code.BAD_ENDPOINT_ADDRESS,
+            Code.BAD_ENDPOINT_PORT,
+            Code.BAD_PORT,
+            Code.BAD_PROTOCOL,
+            Code.BAD_SOURCE_RANGE,
+            Code.BAD_TRIGGER_TIME,
+            Code.ENDPOINT_WITHOUT_ADDRESS,
+            Code.FORBIDDEN_ADDRESS,
+            Code.FORBIDDEN_ENDPOINT_ADDRESS,
+            Code.MORE_PROBLEMS,
+            Code.SLOW_START_IGNORED,
+            Code.TOO_MANY_ENDPOINT_PORTS,
+            Code.WRONG_FAMILY_ENDPOINT,
+        ),
+        _CORRECT,
     ),
-    _CORRECT,
-)
+}
 
 
 def describe(finding: Finding) -> Finding:
@@ -146,13 +159,16 @@ def render_finding(finding: Finding) -> str:
     return ": ".join(part for part in (reference.place, subject, render_message(finding)) if part)
 
 
-def _fill(template: str, finding: Finding) -> str:
-    if "{" not in template:
+def _fill(template: Template, finding: Finding) -> str:
+    if isinstance(template, str) and "{" not in template:
         return template
-    values: dict[str, object] = {
-        name: join_some(value) if isinstance(value, tuple) else value
-        for name, value in finding.parameters.items()
-    }
-    if finding.code is Code.BAD_ANNOTATION:
-        values["effect"] = f"read as {values['used']!r}" if "used" in values else "ignored"
-    return template.format_map(values)
+    values = {name: _render_value(name, value) for name, value in finding.parameters.items()}
+    return template.format_map(values) if isinstance(template, str) else template(values)
+
+
+def _render_value(name: str, value: Value) -> str:
+    if name == "client":
+        return render_client(str(value))
+    if isinstance(value, tuple):
+        return join_some(map(render_client, value) if name == "clients" else value)
+    return str(value)

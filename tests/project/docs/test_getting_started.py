@@ -50,11 +50,11 @@ def test_every_command_of_the_walk_works_and_shows_what_the_text_says(tmp_path: 
     assert walk.returncode == 0, walk.stdout + walk.stderr + (log.read_text() if log.exists() else "")
     _, _, look, both, one, repaired, stopped = re.split(r"^=== \d\n", walk.stdout, flags=re.MULTILINE)[1:]
     assert "198.51.100.80 . tcp . 80 . 1 : 192.0.2.12 . 8080" in look
-    assert "answered by one of 2 endpoints" in look
+    assert "delivered to one of 2 endpoints" in look
     assert re.findall(r"^ *\d+ (.+)$", both, re.MULTILINE) == ["first", "second"]
     assert re.findall(r"^ *(\d+) (.+)$", one, re.MULTILINE)[0] == ("20", "first")
     assert "192.0.2.12:8080  no node  out  not ready" in one
-    assert "Kernel: holds what it should" in one
+    assert "Kernel: matches the desired state" in one
     assert repaired.splitlines() == [
         "✓ IPv4: the kernel holds what it should",
         "✓ IPv6: the kernel holds what it should",

@@ -93,13 +93,13 @@ def test_a_node_that_knows_other_endpoints_is_named(fleet: Fleet, capsys: Captur
     fleet.proxies["n2"].put(factory.endpoint_slice("10.244.1.5", "10.244.1.6"))
     assert main(["explain", "web", "--from", "node"]) == 1
     text = capsys.readouterr().out
-    assert "! nodes disagree about default/web http/TCP (IPv4): its endpoints" in text
+    assert "! nodes disagree about the endpoints of default/web:http TCP (IPv4)" in text
     assert "    n1: 10.244.1.5:8080\n    n2: 10.244.1.5:8080, 10.244.1.6:8080\n" in text
     fleet.proxies["n1"].put(factory.service("alone", clusterIP="10.96.0.11"))
     assert main(["list"]) == 1
     text = capsys.readouterr().out
-    assert "! nodes disagree about default/alone http/TCP (IPv4)" in text
-    assert "    n2: does not know it" in text
+    assert "! nodes disagree about default/alone:http TCP (IPv4)" in text
+    assert "    n2: unknown" in text
     assert main(["status", "-o", "json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)["disagreements"]
     assert found["about"] == "the number of service ports"

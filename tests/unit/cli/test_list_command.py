@@ -14,7 +14,6 @@ from tests.process.terminal import on_terminal, terminal
 from tests.unit.cli.live_proxy import LiveProxy, live_proxy
 
 from pointsman.cli.main import main
-from pointsman.report.service_list import NOT_PLANNED
 
 SHOP = ["--manifests", str(Path(__file__).parents[3] / "docs/examples/shop"), "--node", "node-a"]
 NODE = factory.node("n1", addresses=[{"type": "InternalIP", "address": "192.168.1.10"}])
@@ -44,7 +43,7 @@ def rows(arguments: list[str], capsys: Captured) -> list[list[str]]:
 
 def test_offline_it_lists_every_service_port_with_its_state(capsys: Captured) -> None:
     assert rows(SHOP, capsys)[:3] == [
-        ["shop/admin", "https/TCP", "10.96.0.25:443", "1/1", "Cluster", "answers"],
+        ["shop/admin", "https/TCP", "10.96.0.25:443", "1/1", "Cluster", "healthy"],
         ["shop/api", "grpc/TCP", "10.96.0.21:9000", "0/2", "Cluster", "down"],
         ["shop/cache", "redis/TCP", "10.96.0.24:6379", "0/1", "Local", "down"],
     ]
@@ -53,7 +52,7 @@ def test_offline_it_lists_every_service_port_with_its_state(capsys: Captured) ->
 def test_offline_the_flags_of_the_proxy_decide_how_services_are_balanced(capsys: Captured) -> None:
     flags = ["--proxy-mode=nftables", "--default-scheduler=least-connections"]
     main(["list", "web", "-o", "json", *SHOP, *flags])
-    listed = json.loads(capsys.readouterr().out)["rows"]
+    listed = json.loads(capsys.readouterr().out)["ports"]
     assert {row["scheduler"] for row in listed} == {"least-connections"}
 
 
@@ -62,12 +61,12 @@ def test_offline_the_flags_of_the_proxy_decide_how_services_are_balanced(capsys:
     [
         (["web"], ["shop/web"]),
         (["c*"], ["shop/cache", "shop/cart"]),
-        (["shop/*", "-n", "shop", "--state", "partly"], ["shop/edge"]),
+        (["shop/*", "-n", "shop", "--state", "partial"], ["shop/edge"]),
         (["-n", "other"], []),
         (["?dge", "web"], ["shop/edge", "shop/web"]),
-        (["--state", "answers", "--state", "partly"], ["shop/admin", "shop/edge", "shop/web"]),
+        (["--state", "healthy", "--state", "partial"], ["shop/admin", "shop/edge", "shop/web"]),
         (["a*", "--sort-by", "state"], ["shop/api", "shop/admin"]),
-        (["--state", "answers", "--sort-by", "endpoints"], ["shop/web", "shop/admin"]),
+        (["--state", "healthy", "--sort-by", "endpoints"], ["shop/web", "shop/admin"]),
         (["a*", "cart", "--sort-by", "unused"], ["shop/api", "shop/admin", "shop/cart"]),
         (["web", "admin", "--sort-by", "port"], ["shop/web", "shop/admin"]),
     ],
@@ -92,7 +91,7 @@ def test_a_name_cannot_drive_the_terminal_in_any_format(form: str, tmp_path: Pat
     printed = capsys.readouterr().out
     assert not [c for c in printed if not c.isprintable() and c != "\n"]
     if form in ("json", "yaml"):
-        assert yaml.safe_load(printed)["rows"][0]["service"] == f"default/{name}"
+        assert yaml.safe_load(printed)["ports"][0]["service"] == f"default/{name}"
 
 
 @pytest.mark.parametrize(
@@ -108,18 +107,18 @@ def test_labels_select_in_the_running_proxy(
 
 def test_the_running_proxy_lists_also_what_it_cannot_serve(proxy: LiveProxy, capsys: Captured) -> None:
     assert rows(proxy.arguments, capsys) == [
-        ["default/web", "http/TCP", "10.96.0.10:80", "2/2", "Cluster", "answers"],
+        ["default/web", "http/TCP", "10.96.0.10:80", "2/2", "Cluster", "healthy"],
         ["shop/empty", "http/TCP", "10.96.0.11:80", "0/0", "Cluster", "down"],
         ["shop/twin", "http/TCP", "10.96.0.10:80", "0/0", "-", "down"],
     ]
     assert main(["list", "twin", "-o", "json", *proxy.arguments]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"][0]["problems"] == [NOT_PLANNED]
+    assert json.loads(capsys.readouterr().out)["ports"][0]["findings"][0]["code"] == "NotPlanned"
 
 
 def test_json_and_yaml_name_the_endpoints(proxy: LiveProxy, capsys: Captured) -> None:
     main(["list", "web", "-o", "json", *proxy.arguments])
     document = json.loads(capsys.readouterr().out)
-    assert [(entry["address"], entry["used"]) for entry in document["rows"][0]["endpoints"]] == [
+    assert [(entry["address"], entry["used"]) for entry in document["ports"][0]["endpoints"]] == [
         ("10.244.1.5:8080", True),
         ("10.244.1.6:8080", True),
     ]
@@ -133,7 +132,7 @@ def test_the_kernel_is_not_read_for_a_list(proxy: LiveProxy, capsys: Captured) -
     syncs = len(proxy.backend.requests)
     proxy.backend.programmed.clear()
     assert main(["list", *proxy.arguments]) == 0
-    assert "answers" in capsys.readouterr().out
+    assert "healthy" in capsys.readouterr().out
     assert len(proxy.backend.requests) == syncs
 
 
@@ -168,7 +167,7 @@ def test_what_cannot_be_meant_is_refused(arguments: list[str], complaint: str, c
 def test_a_list_fits_the_terminal(columns: int) -> None:
     shown = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal("list", *SHOP, columns=columns))
     assert max(map(len, shown.splitlines())) <= columns
-    assert "partly" in shown
+    assert ("partial" if columns > 40 else "partia") in shown
 
 
 def test_watching_lists_what_changes_until_interrupted(proxy: LiveProxy) -> None:
@@ -180,7 +179,7 @@ def test_watching_lists_what_changes_until_interrupted(proxy: LiveProxy) -> None
         )
         text = shown.read(lambda text: "shop/late" in text)
         _, _, later = text.partition("shop/twin")
-        assert "\x1b[32manswers" in later
+        assert "\x1b[32mhealthy" in later
         assert "default/web" not in later
         shown.press(b"\x03")
         assert "Traceback" not in shown.read()

@@ -102,14 +102,14 @@ def test_explain_asks_the_kernel_of_the_running_proxy(
     status, text, _ = output(["explain", "web:http", *proxy.arguments], capsys)
     assert status == 0
     assert "from the running proxy" in text
-    assert "Kernel: holds what it should" in text
+    assert "Kernel: matches the desired state" in text
     proxy.backend.programmed.clear()
     status, text, _ = output(["explain", "web", *proxy.arguments], capsys)
     assert status == 1
     assert "KernelDiffers" in text
-    assert "lacks what it should hold" in text
+    assert "lacks objects" in text
     status, text, _ = output(["explain", "web", "--no-kernel", *proxy.arguments], capsys)
-    assert (status, "Kernel: not looked at" in text) == (0, True)
+    assert (status, "Kernel: not checked" in text) == (0, True)
 
 
 def test_explain_knows_services_that_leave_no_rules(
@@ -159,7 +159,7 @@ def test_explain_names_a_service_the_kernel_refused(
     proxy.put(bad)
     status, text, _ = output(["explain", "bad", "--from", "node", *proxy.arguments], capsys)
     assert status == 1
-    assert "KernelRefused: the kernel refused its rules: Invalid argument" in text
+    assert "KernelRefused: the kernel rejected its rules: Invalid argument" in text
 
 
 def test_explain_refuses_questions_it_cannot_understand(
@@ -167,7 +167,7 @@ def test_explain_refuses_questions_it_cannot_understand(
 ) -> None:
     status, _, errors = output(["explain", "web", "--from", "mars", *proxy.arguments], capsys)
     assert status == 2
-    assert "say pod, node, outside, an IP address" in errors
+    assert "use pod, node, outside, an IP address" in errors
 
 
 def test_verify_lists_differences_with_their_services(

@@ -189,6 +189,6 @@ def test_explain_of_every_recorded_service_gives_an_answer(capsys: pytest.Captur
                 status, text, _ = output(["explain", name, "--mode", mode, *base], capsys)
                 document = json.loads(text)
                 assert status in (0, 1)
-                assert document["ports"] or document["causes"], (scenario.name, name)
+                assert document["ports"] or document["findings"], (scenario.name, name)
                 asked += 1
     assert asked > 200

@@ -10,9 +10,10 @@ from pointsman.app.offline import plan_objects
 from pointsman.config.defaults import with_mode
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.explain.answer import explain
-from pointsman.explain.report import Explanation, Path, PortAnswer
+from pointsman.explain.service_port import Explanation, ServicePortReport
 from pointsman.explain.target import target_from_text
 from pointsman.explain.view import View
+from pointsman.model.decision import ClientOutcome
 from pointsman.model.objects import KubeObject, Node
 
 CLUSTER_CIDR = "10.244.0.0/16"
@@ -38,21 +39,21 @@ def asked(view: View, question: str, client: str = "") -> Explanation:
     return explain(view, target_from_text(question), client)
 
 
-def only_port(explanation: Explanation) -> PortAnswer:
+def only_port(explanation: Explanation) -> ServicePortReport:
     assert len(explanation.ports) == 1, explanation
     return explanation.ports[0]
 
 
-def path_of(view: View, question: str, kind: str, client: str) -> Path:
+def path_of(view: View, question: str, kind: str, client: str) -> ClientOutcome:
     """What this client meets at the frontend of this kind."""
     port = only_port(asked(view, question, client))
     (frontend,) = [entry for entry in port.frontends if entry.kind == kind]
-    (path,) = frontend.paths
+    (path,) = frontend.outcomes
     return path
 
 
 def codes(explanation: Explanation) -> set[str]:
-    """Codes of all causes."""
-    return {cause.code for cause in explanation.causes} | {
-        cause.code for port in explanation.ports for cause in port.causes
+    """Codes of all findings."""
+    return {cause.code for cause in explanation.findings} | {
+        cause.code for port in explanation.ports for cause in port.findings
     }

@@ -9,13 +9,12 @@ import pytest
 from tests import factory
 from tests.unit.explain.explaining import asked, codes, only_port, view_of
 
-from pointsman.explain.balancing import balancing_words
-from pointsman.explain.report import Explanation
+from pointsman.explain.service_port import Explanation
 from pointsman.explain.text import explanation_text
 from pointsman.machine.host_facts import HostFacts
 from pointsman.model.addresses import Family
-from pointsman.report.overview import service_page
-from pointsman.report.service_list import list_text
+from pointsman.model.tracker import PortState
+from pointsman.report.service_list import build_page, list_text
 
 
 def explained(mode: str = "nftables", annotations: dict[str, str] | None = None, **spec: Any) -> Explanation:
@@ -34,7 +33,7 @@ def explained(mode: str = "nftables", annotations: dict[str, str] | None = None,
 
 def test_even_random_balancing_goes_without_saying() -> None:
     found = explained()
-    assert only_port(found).balancing == ""
+    assert only_port(found).scheduler == ""
     assert "Balancing" not in explanation_text(found)
 
 
@@ -47,24 +46,29 @@ def test_weights_are_shown_as_shares() -> None:
 
 
 def test_a_slow_start_is_named_while_it_lasts() -> None:
-    made = factory.plan(
-        factory.service_port(), factory.endpoint("10.244.1.1"), factory.endpoint("10.244.1.2", share=50)
-    )
-    assert balancing_words(made).startswith("random, at random while new endpoints start slowly; shares ")
+    port = factory.service_port()
+    made = factory.plan(port, factory.endpoint("10.244.1.1"), factory.endpoint("10.244.1.2", share=50))
+    view = view_of(factory.service(), factory.endpoint_slice("10.244.1.1"))
+    (first, *rest) = view.families
+    states = {made.name: PortState(made.port, made.endpoints.all)}
+    planned = msgspec.structs.replace(first, plans={made.name: made}, states=states)
+    found = asked(msgspec.structs.replace(view, families=(planned, *rest)), "web")
+    assert "Balancing: random, at random while new endpoints warm up; shares " in explanation_text(found)
 
 
 def test_a_hash_says_what_it_does_to_session_affinity() -> None:
     found = explained(annotations={"scheduler": "source-hash"}, sessionAffinity="ClientIP")
-    assert only_port(found).balancing == (
-        "source-hash, by a hash of the client's address; session affinity comes from the hash and has no timeout"
-    )
+    assert (
+        "Balancing: source-hash, by a hash of the client's address; session affinity comes from the hash and has no "
+        "timeout\n"
+    ) in explanation_text(found)
 
 
 def test_shares_of_a_hash_are_those_of_the_weights_in_every_mode() -> None:
     """No table is filled to tell them: ipvs mode has none, and hashes any number of endpoints."""
     for mode in ("nftables", "ipvs"):
         found = explained(mode, {"scheduler": "source-hash", "weights": "zone/a=3"})
-        assert "shares 10.244.1.1:8080 75.0%, 10.244.1.2:8080 25.0%" in only_port(found).balancing
+        assert "shares 10.244.1.1:8080 75.0%, 10.244.1.2:8080 25.0%" in explanation_text(found)
 
 
 def test_too_many_endpoints_for_a_hash_are_a_cause_with_advice() -> None:
@@ -78,18 +82,18 @@ def test_a_scheduler_the_mode_lacks_and_a_word_nobody_knows_are_causes() -> None
     assert "SchedulerNotPossible" in codes(explained("iptables", {"scheduler": "source-hash"}))
     found = explained(annotations={"scheduler": "fastest"})
     assert "BadAnnotation" in codes(found)
-    assert found.answers
+    assert found.is_healthy
 
 
 def test_resets_of_connections_to_gone_endpoints_are_named() -> None:
     found = explained(annotations={"reset-gone": "true"})
     assert (
-        "  Gone endpoints: a connection to an endpoint that has left every slice is reset"
+        "  Removed endpoints: a connection to one is reset with the client's next packet\n"
         in explanation_text(found)
     )
-    assert "Gone endpoints" not in explanation_text(explained())
+    assert "Removed endpoints" not in explanation_text(explained())
     view = view_of(factory.service(metadata={"annotations": {"pointsman.dev/reset-gone": "true"}}))
-    rows = service_page(view, "reset-gone").rows
+    rows = build_page(view, "reset-gone").ports
     assert [row.resets_gone for row in rows] == [True]
     heading, line = list_text(rows, wide=True).splitlines()
     assert line[heading.index("GONE") :].split()[0] == "reset"
@@ -117,8 +121,8 @@ def test_the_list_of_services_names_schedulers_and_finds_by_them() -> None:
         factory.service(metadata={"annotations": {"pointsman.dev/scheduler": "source-hash"}}),
         factory.service("plain", clusterIP="10.96.0.11"),
     )
-    rows = service_page(view, "hash").rows
+    rows = build_page(view, "hash").ports
     assert [(row.service, row.scheduler) for row in rows] == [("default/web", "source-hash")]
-    assert [row.scheduler for row in service_page(view, "plain").rows] == [""]
+    assert [row.scheduler for row in build_page(view, "plain").ports] == [""]
     head, line = list_text(rows, wide=True).splitlines()
     assert line[head.index("SCHEDULER") :].split()[0] == "source-hash"

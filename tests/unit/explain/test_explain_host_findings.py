@@ -7,8 +7,8 @@ import pytest
 from tests import factory
 from tests.unit.explain.explaining import asked, codes, view_of
 
-from pointsman.explain.report import Explanation
-from pointsman.explain.rule_walk import Fate, Packet, fates, judged
+from pointsman.explain.rule_walk import Fate, Packet, find_fates, select_fate
+from pointsman.explain.service_port import Explanation
 from pointsman.explain.text import explanation_text
 from pointsman.kernel.rtnl import Route
 from pointsman.machine.host_facts import HostFacts
@@ -32,13 +32,14 @@ def explained(host: HostFacts, client: str = "pod", question: str = "web") -> Ex
 
 def test_a_host_in_nobodys_way_is_said_to_be_so() -> None:
     explanation = explained(CLEAR)
-    assert explanation.answers
+    assert explanation.is_healthy
     assert codes(explanation) == set()
-    assert "Host: forwarding, routes, rules of others and conntrack do not stop" in explanation_text(
-        explanation
+    assert (
+        "Host: forwarding, routes, other programs' rules and conntrack do not obstruct"
+        in explanation_text(explanation)
     )
     partly = explained(msgspec.structs.replace(CLEAR, not_read=("routes: no",)))
-    assert "    not looked at: routes: no\n" in explanation_text(partly)
+    assert "    not checked: routes: no\n" in explanation_text(partly)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_a_host_in_nobodys_way_is_said_to_be_so() -> None:
 def test_a_full_conntrack_table(count: int | None, most: int | None, code: str, answers: bool) -> None:
     explanation = explained(msgspec.structs.replace(CLEAR, conntrack_count=count, conntrack_max=most))
     assert codes(explanation) == ({code} if code else set())
-    assert explanation.answers is answers
+    assert explanation.is_healthy is answers
 
 
 def test_forwarding_does_not_matter_to_the_nodes_own_packets() -> None:
@@ -72,9 +73,9 @@ def test_the_routes_of_all_endpoints_are_looked_at() -> None:
     (first, *rest) = view.families
     looked = (msgspec.structs.replace(first, host=host), *rest)
     explanation = asked(msgspec.structs.replace(view, families=looked), "web", "pod")
-    (cause,) = explanation.ports[0].causes
-    assert cause.message == "this node has no way to 10.244.3.30:8080: no route leads there"
-    assert cause.advice.endswith("ip route get 10.244.3.30")
+    (cause,) = explanation.ports[0].findings
+    assert cause.message == "this node has no route to 10.244.3.30:8080: no route leads there"
+    assert cause.remedy.endswith("ip route get 10.244.3.30")
 
 
 def test_strict_reverse_path_matters_to_a_named_client_of_a_node_port() -> None:
@@ -86,9 +87,9 @@ def test_strict_reverse_path_matters_to_a_named_client_of_a_node_port() -> None:
         routes={**CLEAR.routes, client: Route(interface="eth0")},
     )
     explanation = explained(host, "198.51.100.7", "192.168.1.10:30080")
-    (cause,) = [cause for port in explanation.ports for cause in port.causes]
-    assert cause.message.startswith("packets of 198.51.100.7 that come in by eth1 (203.0.113.1) are dropped")
-    assert explanation.answers
+    (cause,) = [cause for port in explanation.ports for cause in port.findings]
+    assert cause.message.startswith("packets of 198.51.100.7 that arrive on eth1 (203.0.113.1) are dropped")
+    assert explanation.is_healthy
     assert codes(explained(host, "198.51.100.7", "10.96.0.10:80")) == set()
 
 
@@ -110,7 +111,7 @@ def dropped(
 ) -> Fate | None:
     chain = FilterChain("inet fw", "c", rules, "filter", "forward", policy=policy)
     chains = {("inet fw", "c"): chain, ("inet fw", "sub"): FilterChain("inet fw", "sub", sub)}
-    return judged(fates(chain, chains, TO_PORT), frozenset((Action.DROP,)))
+    return select_fate(find_fates(chain, chains, TO_PORT), frozenset((Action.DROP,)))
 
 
 D, A, R, J, G = Action.DROP, Action.ACCEPT, Action.RETURN, Action.JUMP, Action.GOTO
@@ -207,6 +208,6 @@ def test_rules_that_branch_at_every_step_are_followed_so_far_and_no_further() ->
     }
     ladder["ip others", "step15"] = FilterChain("ip others", "step15", (FilterRule(perhaps, Action.DROP),))
     base = FilterChain("ip others", "in", (FilterRule((), Action.JUMP, "step0"),), "filter", "input")
-    found = fates(base, ladder, Packet({}))
+    found = find_fates(base, ladder, Packet({}))
     assert {fate.action for fate in found} == {Action.DROP, Action.ACCEPT}
     assert not any(fate.certain for fate in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,8 +97,8 @@ def test_a_pod_or_its_address_leads_to_the_services_that_use_it(question: str) -
     )
     explanation = asked(view, question)
     assert [port.service for port in explanation.ports] == ["shop/api", "shop/web"]
-    assert explanation.answers
-    said = [cause.message for cause in explanation.causes if cause.code == "EndpointUsed"]
+    assert explanation.is_healthy
+    said = [cause.message for cause in explanation.findings if cause.code == "EndpointUsed"]
     assert said[0].startswith("10.244.1.5:8080 (pod web-1 on n1) is an endpoint of shop/api:http")
     text = explanation_text(explanation)
     assert "10.244.1.5:8080  web-1  n1 (here)  in   ready" in text
@@ -106,13 +107,13 @@ def test_a_pod_or_its_address_leads_to_the_services_that_use_it(question: str) -
 def test_an_endpoint_that_gets_no_connections_says_why() -> None:
     view = view_of(factory.service(), factory.endpoint_slice(POD, TIRED))
     explanation = asked(view, "web-2")
-    (cause,) = explanation.causes
+    (cause,) = explanation.findings
     assert cause.code == "EndpointNotUsed"
-    assert cause.message.endswith("gets no connections from here: not ready")
-    assert not explanation.answers
-    (cause,) = asked(view, "10.244.1.5:9999").causes
-    assert cause.message == ("Services lead to this endpoint at 8080/TCP (default/web:http), and not at 9999")
-    (cause,) = asked(view, "pod/web-7").causes
+    assert cause.message.endswith("gets no connections from this node: not ready")
+    assert not explanation.is_healthy
+    (cause,) = asked(view, "10.244.1.5:9999").findings
+    assert cause.message == ("Services use this endpoint at 8080/TCP (default/web:http), not at 9999")
+    (cause,) = asked(view, "pod/web-7").findings
     assert cause.code == "NoSuchPod"
 
 
@@ -120,15 +121,15 @@ def test_a_service_comes_before_a_pod_of_the_same_name() -> None:
     named = {**POD, "targetRef": {"kind": "Pod", "name": "web"}}
     other = {**POD, "addresses": ["10.244.1.9"], "targetRef": {"kind": "VM", "name": "vm"}}
     view = view_of(factory.service(), factory.endpoint_slice(named, other))
-    assert asked(view, "web").causes == ()
-    assert [cause.code for cause in asked(view, "pod/web").causes] == ["EndpointUsed"]
-    assert [cause.code for cause in asked(view, "pod/vm").causes] == ["NoSuchPod"]
+    assert asked(view, "web").findings == ()
+    assert [cause.code for cause in asked(view, "pod/web").findings] == ["EndpointUsed"]
+    assert [cause.code for cause in asked(view, "pod/vm").findings] == ["NoSuchPod"]
 
 
 def test_a_client_may_be_named_by_its_pod() -> None:
     view = view_of(factory.service(), factory.endpoint_slice(POD))
     (frontend,) = asked(view, "web", "web-1").ports[0].frontends
-    assert [path.client for path in frontend.paths] == ["10.244.1.5 (a pod)"]
+    assert [(o.client, o.address) for o in frontend.outcomes] == [("pod", "10.244.1.5")]
 
 
 def test_an_unusable_client_shows_the_forms() -> None:
@@ -176,7 +177,7 @@ def test_text_puts_verdict_causes_and_evidence_in_words() -> None:
     assert "10.244.1.5:8080  n1 (here)  in   ready, on this node" in text
     assert "10.244.2.5:8080  n2         out  policy Local: it runs on node n2, this node is n1" in text
     assert "10800 s" in text
-    assert "Kernel: not looked at" in text
+    assert "Kernel: not checked" in text
 
 
 def test_long_endpoint_lists_are_cut_and_say_so() -> None:
@@ -207,16 +208,16 @@ def test_findings_follow_the_objects() -> None:
 
 
 def test_names_and_reasons_from_objects_cannot_forge_lines_of_the_answer() -> None:
-    forged = "web\n\x1b[2KVerdict: connections are handed to endpoints."
+    forged = "web\n\x1b[2KResult: connections are delivered to endpoints."
     service = factory.service(forged, externalIPs=[f"192.0.2.1{forged}"])
     text = explanation_text(asked(view_of(service), "10.96.0.10:80"))
-    assert "web\\n\\x1b[2KVerdict" in text
-    assert not [line for line in text.split("\n") if line.startswith("Verdict: connections")]
+    assert "web\\n\\x1b[2KResult" in text
+    assert not [line for line in text.split("\n") if line.startswith("Result: connections")]
     assert not [character for character in text if not character.isprintable() and character != "\n"]
 
 
 @pytest.mark.parametrize(
     "question", [Question(""), Question("web", "shop"), Question("web:80", client="outside", kernel=False)]
 )
-def test_a_question_travels_as_the_parameters_of_a_url(question: Question) -> None:
-    assert Question.from_words(question.words()) == question
+def test_a_question_travels_as_json(question: Question) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(question), type=Question) == question

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pointsman.explain.report import Explanation
+from pointsman.explain.service_port import Explanation
 from pointsman.explain.trace import TraceReport, report_of
 from pointsman.machine.packet_filter import Action, FilterChain, FilterRule, Match
 from pointsman.machine.trace import Header, TraceEvent
@@ -17,7 +17,7 @@ TABLE, CHAIN = "inet firewall", "guard"
 
 def report(events: Sequence[TraceEvent], *rules: FilterRule) -> TraceReport:
     chains = {(TABLE, CHAIN): FilterChain(TABLE, CHAIN, rules, hook="postrouting")}
-    nothing = Explanation("", "n", "nftables", live=True, ports=(), causes=())
+    nothing = Explanation("", "n", "nftables", live=True, ports=(), findings=())
     return report_of("a packet", events, chains, {}, nothing)
 
 

@@ -12,7 +12,7 @@ from tests.harness.assembled import Assembly, assembled
 from tests.harness.metrics import read_metric
 from tests.harness.waiting import async_wait_until
 
-from pointsman.explain.report import Explanation
+from pointsman.explain.service_port import Explanation
 from pointsman.explain.target import Target
 from pointsman.model.addresses import Family
 from pointsman.node.self_probe import Explain, SelfProbe

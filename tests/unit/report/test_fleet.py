@@ -8,7 +8,7 @@ from tests.unit.explain.explaining import asked, view_of
 
 from pointsman.report.fleet import fleet_explain, fleet_list, fleet_text, positions
 from pointsman.report.labels import ServiceLabels
-from pointsman.report.service_list import ListQuery, ServiceList, service_list
+from pointsman.report.service_list import ListQuery, ServiceList, build_list
 
 WEB = factory.service(
     externalTrafficPolicy="Local", type="NodePort", ports=[{"name": "http", "port": 80, "nodePort": 30080}]
@@ -18,7 +18,7 @@ NODES = [f"n{number}" for number in range(1, 13)]
 
 def _list(*endpoints: str, node: str = "n1") -> ServiceList:
     view = view_of(factory.node(node), WEB, factory.endpoint_slice(*endpoints), node_name=node)
-    return service_list(view, ServiceLabels(), ListQuery())
+    return build_list(view, ServiceLabels(), ListQuery())
 
 
 def test_the_position_of_most_nodes_comes_first() -> None:
@@ -33,7 +33,7 @@ def test_states_that_differ_by_policy_local_are_shown_and_no_disagreement() -> N
     answers = {node: _list("10.244.1.5", node=node) for node in NODES[:3]}
     report = fleet_list(answers, {})
     assert report.disagreements == ()
-    assert report.table[1][-1] == "partly on 2 nodes, answers on n1"
+    assert report.table[1][-1] == "partial on 2 nodes, healthy on n1"
     assert report.exit_status == 0
 
 
@@ -53,7 +53,7 @@ def test_a_service_that_one_node_does_not_know() -> None:
     answers = {"n1": _list("10.244.1.5"), "n2": ServiceList(node="n2")}
     (found,) = fleet_list(answers, {}).disagreements
     assert {position.says for position in found.positions} == {
-        "does not know it",
+        "unknown",
         "1 endpoints, at 10.96.0.10:80, port 30080",
     }
 
@@ -62,7 +62,7 @@ def test_reasons_are_grouped_by_what_they_say() -> None:
     good = asked(view_of(factory.service(), factory.endpoint_slice("10.244.1.5")), "web")
     bad = asked(view_of(factory.service(), factory.endpoint_slice()), "web")
     report = fleet_explain({"a": good, "b": bad, "c": bad}, {"d": "no route"})
-    assert report.heading == "web answers on 1 of 3 nodes"
+    assert report.heading == "web is healthy on 1 of 3 nodes"
     assert all(position.nodes == ("b", "c") for position in report.bad)
     assert [position.nodes for position in report.disagreements[0].positions] == [("b", "c"), ("a",)]
     assert report.exit_status == 2

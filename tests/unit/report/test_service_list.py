@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from pointsman.model.decision import State
 from pointsman.report.labels import selector_from_text
 from pointsman.report.service_list import ListQuery
 
@@ -12,8 +14,14 @@ from pointsman.report.service_list import ListQuery
     "query",
     [
         ListQuery(),
-        ListQuery("shop", selector_from_text("app=web,!legacy"), ("web", "shop/*"), ("down", "partly"), True),
+        ListQuery(
+            "shop",
+            selector_from_text("app=web,!legacy"),
+            ("web", "shop/*"),
+            (State.DOWN, State.PARTIAL),
+            True,
+        ),
     ],
 )
-def test_a_query_travels_as_the_parameters_of_a_url(query: ListQuery) -> None:
-    assert ListQuery.from_words(query.words()) == query
+def test_a_query_travels_as_json(query: ListQuery) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(query), type=ListQuery) == query

@@ -6,10 +6,12 @@ import pytest
 from tests import factory
 
 from pointsman.backends import mode_named
+from pointsman.explain.build import summarize_plan
 from pointsman.explain.view import FamilyView, View
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
-from pointsman.report.overview import MAX_ROWS, service_page, service_row
+from pointsman.model.tracker import PortState
+from pointsman.report.service_list import MAX_ROWS, build_page
 
 PLANS = [
     factory.plan(factory.service_port("web", cluster_ip="10.96.0.1"), factory.endpoint("10.244.1.1")),
@@ -29,7 +31,8 @@ SIX = factory.plan(factory.service_port("web", cluster_ip="fd00::abc"), factory.
 
 
 def _family(family: Family, plans: list[ServicePlan]) -> FamilyView:
-    return FamilyView(factory.context(family), {plan.name: plan for plan in plans}, {})
+    states = {plan.name: PortState(plan.port, plan.endpoints.all) for plan in plans}
+    return FamilyView(factory.context(family), {plan.name: plan for plan in plans}, states)
 
 
 def _view(*families: FamilyView) -> View:
@@ -50,36 +53,39 @@ EVERYTHING = _view(_family(Family.IPV4, PLANS), _family(Family.IPV6, [SIX]))
         ("30080", ["shop/Api"]),
         ("nodeport", ["shop/Api"]),
         ("down", ["shop/Api"]),
-        ("partly local", ["shop/edge"]),
+        ("partial local", ["shop/edge"]),
         ("ipv6", ["default/web"]),
         ("tcp shop", ["shop/Api", "shop/edge"]),
         ("nothing", []),
     ],
 )
 def test_every_word_must_be_shown_in_the_row(search: str, found: list[str]) -> None:
-    page = service_page(EVERYTHING, search)
-    assert [row.service for row in page.rows] == found
+    page = build_page(EVERYTHING, search)
+    assert [row.service for row in page.ports] == found
     assert (page.found, page.total) == (len(found), 4)
 
 
 def test_pages_are_cut_and_bounded() -> None:
-    page = service_page(EVERYTHING, offset=1, limit=2)
-    assert [(row.service, row.family) for row in page.rows] == [("default/web", "IPv6"), ("shop/Api", "IPv4")]
+    page = build_page(EVERYTHING, offset=1, limit=2)
+    assert [(row.service, row.family) for row in page.ports] == [
+        ("default/web", "IPv6"),
+        ("shop/Api", "IPv4"),
+    ]
     assert (page.found, page.offset) == (4, 1)
-    assert service_page(EVERYTHING, offset=10).rows == ()
+    assert build_page(EVERYTHING, offset=10).ports == ()
     many = [
         factory.plan(factory.service_port(f"s{n}", cluster_ip=f"10.96.{n // 250}.{n % 250}"))
         for n in range(MAX_ROWS + 50)
     ]
-    assert len(service_page(_view(_family(Family.IPV4, many)), limit=10_000).rows) == MAX_ROWS
+    assert len(build_page(_view(_family(Family.IPV4, many)), limit=10_000).ports) == MAX_ROWS
 
 
 def test_a_row_counts_endpoints_and_tells_the_state() -> None:
-    row = service_row(PLANS[2], EVERYTHING.families[0], EVERYTHING.mode)
-    assert (row.usable, row.total, row.local, row.state) == (1, 1, 0, "partly")
-    assert [(entry.kind, entry.policy, entry.outcome) for entry in row.frontends] == [
-        ("ClusterIP", "Cluster", "delivered"),
-        ("LoadBalancerIP", "Local", "dropped"),
+    row = summarize_plan(PLANS[2], EVERYTHING.families[0], EVERYTHING.mode)
+    assert (row.usable, row.total, row.local, row.state) == (1, 1, 0, "partial")
+    assert [(entry.kind, entry.policy, entry.address) for entry in row.frontends] == [
+        ("ClusterIP", "Cluster", "10.96.0.3:80"),
+        ("LoadBalancerIP", "Local", "203.0.113.9:80"),
     ]
 
 
@@ -90,12 +96,12 @@ def test_a_row_counts_endpoints_and_tells_the_state() -> None:
         ("unheard of", ["default/web", "shop/Api", "shop/edge"]),
         ("state", ["shop/Api", "shop/edge", "default/web"]),
         ("policy", ["default/web", "shop/Api", "shop/edge"]),
-        ("endpoints", ["shop/Api", "default/web", "shop/edge"]),
+        ("endpoints", ["default/web", "shop/edge", "shop/Api"]),
         ("address", ["default/web", "shop/Api", "shop/edge"]),
     ],
 )
 def test_rows_are_sorted_by_name_or_as_asked_both_ways(sort: str, services: list[str]) -> None:
     view = _view(_family(Family.IPV4, PLANS))
-    assert [row.service for row in service_page(view, sort=sort).rows] == services
-    assert [row.service for row in service_page(view, sort=sort, reverse=True).rows] == services[::-1]
-    assert service_page(view, sort=sort, offset=1, limit=1).rows[0].service == services[1]
+    assert [row.service for row in build_page(view, sort=sort).ports] == services
+    assert [row.service for row in build_page(view, sort=sort, reverse=True).ports] == services[::-1]
+    assert build_page(view, sort=sort, offset=1, limit=1).ports[0].service == services[1]

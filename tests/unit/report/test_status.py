@@ -84,11 +84,11 @@ def test_true_and_unknown_conditions_are_no_known_problem() -> None:
 
 
 def test_services_that_are_down_are_counted_and_no_problem_of_the_proxy() -> None:
-    found = report(service_states={"down": 1, "partly": 2, "answers": 3})
+    found = report(service_states={"down": 1, "partial": 2, "healthy": 3})
     assert found.exit_status == 0
     text = status_text(found)
     assert "! 1 of 6 service ports is down; to see which: pointsman list --state down" in text
-    assert "! 2 of 6 service ports are answered for some clients only" in text
+    assert "! 2 of 6 service ports are partial (some clients fail)" in text
     assert "✓ no known problems of the proxy itself" in text
 
 

@@ -16,7 +16,7 @@ from pointsman.backends.nftables.reader import KernelElement
 from pointsman.backends.nftables.schema import ENDPOINTS, SERVICE_NODEPORTS, static_sets
 from pointsman.kernel.tracked_flows import Flow
 from pointsman.report.labels import ServiceLabels
-from pointsman.report.service_list import ListQuery, service_list
+from pointsman.report.service_list import ListQuery, build_list
 from pointsman.report.traffic import Directory, Reading, ServiceTraffic, traffic_report, traffic_text
 from pointsman.screen import Screen
 
@@ -27,7 +27,7 @@ VIEW = view_of(
     factory.service(type="NodePort", ports=[{"name": "http", "port": 80, "nodePort": 30080}]),
     factory.endpoint_slice("10.244.1.1", "10.244.1.2"),
 )
-DIRECTORY = Directory(service_list(VIEW, ServiceLabels(), ListQuery(detailed=True)).rows)
+DIRECTORY = Directory(build_list(VIEW, ServiceLabels(), ListQuery(detailed=True)).ports)
 
 
 def flow(number: int, to: bytes = VIP, port: int = 80, by: bytes = ONE, by_port: int = 8080) -> Flow:

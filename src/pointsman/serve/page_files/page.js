@@ -1,6 +1,7 @@
 "use strict";
 const PAGE = 50, REFRESH = 5000;
-const COLUMNS = [["name", "Service"], ["address", "Answers at"], ["policy", "Policy"], ["endpoints", "Endpoints"], ["state", "State"]];
+const CLIENTS = { pod: "a pod of this node", node: "this node", outside: "an external client" };
+const COLUMNS = [["name", "Service"], ["address", "Addresses"], ["policy", "Policy"], ["endpoints", "Endpoints"], ["state", "State"]];
 let offset = 0, open = null, timer = null, fresh = true, sort = "name", reverse = false;
 const byId = (id) => document.getElementById(id);
 
@@ -108,7 +109,7 @@ function serviceRow(row) {
     make("td", { class: "address" }, ...lines(places)),
     make("td", { class: "policy" }, policies, extras ? make("br") : null, extras ? make("span", { class: "faint" }, extras) : null),
     make("td", { class: "endpoints" }, `${row.usable} of ${row.total}`, make("br"), make("span", { class: "faint" }, row.local + " here")),
-    make("td", { class: "state" }, make("span", { class: "badge " + row.state }, row.state), ...row.problems.map((problem) => make("div", { class: "faint" }, problem))));
+    make("td", { class: "state" }, make("span", { class: "badge " + row.state }, row.state), ...row.findings.map((finding) => make("div", { class: "faint" }, finding.message))));
   const key = [row.service, row.port, row.protocol, row.family].join("|");
   line.addEventListener("click", () => toggle(key, row, line));
   line.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); toggle(key, row, line); } });
@@ -128,10 +129,10 @@ async function detail(row) {
   try {
     const answer = await data("explain.json?target=" + encodeURIComponent(target));
     for (const port of answer.ports.filter((port) => port.family === row.family)) {
-      cell.append(...port.causes.map((cause) => make("p", { class: "cause " + (cause.fatal ? "down" : "partly") }, make("strong", {}, cause.code), ": " + cause.message,
-        cause.advice ? make("span", { class: "advice" }, "→ " + cause.advice) : null)));
-      cell.append(make("ul", {}, ...port.frontends.flatMap((frontend) => frontend.paths.map((path) =>
-        make("li", {}, `${frontend.kind} from ${path.client}: ${path.result}${path.source ? "; source " + path.source : ""}`)))));
+      cell.append(...port.findings.map((finding) => make("p", { class: "finding " + (finding.severity === "error" ? "down" : "partial") }, make("strong", {}, finding.code), ": " + finding.message,
+        finding.remedy ? make("span", { class: "remedy" }, "→ " + finding.remedy) : null)));
+      cell.append(make("ul", {}, ...port.frontends.flatMap((frontend) => frontend.outcomes.map((outcome) =>
+        make("li", {}, `${frontend.kind} from ${outcome.address || CLIENTS[outcome.client]}: ${outcome.message}`)))));
       cell.append(make("ul", {}, ...port.endpoints.slice(0, 100).map((endpoint) => make("li", {}, make("code", {}, endpoint.address),
         ` on ${endpoint.node || "no named node"}: ` + endpoint.uses.map((use) => `${use.policy}: ${use.used ? "in" : "out"}, ${use.reason}`).join("; ")))));
     }
@@ -145,17 +146,17 @@ async function showServices() {
     byId("services").replaceChildren(make("tr", {}, make("td", { colspan: "5" }, String(error.message))));
     return;
   }
-  const rows = page.rows.map(serviceRow);
+  const rows = page.ports.map(serviceRow);
   if (page.found === 1 && fresh) open = rows[0].dataset.key;
   fresh = false;
-  const reopened = page.rows.find((row, index) => rows[index].dataset.key === open);
+  const reopened = page.ports.find((row, index) => rows[index].dataset.key === open);
   const extra = reopened ? await detail(reopened) : null;
   byId("services").replaceChildren(...rows);
-  if (extra) { const line = rows[page.rows.indexOf(reopened)]; line.setAttribute("aria-expanded", "true"); line.after(extra); }
+  if (extra) { const line = rows[page.ports.indexOf(reopened)]; line.setAttribute("aria-expanded", "true"); line.after(extra); }
   byId("found").textContent = page.found === page.total ? `${page.total.toLocaleString()} service ports` : `${page.found.toLocaleString()} of ${page.total.toLocaleString()}`;
-  byId("range").textContent = page.rows.length ? `${offset + 1} to ${offset + page.rows.length} of ${page.found.toLocaleString()}` : "nothing found";
+  byId("range").textContent = page.ports.length ? `${offset + 1} to ${offset + page.ports.length} of ${page.found.toLocaleString()}` : "nothing found";
   byId("previous").disabled = offset === 0;
-  byId("next").disabled = offset + page.rows.length >= page.found;
+  byId("next").disabled = offset + page.ports.length >= page.found;
 }
 async function data(path) {
   const answer = await fetch(path, { cache: "no-store" });

@@ -1,4 +1,4 @@
-"""The verdict of a list is the verdict of an explanation."""
+"""The state in a list is the state in an explanation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pointsman.config.defaults import with_file_defaults, with_mode
 from pointsman.config.mode_table import MODES
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.explain.answer import explain
+from pointsman.explain.packets import compute_state
 from pointsman.explain.target import target_from_text
-from pointsman.explain.verdict import Verdict, port_verdict
+from pointsman.model.decision import State
 from pointsman.report.labels import ServiceLabels
-from pointsman.report.service_list import ListQuery, service_list
+from pointsman.report.service_list import ListQuery, build_list
 from pointsman.source.manifest_files import load_objects
 
 RECORDED = Path(__file__).parents[2] / "golden" / "data"
@@ -38,19 +39,19 @@ def test_the_list_and_the_explanation_agree(mode: str, source: Path) -> None:
         mode,
     )
     view = plan_objects(objects, config).view
-    seen: set[Verdict] = set()
+    seen: set[State] = set()
     for family in view.families:
         for name, plan in family.plans.items():
-            verdict = port_verdict(plan, family, view.mode)
+            state = compute_state(plan, family, view.mode)
             explanation = explain(view, target_from_text(f"{name.key}:{name.port or plan.port.port}"))
-            answers = {
-                port.answers
+            states = {
+                port.state
                 for port in explanation.ports
                 if (port.family, port.port, port.protocol)
                 == (family.family.value, name.port, name.protocol.name)
             }
-            assert answers == {verdict is Verdict.ANSWERS}, name
-            seen.add(verdict)
-    listed = service_list(view, ServiceLabels(), ListQuery()).rows
-    assert {row.state for row in listed} >= {verdict.value for verdict in seen}
+            assert states == {state}, name
+            seen.add(state)
+    listed = build_list(view, ServiceLabels(), ListQuery()).ports
+    assert {port.state for port in listed} >= seen
     assert len(listed) == sum(len(family.states) for family in view.families)

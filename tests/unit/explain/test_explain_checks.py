@@ -10,15 +10,16 @@ from tests import factory
 from tests.unit.explain.explaining import NODE, asked, codes, only_port, view_of
 
 from pointsman.backends.contract import Difference
-from pointsman.explain.report import Cause, Explanation, KernelState
+from pointsman.explain.service_port import Explanation, KernelState
+from pointsman.model.findings import Finding
 from pointsman.model.objects import KubeObject
 from pointsman.model.service import Protocol, ServicePortName
 
 REMOTE = {"addresses": ["10.244.2.5"], "nodeName": "n2"}
 
 
-def cause(explanation: Explanation, code: str) -> Cause:
-    every = [*explanation.causes, *(entry for port in explanation.ports for entry in port.causes)]
+def cause(explanation: Explanation, code: str) -> Finding:
+    every = [*explanation.findings, *(entry for port in explanation.ports for entry in port.findings)]
     (found,) = [entry for entry in every if entry.code == code]
     return found
 
@@ -36,7 +37,7 @@ def balancer(**spec: Any) -> KubeObject:
 
 def test_a_service_that_answers_has_no_cause() -> None:
     explanation = asked(view_of(factory.service(), factory.endpoint_slice("10.244.1.5", REMOTE)), "web")
-    assert explanation.answers
+    assert explanation.is_healthy
     assert codes(explanation) == set()
     uses = {entry.address: entry.uses[0] for entry in only_port(explanation).endpoints}
     assert all(use.used and use.reason == "ready" for use in uses.values())
@@ -45,13 +46,13 @@ def test_a_service_that_answers_has_no_cause() -> None:
 def test_not_ready_endpoints_are_listed_with_their_nodes() -> None:
     waiting = {"addresses": ["10.244.2.7"], "nodeName": "n2", "conditions": {"ready": False}}
     explanation = asked(view_of(factory.service(), factory.endpoint_slice(waiting)), "web")
-    assert not explanation.answers
+    assert not explanation.is_healthy
     assert "10.244.2.7:8080 on n2 (not ready)" in cause(explanation, "NoReadyEndpoints").message
 
 
 def test_no_slice_at_all() -> None:
     explanation = asked(view_of(factory.service()), "web")
-    assert "kubernetes.io/service-name=web" in cause(explanation, "NoEndpointSlices").advice
+    assert "kubernetes.io/service-name=web" in cause(explanation, "NoEndpointSlices").remedy
 
 
 def test_slices_without_endpoints() -> None:
@@ -71,8 +72,8 @@ def test_policy_local_and_none_here_names_the_nodes_that_have_one() -> None:
     found = cause(asked(view, "web"), "NoLocalEndpoint")
     assert "they run on n2" in found.message
     assert "externalTrafficPolicy" in found.message
-    assert asked(view, "web", "pod").answers
-    assert not asked(view, "web", "outside").answers
+    assert asked(view, "web", "pod").is_healthy
+    assert not asked(view, "web", "outside").is_healthy
 
 
 @pytest.mark.parametrize("theirs", ["N1", "n1.example.org"])
@@ -80,32 +81,32 @@ def test_node_name_mismatch_is_recognised(theirs: str) -> None:
     here = {"addresses": ["10.244.1.5"], "nodeName": theirs}
     view = view_of(factory.service(internalTrafficPolicy="Local"), factory.endpoint_slice(here))
     explanation = asked(view, "web")
-    assert f"--hostname-override={theirs}" in cause(explanation, "NodeNameMismatch").advice
+    assert f"--hostname-override={theirs}" in cause(explanation, "NodeNameMismatch").remedy
     assert "NoLocalEndpoint" not in codes(explanation)
 
 
 def test_source_ranges_that_exclude_the_client() -> None:
     view = view_of(balancer(loadBalancerSourceRanges=["192.0.2.0/24"]), factory.endpoint_slice("10.244.1.5"))
     assert "192.0.2.0/24" in cause(asked(view, "203.0.113.1:80", "9.9.9.9"), "SourceRanges").message
-    assert asked(view, "203.0.113.1:80", "192.0.2.9").answers
+    assert asked(view, "203.0.113.1:80", "192.0.2.9").is_healthy
 
 
 def test_node_ports_outside_node_port_addresses() -> None:
     view = view_of(balancer(), factory.endpoint_slice("10.244.1.5"))
-    assert asked(view, "192.168.1.10:30080").answers
+    assert asked(view, "192.168.1.10:30080").is_healthy
     found = cause(asked(view, "192.168.1.11:30080"), "NodePortAddresses")
     assert "192.168.1.10" in found.message
     assert "loopback" in cause(asked(view, "127.0.0.1:30080"), "NodePortAddresses").message
     everywhere = view_of(balancer(), factory.endpoint_slice("10.244.1.5"), mode="iptables")
-    assert asked(everywhere, "192.168.1.11:30080").answers
-    assert asked(everywhere, "127.0.0.1:30080").answers
+    assert asked(everywhere, "192.168.1.11:30080").is_healthy
+    assert asked(everywhere, "127.0.0.1:30080").is_healthy
 
 
 def test_load_balancer_addresses_left_to_the_balancer() -> None:
     proxied = balancer(status={"loadBalancer": {"ingress": [{"ip": "203.0.113.1", "ipMode": "Proxy"}]}})
     view = view_of(proxied, factory.endpoint_slice("10.244.1.5"))
     assert "IPModeProxy" in codes(asked(view, "203.0.113.1:80"))
-    assert not cause(asked(view, "web"), "IPModeProxy").fatal
+    assert not cause(asked(view, "web"), "IPModeProxy").is_error
     spelled_long = balancer(
         status={"loadBalancer": {"ingress": [{"ip": "2001:db8:0:0::1", "ipMode": "Proxy"}]}}
     )
@@ -115,21 +116,18 @@ def test_load_balancer_addresses_left_to_the_balancer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "code"),
     [
-        ({"clusterIP": "None"}, "headless"),
+        ({"clusterIP": "None"}, "Headless"),
         ({"type": "ExternalName", "clusterIP": ""}, "ExternalName"),
-        (
-            {"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": "x"}}},
-            "another service proxy",
-        ),
+        ({"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": "x"}}}, "OtherProxy"),
     ],
 )
-def test_services_that_are_not_for_this_proxy(spec: dict[str, Any], words: str) -> None:
+def test_services_that_are_not_for_this_proxy(spec: dict[str, Any], code: str) -> None:
     explanation = asked(view_of(factory.service(**spec)), "web")
-    assert not explanation.answers
-    assert words in cause(explanation, "NotServed").message
-    assert cause(explanation, "NotServed").advice
+    assert not explanation.is_healthy
+    assert cause(explanation, code).object.key == "default/web"
+    assert cause(explanation, code).remedy
 
 
 def test_a_difference_of_a_service_with_nearly_the_same_long_name_is_not_ours() -> None:
@@ -164,11 +162,11 @@ def test_an_address_of_the_service_range_answers_and_is_warned_of() -> None:
     web = factory.service(externalIPs=["10.96.0.77"])
     objects = (web, factory.endpoint_slice("10.244.1.5"), factory.service_cidr("10.96.0.0/12"))
     explanation = asked(view_of(*objects), "10.96.0.77:80")
-    assert explanation.answers
-    assert not cause(explanation, "AddressInServiceRange").fatal
+    assert explanation.is_healthy
+    assert not cause(explanation, "AddressInServiceRange").is_error
     owner = factory.service("owner", clusterIP="10.96.0.77", ports=[{"port": 443}])
     taken = asked(view_of(*objects, owner), "10.96.0.77:80")
-    assert not taken.answers
+    assert not taken.is_healthy
     assert "default/owner" in cause(taken, "AddressIsClusterIP").message
 
 
@@ -209,19 +207,20 @@ def test_hints_that_are_ignored_and_hints_that_count() -> None:
         factory.endpoint_slice(hinted("10.244.2.5", "zone-b"), hinted("10.244.2.6", "zone-a")),
     )
     port = only_port(asked(counted, "web"))
-    assert port.topology == "hints select endpoints for zone zone-a"
+    assert (port.topology, port.topology_target) == ("PreferSameZone", "zone-a")
     assert [entry.uses[0].used for entry in port.endpoints] == [False, True]
 
 
 def test_unknown_services_get_suggestions() -> None:
     view = view_of(factory.service("frontend", namespace="shop"))
-    assert "shop/frontend" in cause(asked(view, "fronted"), "NoSuchService").advice
+    assert "shop/frontend" in cause(asked(view, "fronted"), "NoSuchService").remedy
     assert asked(view, "frontend").ports[0].service == "shop/frontend"
     assert "'https'" in cause(asked(view, "frontend:https"), "NoSuchPort").message
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"), [("nftables", "refused"), ("iptables", "pass untouched"), ("ipvs", "refused")]
+    ("mode", "words"),
+    [("nftables", "are rejected"), ("iptables", "bypass this proxy"), ("ipvs", "are rejected")],
 )
 def test_wrong_port_of_a_cluster_ip(mode: str, words: str) -> None:
     view = view_of(factory.service(), factory.endpoint_slice("10.244.1.5"), mode=mode)
@@ -247,16 +246,16 @@ def test_node_ports_that_answer_nowhere_because_the_primary_address_is_not_on_th
         outside, balancer(), factory.endpoint_slice("10.244.1.5"), node_port_addresses=("203.0.113.0/24",)
     )
     explanation = asked(view, ":30080", "outside")
-    assert not explanation.answers
-    assert "NodePortAddresses" in codes(explanation)
+    assert not explanation.is_healthy
+    assert "NoNodePortAddress" in codes(explanation)
 
 
 @pytest.mark.parametrize(
     ("mode", "advice"),
     [
         ("nftables", "in nftables mode the default is the node's primary address"),
-        ("iptables", "without nodePortAddresses, node ports answer at every address of this node"),
-        ("ipvs", "without nodePortAddresses, node ports answer at every address of this node"),
+        ("iptables", "without nodePortAddresses, node ports are served at every address of this node"),
+        ("ipvs", "without nodePortAddresses, node ports are served at every address of this node"),
     ],
 )
 def test_node_ports_that_answer_nowhere_come_with_the_default_of_the_mode(mode: str, advice: str) -> None:
@@ -266,4 +265,4 @@ def test_node_ports_that_answer_nowhere_come_with_the_default_of_the_mode(mode: 
         mode=mode,
         node_port_addresses=("203.0.113.0/24",),
     )
-    assert advice in cause(asked(view, ":30080"), "NodePortAddresses").advice
+    assert advice in cause(asked(view, ":30080"), "NoNodePortAddress").remedy
