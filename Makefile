@@ -27,10 +27,10 @@ coverage: setup
 kernels: setup
 	@scripts/packages kernels
 	@$(VENV)/bin/python -m tests.kernels --json bench/results/kernels.json
-	@$(VENV)/bin/python -m bench.report
+	@$(VENV)/bin/python -m bench report
 
 bench: setup
-	@scripts/bench
+	@$(VENV)/bin/python -m bench all
 
 image: setup
 	@$(VENV)/bin/python -m scripts.release.image

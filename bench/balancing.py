@@ -1,8 +1,6 @@
-"""What schedulers do, with real packets: shares, clients moved, a newcomer's curve, a fresh replica that catches up.
+"""Effects of schedulers, with real packets: shares, clients moved, slow start, a new replica that catches up.
 
-    sudo python -m bench.balancing [--json bench/results/balancing.json]
-
-No figure here is a time, so a busy machine does no harm. bench.pictures draws the results.
+No figure is a time, so a busy machine does no harm. bench.pictures draws the results.
 """
 
 from __future__ import annotations
@@ -11,14 +9,12 @@ import argparse
 import contextlib
 import hashlib
 import itertools
-import json
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from bench.nftables import print_table
+from bench.measured import print_table
 from tests.factory import endpoint, service_port
 from tests.kernel.test_nft_schedulers import VIP, SchedulerNode, clients, server, servers, udp
 
@@ -191,26 +187,17 @@ def fresh_replica() -> list[dict[str, Any]]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    with contextlib.closing(SchedulerNode(FAMILY)) as world:
+def run(options: argparse.Namespace) -> Any:
+    del options
+    with contextlib.closing(SchedulerNode(FAMILY)) as node:
         results = {
-            "shares_by_weight": shares(world),
-            "clients_moved_by_the_loss_of_one_endpoint": moved_clients(world),
+            "shares_by_weight": shares(node),
+            "clients_moved_by_the_loss_of_one_endpoint": moved_clients(node),
             "hash_tables": hash_tables(),
-            "slow_start_of_30_seconds": slow_start(world),
+            "slow_start_of_30_seconds": slow_start(node),
             "connections_of_a_fresh_replica": fresh_replica(),
         }
     for name, rows in results.items():
         print(f"\n{name}")
         print_table(rows)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return results

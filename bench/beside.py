@@ -1,10 +1,8 @@
-"""How long a change waits for its sync while somebody keeps looking: status, list, explain and verify in a loop.
-
-    sudo python -m bench.beside [--sizes 1000x10,10000x10] [--mode nftables] [--changes 200] [--looking verify] [--json FILE]
+"""Delay of a change while commands run in a loop: status, list, explain and verify.
 
 A proxy with its real backend runs in a network namespace of its own. One endpoint after the other is replaced; each time
-counts from the event until the kernel has committed, and the longest is what somebody who looks may cost. Every kind of look
-is asked for again as soon as it is answered.
+counts from the event until the kernel has committed, and the longest is what a command may cost. Every
+command runs again as soon as it is answered.
 """
 
 from __future__ import annotations
@@ -14,8 +12,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -23,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bench.measured import percentile
+from bench.measured import percentile, print_row, run_child
 from bench.objects import service_json, slice_json
 
 from pointsman.app import modes
@@ -217,35 +213,22 @@ def _inside(options: argparse.Namespace) -> None:
     print(json.dumps(rows))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", default="1000x10,10000x10")
     parser.add_argument("--mode", default="nftables")
     parser.add_argument("--changes", type=int, default=200)
-    parser.add_argument("--looking", default="", help="one of them; default all")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--looking", default="", help="one of the commands; default all")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> Any:
     if options.inside:
         _inside(options)
-        return
+        return None
     rows: list[dict[str, Any]] = []
     for size in options.sizes.split(","):
-        command = [sys.executable, "-m", "bench.beside", "--inside", size, "--mode", options.mode]
-        done = subprocess.run(
-            [*command, "--changes", str(options.changes), "--looking", options.looking],
-            stdout=subprocess.PIPE,
-            check=True,
-            text=True,
-        )
-        for row in json.loads(done.stdout.splitlines()[-1]):
+        flags = ["--mode", options.mode, "--changes", str(options.changes), "--looking", options.looking]
+        for row in run_child("beside", "--inside", size, *flags):
             rows.append(row)
-            print(" ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+            print_row(row)
+    return rows

@@ -1,6 +1,4 @@
-"""How long every command takes as a fresh process, beside kubectl, with a proxy to ask.
-
-    sudo python -m bench.commands [--services 1000] [--runs 20] [--cpu] [--json FILE]
+"""Duration of every command as a new process, beside kubectl.
 
 The proxy runs in a network namespace of its own, from manifests, and is asked through its control socket. Commands take turns, so
 that a busy moment of the machine meets all of them. `--cpu` leaves out wall times, which mean nothing on a busy machine. A command
@@ -11,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import resource
 import shutil
@@ -98,8 +95,8 @@ def commands(control: Path, manifests: Path) -> dict[str, list[str]]:
     return found
 
 
-def run(command: Sequence[str]) -> tuple[float, float]:
-    """Wall and processor time of a fresh process, in milliseconds."""
+def time_command(command: Sequence[str]) -> tuple[float, float]:
+    """Return wall and processor time of a new process, in milliseconds."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -111,7 +108,7 @@ def measure(measured: Mapping[str, Sequence[str]], runs: int, *, cpu_only: bool)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in measured}
     for _ in range(runs):
         for name, command in measured.items():
-            times[name].append(run(command))
+            times[name].append(time_command(command))
     rows = []
     for name, taken in times.items():
         wall, cpu = (statistics.median(column) for column in zip(*taken, strict=True))
@@ -119,15 +116,13 @@ def measure(measured: Mapping[str, Sequence[str]], runs: int, *, cpu_only: bool)
     return rows
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--services", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--cpu", action="store_true")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    parser.add_argument("--cpu", action="store_true", help="only processor time")
+
+
+def run(options: argparse.Namespace) -> Any:
     with contextlib.closing(Namespace()) as namespace, tempfile.TemporaryDirectory() as place:
         directory = Path(place)
         namespace.run(["ip", "link", "set", "lo", "up"])
@@ -138,14 +133,8 @@ def main() -> int:
         print(
             "  ".join(f"{row['command']:26}" if key == "command" else f"{key} {row[key]:8.1f}" for key in row)
         )
-    if options.json is not None:
-        note = (
-            f"medians of {options.runs} fresh processes each, in turns, with {options.services:,} Services of "
-            f"{ENDPOINTS} endpoints; load average {os.getloadavg()[0]:.1f}"
-        )
-        options.json.write_text(json.dumps({"commands": rows, "note": note}, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    note = (
+        f"medians of {options.runs} fresh processes each, in turns, with {options.services:,} Services of "
+        f"{ENDPOINTS} endpoints; load average {os.getloadavg()[0]:.1f}"
+    )
+    return {"commands": rows, "note": note}

@@ -1,4 +1,4 @@
-"""What it costs to find and delete stale flows in a large conntrack table: python -m bench.conntrack (root)."""
+"""Finding and deleting stale flows in a large conntrack table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from tests.kernel.conntrack_flows import add_flows
 
@@ -120,22 +121,20 @@ def measure_handshakes(family: Family, count: int, services: int) -> None:
     timed(f"restart, {services} TCP services", lambda: cleaned(family, started, context))
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--flows", type=int, default=100_000)
-    options.add_argument("--services", type=int, default=10_000)
-    chosen = options.parse_args()
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--flows", type=int, default=100_000)
+    parser.add_argument("--services", type=int, default=10_000)
+
+
+def run(options: argparse.Namespace) -> Any:
     limit = int(Path("/proc/sys/net/netfilter/nf_conntrack_max").read_text())
-    count = min(chosen.flows, limit * 9 // 10)
-    if count < chosen.flows:
+    count = min(options.flows, limit * 9 // 10)
+    if count < options.flows:
         print(f"nf_conntrack_max is {limit}: measuring with {count} flows")
     for family in Family:
         for measured in (measure, measure_handshakes):
             space = Namespace()
             with space.entered():
-                measured(family, count, chosen.services)
+                measured(family, count, options.services)
             space.close()
-
-
-if __name__ == "__main__":
-    main()
+    return None

@@ -1,6 +1,4 @@
-"""What a fleet of proxies asks of one API server: the first list, a watch, and the return after the server's restart.
-
-    sudo python -m bench.fleet [--clients 200] [--size 1000x10] [--events 200] [--rate 50] [--kube-proxies 8] [--json FILE]
+"""Load of a fleet of proxies on one API server: the first list, a watch, and reconnecting after a restart of the server.
 
 Clients are our real ones without a kernel behind them, once in JSON and once in protobuf; with KUBE_PROXY_BINARY set, some
 kube-proxies follow. With KUBE_APISERVER_BINARY set and etcd installed the server is a real one. The server and the clients live
@@ -27,6 +25,7 @@ from typing import Any
 from bench.apiserver import Object, Server, api_server, asked, collection, session, without_server_fields
 from bench.fleet_clients import Fleet, KubeProxies, OurClients
 from bench.fleet_figures import Reading, busiest_second, on_paper, per_proxy, returns
+from bench.measured import print_row
 from bench.objects import service_json, slice_json
 from bench.process import NODE, cpu_seconds, memory_mib
 
@@ -49,7 +48,7 @@ table inet bench {{
 """
 
 
-class Bench:
+class FleetRun:
     """One server, filled, and what is measured of it."""
 
     def __init__(self, server: Server, services: int, endpoints: int, events: int, rate: float) -> None:
@@ -201,7 +200,15 @@ def two_namespaces() -> Iterator[tuple[Namespace, Namespace]]:
     nodes.close()
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--size", default="1000x10")
+    parser.add_argument("--events", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=50)
+    parser.add_argument("--kube-proxies", type=int, default=8)
+
+
+def run(options: argparse.Namespace) -> Any:
     services, endpoints = map(int, options.size.split("x"))
     objects: list[Object] = [NODE]
     for index in range(1, services + 1):
@@ -220,12 +227,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         if os.environ.get("KUBE_PROXY_BINARY"):
             kinds.append(lambda: KubeProxies(server.url, options.kube_proxies, nodes, Path(directory)))
         server.fill(objects[:1])
-        empty = Bench(server, 0, 0, events=0, rate=options.rate)
+        empty = FleetRun(server, 0, 0, events=0, rate=options.rate)
         for made in kinds:
             with contextlib.closing(made()) as fleet:
                 tables["first_list"].append(empty.first_list(fleet))
         server.fill(objects[1:])
-        bench = Bench(server, services, endpoints, options.events, options.rate)
+        bench = FleetRun(server, services, endpoints, options.events, options.rate)
         for made in kinds:
             bench.without_proxies()
             with contextlib.closing(made()) as fleet:
@@ -233,30 +240,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 tables["watch"].append(bench.watch(fleet))
                 tables["restart_of_the_server"].append(bench.restart(fleet))
             for rows in tables.values():
-                print(
-                    " ".join(
-                        f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in rows[-1].items()
-                    )
-                )
+                print_row(rows[-1])
     paper = list(on_paper(tables["first_list"], tables["watch"]))
     return {"server": f"{server.name}; load average {os.getloadavg()[0]:.1f}", **tables, "on_paper": paper}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--size", default="1000x10")
-    parser.add_argument("--events", type=int, default=200)
-    parser.add_argument("--rate", type=float, default=50)
-    parser.add_argument("--kube-proxies", type=int, default=8)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    found = measure(options)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

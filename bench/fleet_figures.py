@@ -1,4 +1,4 @@
-"""What the readings of a fleet amount to for one proxy, and for clusters nobody has here: arithmetic only."""
+"""What the readings of a fleet amount to for one proxy, and for larger clusters: arithmetic only."""
 
 from __future__ import annotations
 

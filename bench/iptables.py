@@ -1,11 +1,5 @@
 """iptables mode at scale: full and partial syncs, how much of their time is ours, and kube-proxy beside them.
 
-    python -m bench.iptables                          1k x 10, both variants
-    python -m bench.iptables --large                  5k x 5 with legacy iptables as well
-    python -m bench.iptables --services 1000 --endpoints 10 --variant legacy
-    python -m bench.iptables --kube-proxy PATH        the real one beside ours, where its binary is given
-    python -m bench.iptables --looks                  the comparison of everything that follows syncs in the background, 1k x 10 and 5k x 5
-
 Runs as root in namespaces of its own, IPv4 only. "Ours" is everything but the time in which iptables programs run: planning,
 compiling, joining, reading the saved tables. A partial sync replaces one endpoint of one service. A round is a first sync,
 changes, and a restart over the rules that are there, each proxy in a fresh namespace; kube-proxy's rounds alternate with
@@ -26,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from bench.kube_proxy_iptables import measure_kube_proxy
@@ -225,7 +220,7 @@ def _ratios(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, f
     return row
 
 
-def looks(variants: Sequence[str], file: Path | None) -> None:
+def looks(variants: Sequence[str]) -> Any:
     rows: list[Row] = []
     for services, endpoints in (USUAL, LARGE):
         for variant in variants:
@@ -235,32 +230,28 @@ def looks(variants: Sequence[str], file: Path | None) -> None:
             what: Row = {"variant": variant, "services": services, "endpoints": endpoints}
             rows.append({**what, **_medians([found])})
             print(json.dumps(rows[-1]), flush=True)
-    if file is not None:
-        note = (
-            f"medians of {LOOKS} looks at load average {os.getloadavg()[2]:.1f}; look: after an external change;"
-            " unchanged: right after such a look; ours: without the time in which iptables-save runs; cpu: of both"
-        )
-        file.write_text(json.dumps({"looks": rows, "note": note}, indent=1) + "\n")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    note = (
+        f"medians of {LOOKS} looks at load average {os.getloadavg()[2]:.1f}; look: after an external change;"
+        " unchanged: right after such a look; ours: without the time in which iptables-save runs; cpu: of both"
     )
+    return {"looks": rows, "note": note}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--services", type=int)
     parser.add_argument("--endpoints", type=int, default=10)
     parser.add_argument("--variant", choices=["nft", "legacy"], action="append")
     parser.add_argument("--large", action="store_true", help="5k x 5 with legacy iptables as well")
     parser.add_argument("--looks", action="store_true", help="only the comparison in the background")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--kube-proxy", default="", help="path of a kube-proxy binary to run beside ours")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    parser.add_argument("--kube-proxy", default=os.environ.get("KUBE_PROXY_BINARY", ""), help="its binary")
+
+
+def run(options: argparse.Namespace) -> Any:
     if os.geteuid() != 0:
         sys.exit("network namespaces need root")
     if options.looks:
-        looks(options.variant or ["legacy", "nft"], options.json)
-        return
+        return looks(options.variant or ["legacy", "nft"])
     size = (options.services, options.endpoints) if options.services else USUAL
     wanted = [(*size, variant) for variant in options.variant or ["legacy", "nft"]]
     if options.large:
@@ -283,15 +274,9 @@ def main() -> None:
             rows += [side_by_side[-1], ratios[-1]]
         for row in rows:
             print(json.dumps(row), flush=True)
-    if options.json:
-        note = (
-            f"medians of {options.rounds} rounds at load average {os.getloadavg()[2]:.1f}; endpoint and service are partial"
-            " syncs; kube-proxy is timed by its own metrics, in rounds that alternate with ours; a ratio is how many times as"
-            " long as ours it takes in the same round"
-        )
-        results = {"syncs": syncs, "side_by_side": side_by_side, "ratios": ratios, "note": note}
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    note = (
+        f"medians of {options.rounds} rounds at load average {os.getloadavg()[2]:.1f}; endpoint and service are partial"
+        " syncs; kube-proxy is timed by its own metrics, in rounds that alternate with ours; a ratio is how many times as"
+        " long as ours it takes in the same round"
+    )
+    return {"syncs": syncs, "side_by_side": side_by_side, "ratios": ratios, "note": note}

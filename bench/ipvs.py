@@ -1,9 +1,5 @@
 """ipvs mode at scale, in User-mode Linux: full, restart and one-change syncs, beside `ipvsadm -R`.
 
-    python -m bench.ipvs                           1k x 5 and 10k x 5
-    python -m bench.ipvs --services 1000 --endpoints 5 --json FILE
-    python -m bench.ipvs --kube-proxy PATH         the real one beside ours, where its binary is given
-
 Boots User-mode Linux (root, package user-mode-linux): one CPU, system calls many times slower than on hardware.
 Compare the columns, not the seconds.
 """
@@ -12,16 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
-import sys
 import time
-from pathlib import Path
+from typing import Any
 
 import msgspec
 from bench.iptables import TimedCommands
 from bench.objects import service_json, slice_json
-from bench.uml import results_of
+from bench.uml import run_in_uml
 
 from pointsman.backends.contract import Setup, SyncRequest
 from pointsman.backends.ipvs import render
@@ -137,41 +133,38 @@ def _ipvsadm_seconds(proxy: Proxy) -> float:
     return time.perf_counter() - started
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--services", type=int)
     parser.add_argument("--endpoints", type=int, default=5)
     parser.add_argument(
-        "--kube-proxy", default="", help="a kube-proxy binary to run beside ours, outside of /tmp and /run"
+        "--kube-proxy",
+        default=os.environ.get("KUBE_PROXY_BINARY", ""),
+        help="its binary, outside of /tmp and /run",
     )
     parser.add_argument(
-        "--kube-proxy-most",
+        "--kube-proxy-max",
         type=int,
         default=1000,
-        help="Services beyond which it is left out: it takes too long",
+        help="Services beyond which it takes too long and is left out",
     )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(options: argparse.Namespace) -> Any:
     sizes = [(options.services, options.endpoints)] if options.services else [(1000, 5), (10000, 5)]
-    if options.inside:
-        rows = []
-        for services, endpoints in sizes:
-            rows.append(measure(services, endpoints))
-            if options.kube_proxy and services <= options.kube_proxy_most:
-                from bench.kube_proxy_ipvs import measure_kube_proxy
+    if not options.inside:
+        size = ["--services", str(options.services)] if options.services else []
+        arguments = ["--inside", *size, "--endpoints", str(options.endpoints)]
+        arguments += ["--kube-proxy", options.kube_proxy, "--kube-proxy-max", str(options.kube_proxy_max)]
+        rows = run_in_uml("ipvs", arguments, timeout=BOOT_SECONDS)
+        for row in rows:
+            print(json.dumps(row))
+        return rows
+    rows = []
+    for services, endpoints in sizes:
+        rows.append(measure(services, endpoints))
+        if options.kube_proxy and services <= options.kube_proxy_max:
+            from bench.kube_proxy_ipvs import measure_kube_proxy
 
-                rows.append(measure_kube_proxy(options.kube_proxy, services, endpoints))
-            options.inside.write_text(json.dumps(rows, indent=1) + "\n")
-        return
-    rows = results_of("bench.ipvs", sys.argv[1:], option="--inside", timeout=BOOT_SECONDS)
-    for row in rows:
-        print(json.dumps(row))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+            rows.append(measure_kube_proxy(options.kube_proxy, services, endpoints))
+    return rows

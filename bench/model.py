@@ -1,6 +1,6 @@
 """From JSON to plans: decode, track and plan N Services with E endpoints each; time, memory, one event.
 
-python bench/model.py [--services 10000] [--endpoints 10] [--json FILE]
+With --services, one size in this process.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import argparse
 import gc
 import json
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from bench.measured import print_table, run_child
 from bench.objects import service_json, slice_json
 from tests.fake.recording import RecordingBackend
 
@@ -72,40 +72,19 @@ def measure(services: int, endpoints: int, events: int = 500) -> dict[str, float
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--services", type=int)
     parser.add_argument("--endpoints", type=int, default=10)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> Any:
     if options.services is not None:
         print(json.dumps(measure(options.services, options.endpoints)))
-        return
-    rows = []
-    for services, endpoints in ((1000, 10), (10_000, 10), (5000, 50), (50_000, 5)):
-        command = [
-            sys.executable,
-            "-m",
-            "bench.model",
-            "--services",
-            str(services),
-            "--endpoints",
-            str(endpoints),
-        ]
-        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
-    columns = list(rows[0])
-    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
-    for row in rows:
-        print(
-            "| "
-            + " | ".join(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values())
-            + " |"
-        )
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+        return None
+    sizes = ((1000, 10), (10_000, 10), (5000, 50), (50_000, 5))
+    rows = [
+        run_child("model", "--services", str(services), "--endpoints", str(endpoints))
+        for services, endpoints in sizes
+    ]
+    print_table(rows)
+    return rows

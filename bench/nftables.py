@@ -1,9 +1,5 @@
 """nftables mode at scale: cold start, restart over existing rules, one endpoint replaced, added, removed.
 
-    sudo python -m bench.nftables [--sizes 1000x10,10000x10,5000x50,50000x5] [--changes 500] [--json FILE]
-    sudo python -m bench.nftables --drift              drift checks and the comparison after an external commit
-    sudo python -m bench.nftables --service-metrics    the same with counters on the elements
-
 Every size runs in a process and a network namespace of its own. Times are from objects in memory (cold, restart) or
 from the received bytes of a watch event (changes) until the kernel has committed. With KUBE_PROXY_BINARY set to the
 path of a kube-proxy, both programs then run side by side on the same objects (bench.process).
@@ -17,15 +13,13 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from bench.measured import percentile
+from bench.measured import percentile, print_table, run_child
 from bench.objects import service_json, slice_json
 
 from pointsman.backends.contract import SyncRequest
@@ -225,49 +219,26 @@ def run_one(options: argparse.Namespace) -> None:
     print(json.dumps({"services": services, "endpoints": endpoints, **row}))
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    columns = list(rows[0])
-    print("| " + " | ".join(columns) + " |")
-    print("|" + "---|" * len(columns))
-    for row in rows:
-        cells = (f"{row[c]:.3g}" if isinstance(row[c], float) else str(row[c]) for c in columns)
-        print("| " + " | ".join(cells) + " |", flush=True)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", default="1000x10,10000x10,5000x50,50000x5")
     parser.add_argument("--changes", type=int, default=500)
-    parser.add_argument("--drift", action="store_true")
-    parser.add_argument("--service-metrics", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--drift", action="store_true", help="only looking for external changes")
+    parser.add_argument("--service-metrics", action="store_true", help="with counters on the elements")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> Any:
     if options.one:
         run_one(options)
-        return
+        return None
+    flags = ["--changes", str(options.changes)]
+    flags += ["--drift"] if options.drift else []
+    flags += ["--service-metrics"] if options.service_metrics else []
     rows = []
     for size in options.sizes.split(","):
-        flags = ["--changes", str(options.changes)]
-        flags += ["--drift"] if options.drift else []
-        flags += ["--service-metrics"] if options.service_metrics else []
-        command = [sys.executable, "-m", "bench.nftables", "--one", size, *flags]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        load = round(os.getloadavg()[0], 1)
-        rows.append({**json.loads(done.stdout), "load_average": load})
+        row = run_child("nftables", "--one", size, *flags)
+        rows.append({**row, "load_average": round(os.getloadavg()[0], 1)})
     print_table(rows)
     if not options.drift:
         print(TARGETS)
-    if options.json:
-        options.json.write_text(json.dumps({"backend": rows}, indent=1) + "\n")
-    if os.environ.get("KUBE_PROXY_BINARY") and not options.drift:
-        subprocess.run(
-            [sys.executable, "-m", "bench.process", "--mode", "nftables", "--sizes", options.sizes],
-            check=True,
-        )
-
-
-if __name__ == "__main__":
-    main()
+    return {"backend": rows}

@@ -1,17 +1,14 @@
-"""What a packet pays for a Service: from a pod to a cluster address, and from outside to a node port, beside the direct way.
-
-    sudo python -m bench.packets [--sizes 100,10000,50000] [--modes nftables,iptables] [--rounds 5] [--limit 30] [--json FILE]
+"""Cost of a Service for a packet: from a pod to a cluster IP and from outside to a node port, against direct connections.
 
 Every mode of ours, and of kube-proxy with KUBE_PROXY_BINARY set, has a node of its own made of network namespaces; all take turns, round
 by round, and every ratio is to the direct way on a node without any proxy, in the same round. A proxy that does not serve within the limit is named and not
-measured. ipvs mode needs a kernel with ip_vs: bench.packets_ipvs runs this in one.
+measured. ipvs mode needs a kernel with ip_vs: packets-ipvs runs this in one.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import subprocess
 import tempfile
@@ -19,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.measured import print_row
 from bench.packet_figures import Round, row
 from bench.packet_world import World, api_server, one_round
 from bench.process import programs
@@ -92,31 +90,21 @@ def rows(
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", default="100,10000,50000")
     parser.add_argument("--modes", default="nftables,iptables")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--limit", type=float, default=30, help="seconds for a proxy to load everything")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> Any:
     found: list[dict[str, Any]] = []
     for size in map(int, options.sizes.split(",")):
         for each in measure(size, options.modes.split(","), options.rounds, options.limit):
             found.append(each)
-            print(
-                " ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in each.items()),
-                flush=True,
-            )
+            print_row(each)
     iptables = subprocess.run(
         ["iptables", "--version"], capture_output=True, text=True, check=True
     ).stdout.strip()
     note = f"{iptables}; one processor does all the work of a packet; load average {os.getloadavg()[0]:.1f}"
-    if options.json:
-        options.json.write_text(json.dumps({"packets": found, "note": note}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return {"packets": found, "note": note}

@@ -1,8 +1,5 @@
 """The whole process in a network namespace against an API server on loopback: start, memory, one change.
 
-    sudo python -m bench.process [--sizes 0x0,1000x10,10000x10] [--rounds 1] [--mode nftables] [--json FILE]
-    sudo python -m bench.process --large [--json FILE]    50,000 and 100,000 Services, ours alone
-
 With KUBE_PROXY_BINARY set to the path of a kube-proxy, it runs on the same objects after ours and ratios are printed.
 With several rounds both take turns, and every figure is the median with its range.
 The API server is the tests' fake one, which has every object encoded in protobuf before either starts.
@@ -24,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.measured import summary
+from bench.measured import print_row, summary
 from bench.objects import service_json, slice_json
 
 from pointsman.kube.protobuf import PROTOBUF
@@ -280,19 +277,19 @@ def programs() -> dict[str, list[str]]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", default="0x0,1000x10,10000x10")
-    parser.add_argument("--large", action="store_true")
+    parser.add_argument(
+        "--large", action="store_true", help="50,000 and 100,000 Services, without kube-proxy"
+    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--mode", default="nftables")
     parser.add_argument("--changes", type=int, default=10)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--history", type=Path, help="a file that keeps the main figures of every --state")
-    parser.add_argument("--state", default="now", help="what the program is like, for --history")
-    options = parser.parse_args()
+    parser.add_argument("--state", default="now", help="name of this state of the program, for --history")
+
+
+def run(options: argparse.Namespace) -> Any:
     rows: list[dict[str, Any]] = []
     measured = programs()
     if options.large:
@@ -306,18 +303,10 @@ def main() -> None:
                 rounds[name].append(one_round(command, services, endpoints, options.mode, options.changes))
         for name, found in rounds.items():
             rows.append({"program": name, "services": services, "endpoints": endpoints, **summary(found)})
-            print(
-                " ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in rows[-1].items()),
-                flush=True,
-            )
+            print_row(rows[-1])
     for line in ratios(rows):
         print(line)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
     if options.history:
         kept = json.loads(options.history.read_text()) if options.history.exists() else []
         options.history.write_text(json.dumps(history(kept, rows, options.state), indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return rows

@@ -1,18 +1,13 @@
-"""Puts the figures of bench/results/*.json into the documents, as tables and charts, so that none is typed or drawn by hand.
+"""Puts the figures of bench/results/*.json into the documents, as tables and charts, so that none is typed by hand.
 
-A document shows results between the lines `<!-- figures of NAME ...: written by python -m bench.report -->` and
+A document shows results between the lines `<!-- figures of NAME ...: written by python -m bench report -->` and
 `<!-- end of figures -->`; README.md also shows single ones in its comparison. Charts are docs/charts/*.svg and docs/balancing-*.svg.
-
-python -m bench.report            rewrite the documents
-python -m bench.report --check    say whether they are up to date, exit status 1 if not
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 README = ROOT / "README.md"
 BLOCK = re.compile(
-    r"^(<!-- figures of ([\w -]+): written by python -m bench\.report -->)$.*?^(<!-- end of figures -->)$",
+    r"^(<!-- figures of ([\w -]+): written by python -m bench report -->)$.*?^(<!-- end of figures -->)$",
     re.DOTALL | re.MULTILINE,
 )
 UNITS = {
@@ -167,20 +162,12 @@ def drawings(results: Mapping[str, Any]) -> dict[Path, str]:
     return found | {docs / name: text for name, text in pictures(results)}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args()
+def update(*, check: bool) -> int:
+    """Rewrite documents that are out of date, or only name them. Returns an exit status."""
     found = outdated()
     for path, text in found.items():
-        print(f"{path.relative_to(ROOT)} {'is out of date' if options.check else 'rewritten'}")
-        if not options.check:
+        print(f"{path.relative_to(ROOT)} {'is out of date' if check else 'rewritten'}")
+        if not check:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
-    return 1 if options.check and found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return 1 if check and found else 0

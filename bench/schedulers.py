@@ -1,6 +1,4 @@
-"""What schedulers cost: the table and its load when none, some or all Services hash, and one change for each scheduler.
-
-    sudo python -m bench.schedulers [--size 10000x10] [--users 0,100,10000] [--changes 200] [--json FILE]
+"""Cost of schedulers: the table and its load when none, some or all Services hash, and one change for each scheduler.
 
 Every row is measured in a process and a network namespace of its own. Loads are from objects in memory, changes from
 the bytes of a watch event, until the kernel has committed. `reweigh` is a change of shares, as slow start and
@@ -14,14 +12,11 @@ import gc
 import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from bench.measured import percentile
+from bench.measured import percentile, run_child
 from bench.nftables import CONTEXT, Cluster, kernel_kb, prepared_namespace, resident_mb, timed
 from bench.objects import endpoint_address, service_address, slice_json
 from tests.kernel.conntrack_flows import add_flows
@@ -150,39 +145,30 @@ def run_one(options: argparse.Namespace) -> None:
     print(json.dumps(row))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", default="10000x10")
     parser.add_argument("--users", default="0,100,10000")
     parser.add_argument("--changes", type=int, default=200)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> Any:
     if options.one:
         run_one(options)
-        return
+        return None
 
     def measured(*parts: str) -> list[dict[str, Any]]:
         rows = []
         for part in parts:
-            command = [sys.executable, "-m", "bench.schedulers", "--one", part, "--size", options.size]
-            command += ["--changes", str(options.changes)]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            rows.append({**json.loads(done.stdout), "load_average": round(os.getloadavg()[0], 1)})
+            flags = ["--size", options.size, "--changes", str(options.changes)]
+            row = run_child("schedulers", "--one", part, *flags)
+            rows.append({**row, "load_average": round(os.getloadavg()[0], 1)})
             print(rows[-1], flush=True)
         return rows
 
-    words = ("random", "weighted", "slow-start", "least-connections", "source-hash", "source-port-hash")
-    results = {
+    names = ("random", "weighted", "slow-start", "least-connections", "source-hash", "source-port-hash")
+    return {
         "whole_table": measured(*(f"table={users}" for users in options.users.split(","))),
-        "one_change": measured(*(f"change={word}" for word in words)),
+        "one_change": measured(*(f"change={name}" for name in names)),
         "reading_connections": measured("reading"),
     }
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

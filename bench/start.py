@@ -1,8 +1,6 @@
-"""Where the time of a start goes: every phase alone, made of the parts that the process uses, in processor time.
+"""Processor time of a start, phase by phase, with the parts that the process uses.
 
-    sudo python -m bench.start [--size 10000x10] [--json FILE]
-
-bench.process measures the whole, from the start of the process until the kernel has everything.
+The benchmark process measures the whole, from the start of the process until the kernel has everything.
 """
 
 from __future__ import annotations
@@ -163,20 +161,13 @@ def measure(services: int, endpoints: int) -> list[dict[str, Any]]:
     return phases.rows(services, endpoints)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", default="10000x10")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> Any:
     services, endpoints = map(int, options.size.split("x"))
     rows = measure(services, endpoints)
     for row in rows:
         print(f"{row['phase']:24} {row['cpu_s']:6.3f} s {row['of_all_percent']:5.1f} %")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+    return rows

@@ -1,4 +1,4 @@
-"""Benchmarks that need a kernel with ip_vs run themselves again inside User-mode Linux, and bring their results out."""
+"""Benchmarks inside User-mode Linux, for a kernel with ip_vs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,17 @@ from tests.uml import boot
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def results_of(
-    module: str,
-    arguments: Sequence[str],
-    *,
-    option: str,
-    timeout: float,
-    environment: Mapping[str, str] | None = None,
+def run_in_uml(
+    name: str, arguments: Sequence[str], *, timeout: float, environment: Mapping[str, str] | None = None
 ) -> Any:
-    """What the module wrote to the JSON file that `option` names; ends the program where it wrote none."""
+    """Run a benchmark and return its results. Exits with the console's text if there are none."""
     reason = boot.missing()
     if reason:
         sys.exit(f"cannot boot User-mode Linux: {reason}")
     with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
         found = Path(directory) / "results.json"
-        settings = [f"{name}={value}" for name, value in (environment or {}).items()]
-        command = ["env", *settings, sys.executable, "-m", module, *arguments, option, str(found)]
+        settings = [f"{variable}={value}" for variable, value in (environment or {}).items()]
+        command = ["env", *settings, sys.executable, "-m", "bench", name, *arguments, "--json", str(found)]
         status, console = boot.run(
             f"cd {shlex.quote(str(ROOT))}\n{shlex.join(command)}\n", timeout=timeout, memory="4G"
         )

@@ -1,1 +1,1 @@
-"""Faults injected into a running proxy while connections are made through it: python -m bench.reliability (root)."""
+"""Faults injected into a running proxy while connections are made through it."""

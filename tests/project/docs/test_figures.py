@@ -14,7 +14,7 @@ MEASURED = re.compile(
 
 
 def test_documents_show_the_kept_results() -> None:
-    assert list(report.outdated()) == [], "run: python -m bench.report"
+    assert list(report.outdated()) == [], "run: python -m bench report"
 
 
 def test_every_drawing_is_shown_and_none_is_left_over() -> None:
@@ -47,9 +47,9 @@ def test_no_document_holds_a_measured_figure_of_its_own(path: Path) -> None:
 
 
 def test_a_block_shows_the_results_it_names() -> None:
-    text = "before\n<!-- figures of mode: written by python -m bench.report -->\nold\n<!-- end of figures -->\nafter\n"
+    text = "before\n<!-- figures of mode: written by python -m bench report -->\nold\n<!-- end of figures -->\nafter\n"
     assert report.with_figures(text, {"mode": [{"size": 5}], "other": []}) == (
-        "before\n<!-- figures of mode: written by python -m bench.report -->\n\n"
+        "before\n<!-- figures of mode: written by python -m bench report -->\n\n"
         "| size |\n|---|\n| 5 |\n\n<!-- end of figures -->\nafter\n"
     )
 

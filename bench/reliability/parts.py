@@ -1,4 +1,4 @@
-"""Faults injected into a running proxy while connections are made through it: python -m bench.reliability (root).
+"""Faults injected into a running proxy while connections are made through it.
 
 Prints a table: what was done how often, connections made and lost meanwhile, what came of it, memory grown. All of it
 lasts about ten minutes; --only names parts of it, --scale makes all of them shorter or longer. With KUBE_PROXY_BINARY
@@ -14,6 +14,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from bench.reliability import api_server, restarts, rules, strangers
@@ -118,10 +119,7 @@ def kept(file: Path, made: list[Row]) -> list[Row]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", nargs="+", choices=PARTS, default=None, metavar="PART", help=", ".join(PARTS)
     )
@@ -129,12 +127,12 @@ def main() -> None:
         "--scale", type=float, default=1.0, help="how often or how long, 1 being about ten minutes"
     )
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--kube-proxy", default=os.environ.get("KUBE_PROXY_BINARY", ""))
-    parser.add_argument(
-        "--json", type=Path, default=None, help="with --only, other rows that it holds are kept"
-    )
-    given = parser.parse_args()
-    logging.disable()  # What a client says about lies belongs to no table.
+    parser.add_argument("--kube-proxy", default=os.environ.get("KUBE_PROXY_BINARY", ""), help="its binary")
+
+
+def run(given: argparse.Namespace) -> Any:
+    """With --only, other rows of an earlier run are kept."""
+    logging.disable()  # messages of a client about a lying server
     options = Options(given.scale, random.Random(given.seed), given.kube_proxy)
     print("| fault | mode | times | connections | lost | result | memory, kB | seconds |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
@@ -148,10 +146,5 @@ def main() -> None:
                 flush=True,
             )
     print(f"\n{sum(row.connections for row in made)} connections made, {sum(row.lost for row in made)} lost")
-    if given.json is not None:
-        rows = kept(given.json, made) if given.only else made
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode({"faults": rows}), indent=1))
-
-
-if __name__ == "__main__":
-    main()
+    rows = kept(given.json, made) if given.only and given.json is not None else made
+    return {"faults": msgspec.to_builtins(rows)}
