@@ -28,9 +28,9 @@ from tests.fake.apistore import PATHS
 TOKEN = "fleet"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 ETCD_PORTS = (12379, 12380)
-MOST_AT_ONCE = 20
-PATIENCE = 90.0
-STOPPED_WITHIN = 15.0
+MAX_CONCURRENT_REQUESTS = 20
+READY_TIMEOUT_SECONDS = 90.0
+STOP_TIMEOUT_SECONDS = 15.0
 DECIDED_BY_THE_SERVER = ("uid", "resourceVersion", "creationTimestamp", "generation")
 
 Object = dict[str, Any]
@@ -56,10 +56,10 @@ class Server:
             return False
 
     def wait_until_ready(self) -> None:
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + READY_TIMEOUT_SECONDS
         while not self.ready():
             if time.monotonic() > until:
-                raise SystemExit(f"{self.name} is not ready after {PATIENCE:.0f} s")
+                raise SystemExit(f"{self.name} is not ready after {READY_TIMEOUT_SECONDS:.0f} s")
             time.sleep(0.1)
 
     def fill(self, objects: Sequence[Object]) -> None:
@@ -161,7 +161,7 @@ class RealServer(Server):
                         path = f"{collection(item)}/{item['metadata']['name']}/status"
                         await asked(http, "PATCH", self.url + path, {"status": item["status"]})
 
-            await asyncio.gather(*(create_some() for _ in range(MOST_AT_ONCE)))
+            await asyncio.gather(*(create_some() for _ in range(MAX_CONCURRENT_REQUESTS)))
 
     def stop(self) -> None:
         """As a crash would: every connection breaks at once."""
@@ -203,7 +203,7 @@ def collection(item: Object) -> str:
 
 
 def without_server_fields(item: Object) -> Object:
-    """As somebody would write it who has never seen the server's copy."""
+    """Return the object as a client would create it."""
     metadata = {k: v for k, v in item["metadata"].items() if k not in DECIDED_BY_THE_SERVER}
     return {**item, "metadata": metadata}
 
@@ -211,7 +211,7 @@ def without_server_fields(item: Object) -> Object:
 def _ended(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(STOPPED_WITHIN)
+        process.wait(STOP_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

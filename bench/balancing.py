@@ -121,7 +121,7 @@ def hash_tables() -> list[dict[str, Any]]:
 
 
 def slow_start(world: SchedulerNode) -> list[dict[str, Any]]:
-    """The share of a newcomer beside one that is warm, second by second of its slow start."""
+    """Return the share of a new endpoint beside a warm one, second by second of its slow start."""
     rows = []
     for second in range(0, SLOW_START + 4, 2):
         share = compute_warm_up_share(second, SLOW_START)

@@ -32,7 +32,7 @@ from bench.process import NODE, cpu_seconds, memory_mib
 from pointsman.lab.netns import Namespace
 
 ADDRESS, PORT = "172.31.0.1", 16443
-PATIENCE = 150.0
+TIMEOUT_SECONDS = 150.0
 QUIET_SECONDS = 1.5
 DOWN_SECONDS = 2.0
 IDLE_SECONDS = 4.0
@@ -82,7 +82,7 @@ class FleetRun:
     def quiet(self) -> Reading:
         """The reading once the server has nothing more to send."""
         reading, since = self.reading(), time.monotonic()
-        while time.monotonic() - since < PATIENCE:
+        while time.monotonic() - since < TIMEOUT_SECONDS:
             time.sleep(QUIET_SECONDS)
             now = self.reading()
             if now.sent - reading.sent < 20_000:
@@ -105,7 +105,7 @@ class FleetRun:
     def first_list(self, fleet: Fleet) -> dict[str, Any]:
         before = self.reading()
         fleet.start()
-        took = _waited(fleet.synced)
+        took = _wait_for(fleet.synced)
         after = self.quiet()
         return {
             **_named(fleet),
@@ -163,7 +163,7 @@ class FleetRun:
         self._server.wait_until_ready()
         ready = time.monotonic()
         time.sleep(RETURN_SECONDS)
-        _waited(recovered)
+        _wait_for(recovered)
         after = self.quiet()
         same = pid == self._server.pid
         return ready, after, after.cpu - (cpu if same else 0.0) - self._idle * (after.at - ready)
@@ -177,11 +177,11 @@ def _named(fleet: Fleet) -> dict[str, Any]:
     return {"program": fleet.program, "format": fleet.format, "proxies": fleet.size}
 
 
-def _waited(condition: Callable[[], bool]) -> float:
+def _wait_for(condition: Callable[[], bool]) -> float:
     began = time.monotonic()
     while not condition():
-        if time.monotonic() - began > PATIENCE:
-            print("gave up waiting for some of the proxies", file=sys.stderr)
+        if time.monotonic() - began > TIMEOUT_SECONDS:
+            print("timeout: some proxies were not ready", file=sys.stderr)
             break
         time.sleep(0.2)
     return time.monotonic() - began

@@ -25,7 +25,7 @@ FORMATS = {"json": JSON, "protobuf": PREFER_PROTOBUF}
 
 
 class Requests(RequestListener):
-    """When the server answered, and when nobody did."""
+    """Times of answers and of failed requests."""
 
     def __init__(self) -> None:
         self.answers: list[float] = []

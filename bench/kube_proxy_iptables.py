@@ -21,7 +21,7 @@ from bench.objects import service_json, slice_json
 _API_PORT = 8099
 METRICS = "http://127.0.0.1:10249/metrics"
 _MANIFEST_API = Path(__file__).resolve().parents[1] / "tests" / "harness" / "manifest_api.py"
-_PATIENCE_SECONDS = 900
+_TIMEOUT_SECONDS = 900
 CONFIG: dict[str, object] = {
     "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
     "kind": "KubeProxyConfiguration",
@@ -160,13 +160,13 @@ def _sample(kind: str) -> tuple[float, int]:
 
 
 def _wait_for(kind: str, count: int) -> tuple[float, int]:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         total, seen = _sample(kind)
         if seen >= count:
             return total, seen
         time.sleep(0.05)
-    raise SystemExit(f"kube-proxy did not finish {count} {kind} syncs within {_PATIENCE_SECONDS} s")
+    raise SystemExit(f"kube-proxy did not finish {count} {kind} syncs within {_TIMEOUT_SECONDS} s")
 
 
 def _settled(kind: str) -> tuple[float, int]:

@@ -14,7 +14,7 @@ from bench.kube_proxy_iptables import CONFIG, METRICS, api_server, kube_proxy, w
 
 from pointsman.lab.netns import Namespace
 
-_PATIENCE_SECONDS = 2400
+_TIMEOUT_SECONDS = 2400
 _CHANGES = 3
 _SETTINGS: dict[str, object] = CONFIG | {
     "mode": "ipvs",
@@ -63,7 +63,7 @@ def _sample() -> tuple[float, int]:
 
 def _settled(count: int) -> tuple[float, int]:
     """Sum of seconds and number of syncs, once there are more than `count` and no further one follows."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     before = (0.0, count)
     while time.monotonic() < deadline:
         now = _sample()
@@ -71,4 +71,4 @@ def _settled(count: int) -> tuple[float, int]:
             return now
         before = now
         time.sleep(2)
-    raise SystemExit(f"kube-proxy did not sync within {_PATIENCE_SECONDS} s")
+    raise SystemExit(f"kube-proxy did not sync within {_TIMEOUT_SECONDS} s")

@@ -26,7 +26,7 @@ from pointsman.lab.netns import Namespace
 NODE_ADDRESS, SERVER, POD, OUTSIDE = "172.30.0.10", "10.128.2.2", "10.128.1.2", "172.30.0.2"
 PORT, SERVICE_PORT, NODE_PORT, API_PORT = 8080, 80, 30080, 18099
 CONNECTS, ROUND_TRIPS, QUERIES = 120, 200, 80
-PATIENCE = 180.0
+TIMEOUT_SECONDS = 180.0
 LOST_TWICE = 4.0
 """Seconds after which a packet that was lost has been sent again twice: a slow connect belongs to the figures."""
 AT_ONCE = struct.pack("ii", 1, 0)
@@ -155,7 +155,7 @@ def connect(where: Namespace, target: Target) -> float:
 
 
 def query(where: Namespace, target: Target) -> float:
-    """A question and its answer over a socket nobody has seen before, as resolvers ask."""
+    """Time a request and its answer over a new UDP socket, as resolvers use."""
     with _socket(where, socket.SOCK_DGRAM) as client:
 
         def ask() -> None:
@@ -226,11 +226,11 @@ def api_server(control: Namespace, services: int, work: Path) -> Iterator[None]:
 
 
 def _encoded(url: str) -> None:
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + TIMEOUT_SECONDS
     request = urllib.request.Request(url, headers={"Accept": PROTOBUF})
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
                 answer.read()
             return
         except OSError:

@@ -23,7 +23,7 @@ from bench.process import programs
 
 from pointsman.lab.netns import Namespace
 
-NOBODY = "none"
+NO_PROXY = "none"
 
 
 def measure(services: int, modes: list[str], rounds: int, limit: float) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def measure(services: int, modes: list[str], rounds: int, limit: float) -> list[
         work = Path(ending.enter_context(tempfile.TemporaryDirectory()))
         control = Namespace()
         ending.callback(control.close)
-        kinds: list[tuple[str, str, list[str]]] = [(NOBODY, "", [])] + [
+        kinds: list[tuple[str, str, list[str]]] = [(NO_PROXY, "", [])] + [
             (name, mode, command) for mode in modes for name, command in programs().items()
         ]
         worlds = []

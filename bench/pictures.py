@@ -46,7 +46,7 @@ PICTURES = {
     ),
     "balancing-slow-start.svg": Picture(
         "slow_start_of_30_seconds",
-        "Connections of a newcomer beside a warm one",
+        "Connections of a new endpoint beside a warm one",
         "second",
         "seconds since it became ready",
         "% of connections",

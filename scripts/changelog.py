@@ -26,7 +26,7 @@ class BadFragment(ValueError):
 
 
 class Fragment(NamedTuple):
-    """One change, as a user would be told of it."""
+    """One change that users notice."""
 
     kind: str
     text: str

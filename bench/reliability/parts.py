@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bench.reliability import api_server, restarts, rules, strangers
+from bench.reliability import api_server, remote_clients, restarts, rules
 from bench.reliability.world import Row, Work, measured
 
 
@@ -76,20 +76,20 @@ def _churn(options: Options) -> Iterator[Row]:
 
 
 def _lies(options: Options) -> Iterator[Row]:
-    yield api_server.lies(api_server.forms(), options.times(100))
+    yield api_server.lies(api_server.choose_forms(), options.times(100))
 
 
 def _rules(options: Options) -> Iterator[Row]:
     yield from rules.damage(options.times(6), options.chance)
 
 
-def _strangers(options: Options) -> Iterator[Row]:
-    yield strangers.connections_held(60.0 * options.scale)
-    yield strangers.asked_without_pause(60.0 * options.scale)
+def _remote_clients(options: Options) -> Iterator[Row]:
+    yield remote_clients.connections_held(60.0 * options.scale)
+    yield remote_clients.asked_without_pause(60.0 * options.scale)
 
 
 def _descriptors(options: Options) -> Iterator[Row]:
-    yield strangers.descriptors_exhausted(options.times(20))
+    yield remote_clients.descriptors_exhausted(options.times(20))
 
 
 PARTS: Mapping[str, Callable[[Options], Iterator[Row]]] = {
@@ -102,7 +102,7 @@ PARTS: Mapping[str, Callable[[Options], Iterator[Row]]] = {
     "churn": _churn,
     "lies": _lies,
     "rules": _rules,
-    "strangers": _strangers,
+    "remote-clients": _remote_clients,
     "descriptors": _descriptors,
 }
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from bench.reliability.world import Done, Work, World
+from bench.reliability.world import Done, FaultyNode, Work
 from tests.fake.apiserver import FakeApiServer
 from tests.harness.kube_objects import web_service, web_slices
 from tests.harness.node import NodeProcess
@@ -35,7 +35,7 @@ def stops(number: signal.Signals, count: int, chance: random.Random) -> Work:
 
         return work
 
-    def work(made: World) -> Done:
+    def work(made: FaultyNode) -> Done:
         for n, name in enumerate(others):
             item = web_service(name)
             addresses = [f"10.97.{n // 250}.{1 + n % 250}", f"fd00:10:97::{n + 1:x}"]
@@ -54,12 +54,12 @@ def stops(number: signal.Signals, count: int, chance: random.Random) -> Work:
     return work
 
 
-def _in_mode(made: World, mode: str) -> bool:
+def _in_mode(made: FaultyNode, mode: str) -> bool:
     return made.node.get("/proxyMode").body == mode
 
 
 def mode_switches(count: int) -> Work:
-    def work(made: World) -> Done:
+    def work(made: FaultyNode) -> Done:
         before = 0
         for turn in range(1, count + 1):
             mode = MODES[turn % 2] if made.mode == MODES[0] else MODES[1 - turn % 2]
@@ -77,7 +77,7 @@ def mode_switches(count: int) -> Work:
 def handovers(binary: str, count: int) -> Work:
     """To kube-proxy and back, in the same mode."""
 
-    def work(made: World) -> Done:
+    def work(made: FaultyNode) -> Done:
         for turn in range(count):
             made.process.stop()
             with made.node.namespace.entered():
@@ -100,9 +100,9 @@ def handovers(binary: str, count: int) -> Work:
 
 
 def instances(count: int) -> Work:
-    """A second instance is turned away, then waits for the first and takes over when that ends."""
+    """A second instance is rejected, then waits for the first and takes over when that ends."""
 
-    def work(made: World) -> Done:
+    def work(made: FaultyNode) -> Done:
         for _ in range(count):
             first = made.process
             second = NodeProcess(made.node, first.directory)

@@ -1,4 +1,4 @@
-"""Somebody else changes our rules: the time until they are back counts."""
+"""External changes of our rules, and the time until they are repaired."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from bench.reliability.world import FRONTENDS, Done, Row, World, under_traffic, world
+from bench.reliability.world import FRONTENDS, Done, FaultyNode, Row, run_node, under_traffic
 from tests.harness.node import NODE_IP
 from tests.harness.waiting import wait_until
 from tests.kernel.nft_kernel import table
@@ -33,15 +33,15 @@ DAMAGES: Mapping[str, Sequence[str]] = {
         f"add element ip kube-proxy endpoints {{ 10.96.0.10 . tcp . 80 . 0 : {NODE_IP} . 9 }}",
     ),
 }
-"""By name, the commands to nft. All damage the IPv4 table; that of IPv6 stays whole and must go on serving."""
+"""By name, the commands to nft. All damage the IPv4 table; that of IPv6 stays whole and must keep serving."""
 
 
 def damage(times: int, chance: random.Random) -> Iterator[Row]:
-    with world("nftables") as made:
+    with run_node("nftables") as made:
         whole = _listed(made)
         for name, commands in DAMAGES.items():
 
-            def work(made: World, commands: Sequence[str] = commands) -> Done:
+            def work(made: FaultyNode, commands: Sequence[str] = commands) -> Done:
                 waits = []
                 for _ in range(times):
                     time.sleep(chance.uniform(0.0, 1.0))
@@ -52,7 +52,7 @@ def damage(times: int, chance: random.Random) -> Iterator[Row]:
             yield under_traffic(f"{name} by others", made, work, FRONTENDS[1:2])
 
 
-def _repaired(made: World, commands: Sequence[str], whole: str) -> float:
+def _repaired(made: FaultyNode, commands: Sequence[str], whole: str) -> float:
     """How long it takes until the table is as it was."""
     repairs = _repairs(made)
     made.node.run("nft", "-f", "-", text="\n".join(commands) + "\n")
@@ -62,10 +62,10 @@ def _repaired(made: World, commands: Sequence[str], whole: str) -> float:
     return time.monotonic() - damaged
 
 
-def _repairs(made: World) -> float:
+def _repairs(made: FaultyNode) -> float:
     return made.node.metric("pointsman_drift_repaired_total", ip_family="IPv4")
 
 
-def _listed(made: World) -> str:
+def _listed(made: FaultyNode) -> str:
     """Our table as nft prints it; empty while it is away."""
     return table(made.node.namespace) if "kube-proxy" in made.node.run("nft", "list", "tables", "ip") else ""

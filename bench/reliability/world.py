@@ -35,16 +35,16 @@ class Row(msgspec.Struct):
 
 
 class Done(msgspec.Struct):
-    """What was done to a world: how often, what came of it, memory grown."""
+    """Faults injected: how many, their result, memory grown."""
 
     times: int
     result: str = ""
     growth_kb: str = ""
     lost: int = 0
-    """What was lost beside the connections of the traffic."""
+    """Losses other than connections of the traffic."""
 
 
-class World(msgspec.Struct):
+class FaultyNode(msgspec.Struct):
     """A node with a proxy in one mode, fed by an API server."""
 
     mode: str
@@ -73,20 +73,20 @@ class World(msgspec.Struct):
         self.api.call(gone)
 
 
-Work = Callable[[World], Done]
+Work = Callable[[FaultyNode], Done]
 
 
 @contextlib.contextmanager
-def world(
+def run_node(
     mode: str, web: dict[str, Any] = WEB, wrap: Sequence[str] = (), **settings: object
-) -> Iterator[World]:
+) -> Iterator[FaultyNode]:
     """The Service `web` is served; `wrap` goes in front of the proxy's command, `settings` into its configuration."""
     node = LabNode()
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         process = NodeProcess(node, directory)
         with ApiThread(node, directory) as api, node.backend():
-            made = World(mode, node, process, api, settings)
+            made = FaultyNode(mode, node, process, api, settings)
             api.load(web, *web_slices(), node_object())
             made.configure()
             process.start(from_api=True, wrap=wrap)
@@ -101,12 +101,12 @@ def world(
 
 
 def measured(fault: str, mode: str, work: Work) -> Row:
-    with world(mode) as made:
+    with run_node(mode) as made:
         return under_traffic(fault, made, work)
 
 
 def under_traffic(
-    fault: str, made: World, work: Work, frontends: Sequence[tuple[str, int]] = FRONTENDS
+    fault: str, made: FaultyNode, work: Work, frontends: Sequence[tuple[str, int]] = FRONTENDS
 ) -> Row:
     began = time.monotonic()
     with made.node.traffic(*frontends) as traffic:

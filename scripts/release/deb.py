@@ -27,7 +27,7 @@ if [ "$1" = configure ] && [ -d /run/systemd/system ]; then
     if [ -n "$2" ]; then systemctl try-restart pointsman.service; fi
 fi
 """
-"""A first installation starts nothing: a proxy changes the node's network, so somebody must want it."""
+"""A first installation starts nothing: a proxy changes the node's network, so an administrator must enable it."""
 
 _PRERM = """#!/bin/sh
 set -e

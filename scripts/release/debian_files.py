@@ -160,16 +160,16 @@ def write_lock(architecture: str) -> None:
         }
         apt = ["apt-get", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
         subprocess.run([*apt, "-qq", "update"], check=True)
-        told = subprocess.run(
+        printed = subprocess.run(
             [*apt, "download", "--print-uris", *PACKAGES], check=True, capture_output=True, text=True
         ).stdout
-    found = [_from_words_of_apt(line) for line in told.splitlines()]
+    found = [_parse_uri_line(line) for line in printed.splitlines()]
     head = "# Written by `python -m scripts.release.debian_files`: package, version, SHA-256, place on the mirror.\n"
     lock_file(architecture).write_text(head + "".join(f"{' '.join(each)}\n" for each in sorted(found)))
 
 
-def _from_words_of_apt(line: str) -> Pinned:
-    """They are: 'URL' file size SHA256:hash."""
+def _parse_uri_line(line: str) -> Pinned:
+    """Parse a line of apt-get: 'URL' file size SHA256:hash."""
     url, file, _, digest = line.split()
     name, version, _ = file.split("_")
     path = url.strip("'").removeprefix(f"{MIRROR}/")

@@ -56,11 +56,11 @@ def start_of(containerfile: str) -> Start:
         found: list[str] = re.findall(rf"^{word} (.*)$", containerfile, re.MULTILINE)
         return found[-1]
 
-    def words(text: str) -> list[str]:
+    def quoted(text: str) -> list[str]:
         return re.findall(r'"([^"]*)"', text)
 
     settings = [setting.replace("$PATH", _SYSTEM_PATH) for setting in shlex.split(last("ENV"))]
-    return Start(settings, words(last("ENTRYPOINT")), words(last("CMD")))
+    return Start(settings, quoted(last("ENTRYPOINT")), quoted(last("CMD")))
 
 
 def labels(made_from: Source) -> dict[str, str]:

@@ -36,7 +36,7 @@ def python_components(site_packages: Path) -> list[Component]:
 
 
 def _licence(each: Distribution) -> str:
-    """An SPDX expression where the package gives one, else its own words."""
+    """An SPDX expression where the package gives one, else its own text."""
     for field in ("License-Expression", "License"):
         for text in each.metadata.get_all(field) or ():
             if "\n" not in text:

@@ -87,7 +87,7 @@ def complete(tree: Path, python: SystemPython) -> None:
 def compile_command(
     interpreter: Sequence[str], directories: Sequence[str], levels: Sequence[int]
 ) -> list[str]:
-    """Compiles without time stamps: by the content's hash, which nobody checks, because nobody edits installed files."""
+    """Compile without time stamps, by the hash of the source, which is not checked: installed files are not edited."""
     command = [*interpreter, "-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash"]
     for level in levels:
         command += ["-o", str(level)]

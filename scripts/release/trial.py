@@ -24,7 +24,7 @@ from scripts.release.tree import PREFIX
 
 CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13}
 _DROP_FROM_BOUNDING_SET, _NO_NEW_PRIVILEGES = 24, 38
-_PATIENCE = 60.0
+_TIMEOUT_SECONDS = 60.0
 _ADDRESS = "10.96.0.20"
 """The cluster IP of shop/web in docs/examples/shop."""
 
@@ -41,8 +41,8 @@ class Failed(RuntimeError):
     """The artefact does not do what it should."""
 
 
-def possible() -> bool:
-    """Only root may make these namespaces; where nobody may, the trial is left out aloud."""
+def can_run() -> bool:
+    """Whether the trial can run; only root may create these namespaces. Prints why not."""
     if os.geteuid() == 0 and shutil.which("nft"):
         return True
     print("==> not tried: that needs root and the program nft")
@@ -51,13 +51,13 @@ def possible() -> bool:
 
 def try_package(package: Path) -> None:
     """Installs it with dpkg on a throw-away layer above this machine's root, and runs the command of its unit."""
-    if not possible():
+    if not can_run():
         return
     with _above_this_root() as root:
         inside = root / "tmp" / package.name
         shutil.copyfile(package, inside)
         _chrooted(root, "dpkg", "--install", f"/tmp/{package.name}")
-        told = _chrooted(root, "pointsman", "version")
+        version = _chrooted(root, "pointsman", "version")
         if shutil.which("systemd-analyze"):
             _chrooted(root, "systemd-analyze", "verify", "/usr/lib/systemd/system/pointsman.service")
         manifests = root / "etc/pointsman/manifests"
@@ -70,13 +70,13 @@ def try_package(package: Path) -> None:
         if (root / "opt/pointsman").exists():
             raise Failed("dpkg --purge leaves files in /opt/pointsman")
     print(
-        f"==> tried: {package.name} installs, its unit's command serves, it goes away again; {told.strip()}"
+        f"==> tried: {package.name} installs, its unit's command serves, it goes away again; {version.strip()}"
     )
 
 
 def try_image(content: bytes) -> None:
     """Unpacks it as a runtime does, and starts its entrypoint on a read-only root; every library must be there."""
-    if not possible():
+    if not can_run():
         return
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory) / "root"
@@ -136,7 +136,7 @@ def serves(
         _await_rules(process)
         _check_confinement(process.pid)
         process.terminate()
-        if process.wait(_PATIENCE) != 0:
+        if process.wait(_TIMEOUT_SECONDS) != 0:
             raise Failed(f"exit status {process.returncode} after SIGTERM")
     except Failed as error:
         log.seek(0)
@@ -148,7 +148,7 @@ def serves(
 
 
 def _await_rules(process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _TIMEOUT_SECONDS
     while True:
         if process.poll() is not None:
             raise Failed(f"ended by itself with exit status {process.returncode}")
@@ -161,7 +161,7 @@ def _await_rules(process: subprocess.Popen[bytes]) -> None:
         if _ADDRESS in asked.stdout:
             return
         if time.monotonic() > until:
-            raise Failed(f"no rule for {_ADDRESS} after {_PATIENCE:.0f} s")
+            raise Failed(f"no rule for {_ADDRESS} after {_TIMEOUT_SECONDS:.0f} s")
         time.sleep(0.2)
 
 

@@ -1,4 +1,4 @@
-"""A node whose ports are open to the network, and strangers who hold connections to them."""
+"""A node whose ports are open to the network, and remote clients that hold connections to them."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ OPEN_TO_ALL = {
 
 
 @contextlib.contextmanager
-def many_descriptors() -> Iterator[None]:
-    """The strangers' ends of the connections are held by this process."""
+def raise_descriptor_limit() -> Iterator[None]:
+    """Let this process hold the clients' ends of many connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def stranger(port: int) -> socket.socket:
-    """A connection from an address that is not the one it goes to; to be called inside the node."""
+def open_remote(port: int) -> socket.socket:
+    """Connect from another address of the node than the server's. Call it inside the namespace."""
     return socket.create_connection((NODE_IP, port), timeout=5, source_address=(SECOND_IP, 0))
 
 
 @contextlib.contextmanager
-def held(node: LabNode, count: int, *ports: int) -> Iterator[None]:
-    """So many connections to each port by strangers, some silent, some with half a request."""
+def hold_connections(node: LabNode, count: int, *ports: int) -> Iterator[None]:
+    """Hold that many remote connections to each port, some idle, some with half a request."""
     with contextlib.ExitStack() as stack:
         with node.namespace.entered():
-            opened = [stack.enter_context(stranger(port)) for _ in range(count) for port in ports]
+            opened = [stack.enter_context(open_remote(port)) for _ in range(count) for port in ports]
         for sock in opened[::2]:
             with contextlib.suppress(OSError):
                 sock.send(b"GET /healthz HTTP/1.1\r\nHost: x")
@@ -54,24 +54,24 @@ def held(node: LabNode, count: int, *ports: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def pestering(node: LabNode, count: int, *ports: int) -> Iterator[None]:
-    """So many strangers at each port who ask again before they have read the answer, and come back when turned out."""
+def flood_requests(node: LabNode, count: int, *ports: int) -> Iterator[None]:
+    """Let that many remote clients send requests to each port without a pause, and reconnect when evicted."""
     warm, ended = threading.Event(), threading.Event()
     asked = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
-    def pester() -> None:
+    def flood() -> None:
         answers = 0
         with contextlib.ExitStack() as stack, selectors.DefaultSelector() as talking:
 
-            def come(port: int) -> None:
+            def open_one(port: int) -> None:
                 with contextlib.suppress(OSError):
-                    sock = stack.enter_context(stranger(port))
+                    sock = stack.enter_context(open_remote(port))
                     talking.register(sock, selectors.EVENT_READ, port)
                     sock.sendall(asked * 100)
 
             stack.enter_context(node.namespace.entered())
             for port in ports * count:
-                come(port)
+                open_one(port)
             while not ended.is_set():
                 for key, _ in talking.select(0.1):
                     sock: socket.socket = key.fileobj  # type: ignore[assignment]
@@ -82,12 +82,12 @@ def pestering(node: LabNode, count: int, *ports: int) -> Iterator[None]:
                     if not received:
                         talking.unregister(sock)
                         sock.close()
-                        come(key.data)
+                        open_one(key.data)
                     answers += received.count(b"HTTP/1.1")
                     if answers > count:
                         warm.set()
 
-    thread = threading.Thread(target=pester, name="pestering")
+    thread = threading.Thread(target=flood, name="flood")
     thread.start()
     try:
         assert warm.wait(60)
@@ -97,12 +97,12 @@ def pestering(node: LabNode, count: int, *ports: int) -> Iterator[None]:
         thread.join()
 
 
-def statuses(node: LabNode, path: str = "/healthz") -> set[int]:
-    """Answers to a scraper on loopback, the kubelet and a load balancer, at every port."""
+def read_statuses(node: LabNode, path: str = "/healthz") -> set[int]:
+    """Return the statuses that a scraper on loopback, the kubelet and a load balancer get at every port."""
     found = set()
     for port in PORTS:
         found |= {node.get(path, port, host).status for host in ("127.0.0.1", NODE_IP)}
-        with node.namespace.entered(), stranger(port) as sock:
+        with node.namespace.entered(), open_remote(port) as sock:
             sock.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             found.add(int(sock.recv(64).split()[1]))
     return found

@@ -1,4 +1,4 @@
-"""Strangers at the ports that are open to the network: whatever they hold or send, probes and watches go on."""
+"""Remote clients at the ports that are open to the network: whatever they hold or send, probes and watches work."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.harness.remote_clients import (
     HEALTH_CHECK_PORT,
     OPEN_TO_ALL,
     PORTS,
-    held,
-    many_descriptors,
-    pestering,
-    statuses,
-    stranger,
+    flood_requests,
+    hold_connections,
+    open_remote,
+    raise_descriptor_limit,
+    read_statuses,
 )
 from tests.harness.waiting import wait_until
 
@@ -27,12 +27,12 @@ pytestmark = needs_root
 
 
 @pytest.fixture(autouse=True)
-def _many_descriptors() -> Iterator[None]:
-    with many_descriptors():
+def _raised_descriptor_limit() -> Iterator[None]:
+    with raise_descriptor_limit():
         yield
 
 
-def test_a_thousand_idle_connections_at_each_port_silence_no_probe(
+def test_a_thousand_idle_connections_at_each_port_disturb_no_probe(
     node: LabNode, process: NodeProcess
 ) -> None:
     process.configure(**OPEN_TO_ALL)
@@ -40,14 +40,14 @@ def test_a_thousand_idle_connections_at_each_port_silence_no_probe(
     process.start()
     process.wait_synced()
     wait_until(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
-    with held(node, 1000, *PORTS):
+    with hold_connections(node, 1000, *PORTS):
         for _ in range(5):
-            assert statuses(node) == {200}
+            assert read_statuses(node) == {200}
         assert process.descriptors() < 1500
     assert "Traceback" not in process.log_text
 
 
-def test_six_hundred_strangers_who_ask_without_a_pause_silence_no_probe(
+def test_six_hundred_remote_clients_without_a_pause_disturb_no_probe(
     node: LabNode, process: NodeProcess
 ) -> None:
     process.configure(**OPEN_TO_ALL)
@@ -55,14 +55,14 @@ def test_six_hundred_strangers_who_ask_without_a_pause_silence_no_probe(
     process.start()
     process.wait_synced()
     wait_until(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
-    with pestering(node, 600, HEALTH_PORT):
+    with flood_requests(node, 600, HEALTH_PORT):
         for _ in range(10):
-            assert statuses(node) == {200}
+            assert read_statuses(node) == {200}
         assert node.metric("pointsman_http_errors_total", reason="refused") == 0
     assert "Traceback" not in process.log_text
 
 
-def test_with_few_descriptors_watches_come_back_while_strangers_hold_on(
+def test_with_few_descriptors_watches_reconnect_while_remote_clients_hold_on(
     node: LabNode, process: NodeProcess, api: ApiThread
 ) -> None:
     api.load(BALANCER, *web_slices(), node_object())
@@ -72,11 +72,11 @@ def test_with_few_descriptors_watches_come_back_while_strangers_hold_on(
     process.start(from_api=True, wrap=("prlimit", "--nofile=200:200"))
     process.wait_synced()
     wait_until(lambda: node.get("/", HEALTH_CHECK_PORT).status == 200)
-    with node.backend(), held(node, 300, *PORTS):
+    with node.backend(), hold_connections(node, 300, *PORTS):
         api.call(lambda server: server.end_watches())
         api.load(web_service("late", 11), *web_slices("late"))
         node.wait_served("10.96.0.11", seconds=30)
-        assert statuses(node) == {200}
+        assert read_statuses(node) == {200}
     assert "Traceback" not in process.log_text
     assert "Too many open files" not in process.log_text
 
@@ -93,7 +93,7 @@ def test_a_flood_of_malformed_requests_is_counted_and_hardly_logged(
     def flood() -> None:
         with node.namespace.entered():
             for number in range(250):
-                with contextlib.suppress(OSError), stranger(HEALTH_PORT) as sock:
+                with contextlib.suppress(OSError), open_remote(HEALTH_PORT) as sock:
                     sock.sendall(b"\x16\x03\x01 hello\r\n\r\n" if number % 2 else b"GET / HTTP/9.x\r\n\r\n")
                     while sock.recv(4096):
                         pass
