@@ -35,9 +35,9 @@ from pointsman.machine.own_addresses import LinuxMachine
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR, SourceEvent, Synced, Upsert
 from pointsman.node.inspector import Inspector
+from pointsman.node.interfaces import SilentRecorder
 from pointsman.node.proxy import Proxy
 from pointsman.node.state import Settings
-from pointsman.node.surroundings import SilentRecorder
 from pointsman.obs.registry import Metrics
 from pointsman.report.status import ReloadReport
 from pointsman.serve.connections import Connections

@@ -21,7 +21,7 @@ from pointsman.model.node import build_node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import HEADLESS_LABEL, EndpointSlice, Node, Service, ServiceCIDR
 from pointsman.model.tracker import Tracker
-from pointsman.node.node_context import node_context
+from pointsman.node.state import build_node_context
 from pointsman.sync.reconcile import Reconciler, SyncOutcome
 
 DATA = Path(__file__).parent / "data"
@@ -114,7 +114,7 @@ class Replay:
 
     def context(self, step: Step, family: Family) -> NodeContext:
         addresses = [address_from_text(text) for text in LOCAL_ADDRESSES[family]]
-        return node_context(
+        return build_node_context(
             self.config,
             family,
             build_node_facts(NODE_NAME, step.node, self.config.bind_address),

@@ -26,9 +26,9 @@ from pointsman.model.objects import (
     Synced,
     Upsert,
 )
+from pointsman.node.interfaces import SYNCING, SilentRecorder
 from pointsman.node.proxy import Proxy
 from pointsman.node.state import Settings
-from pointsman.node.surroundings import SYNCING, SilentRecorder
 from pointsman.obs.registry import Metrics
 from pointsman.serve.connections import Connections
 from pointsman.sync.loop import SyncListener

@@ -25,7 +25,7 @@ from pointsman.config.mode_table import MODES
 from pointsman.config.options import RunOptions
 from pointsman.config.reload import Live
 from pointsman.errors import ConfigError, KernelError, NotSupported
-from pointsman.node.aftercare import Tidied
+from pointsman.node.cleanup import CleanupResult
 from pointsman.node.proxy import Proxy
 
 
@@ -35,8 +35,8 @@ class UntouchedHost(Host):
     def prepare(self, choice: Choice, board: ConditionBoard) -> None:
         """No setting is made."""
 
-    def remove_leftovers(self, mode: Mode) -> Tidied:
-        return Tidied.NOTHING
+    def remove_leftovers(self, mode: Mode) -> CleanupResult:
+        return CleanupResult.NOTHING
 
 
 class Faulty:

@@ -38,13 +38,13 @@ from pointsman.machine.host_facts import LinuxHost
 from pointsman.machine.own_addresses import LinuxMachine
 from pointsman.model.addresses import address_from_text, family_of
 from pointsman.model.decision import ClientKind
-from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
 from pointsman.node.checks import LooseTrackingCheck
+from pointsman.node.cleanup import Background, CleanupResult, FlowCleanup, PostSyncJobs
 from pointsman.node.inspector import Inspector
+from pointsman.node.interfaces import ApiRecorder, EventSource, Recorder, SilentRecorder
 from pointsman.node.proxy import Proxy
 from pointsman.node.service_metrics import ServiceMetrics
 from pointsman.node.state import Settings
-from pointsman.node.surroundings import ApiRecorder, EventSource, Recorder, SilentRecorder
 from pointsman.node.watches import expose_watches
 from pointsman.obs.log import configure, get_log
 from pointsman.obs.registry import Metrics
@@ -78,11 +78,11 @@ class Running(msgspec.Struct):
             reading = ServiceMetrics(proxy.metrics, self.options.service_metrics_limit)
             work.append(reading.run(proxy.families.values()))
         if self.options.probe_addresses:
-            work.append(self._self_probe())
+            work.append(self._probe_datapath())
         await first_ended(*work)
 
-    async def _self_probe(self) -> None:
-        from pointsman.node.self_probe import SelfProbe
+    async def _probe_datapath(self) -> None:
+        from pointsman.node.datapath_probe import DatapathProbe
 
         addresses = (address_from_text(text) for text in self.options.probe_addresses)
         by_family = {family_of(address): address for address in addresses if address is not None}
@@ -90,7 +90,7 @@ class Running(msgspec.Struct):
         async def explain(target: Target) -> Explanation:
             return await self.inspector.explain(target, ClientKind.NODE.value, kernel=True)
 
-        await SelfProbe(self.proxy, by_family, explain).run()
+        await DatapathProbe(self.proxy, by_family, explain).run()
 
     async def apply(self, live: Live) -> None:
         """Apply a configuration that needs no new proxy; raises ConfigError or BindFailed, with nothing changed, when it cannot work here."""
@@ -150,20 +150,20 @@ async def assembled(
         background = Background()
         closing.push_async_callback(background.close)
         cleaners = {
-            family: StaleFlowCleaner(family, metrics, is_stopping=lambda: background.closed)
+            family: StaleFlowCleaner(family, metrics, is_stopping=lambda: background.is_closed)
             for family in backends
         }
-        flows = FlowCare(cleaners, background)
+        flows = FlowCleanup(cleaners, background)
         listeners: list[SyncListener] = [flows]
         if mode.capabilities.resets_need_loose_tracking:
             check = LooseTrackingCheck(host.sysctls.read_int)
             board.add_source("loose tracking", check.conditions)
             listeners.append(check)
-        tidying = {
+        jobs = {
             "remove leftovers of other modes": lambda: host.remove_leftovers(mode),
-            "give memory back": _settled,
+            "return memory": _freeze_heap,
         }
-        tidy_up = TidyUp(backends, background, tidying, flows.check_everything)
+        post_sync = PostSyncJobs(backends, background, jobs, flows.check_everything)
         proxy = Proxy(
             Settings(
                 config=config,
@@ -180,7 +180,7 @@ async def assembled(
             board,
             connections,
             unsupported=choice.refused,
-            listeners=(*listeners, tidy_up),
+            listeners=(*listeners, post_sync),
         )
         board.add_source("flows", flows.conditions)
         board.add_source("configuration", reloads.conditions)
@@ -199,12 +199,11 @@ async def assembled(
             inspector,
             options.paths.control_socket,
             connections,
-            on_ports_freed=tidy_up.again,
+            on_ports_freed=post_sync.rerun,
         )
         closing.push_async_callback(proxy.close)
-        closing.push_async_callback(
-            servers.stop
-        )  # before the proxy: a request must not find its threads gone
+        # Servers stop before the proxy: a request must not find its threads gone.
+        closing.push_async_callback(servers.stop)
         announce(options, mode, recorder)
         await servers.start(config)
         yield Running(choice, options, proxy, servers, host, inspector)
@@ -223,9 +222,9 @@ def _count_http_errors(metrics: Metrics) -> ErrorLog:
     return ErrorLog(lambda kind: counters[kind].inc())
 
 
-def _settled() -> Tidied:
+def _freeze_heap() -> CleanupResult:
     freeze_heap()
-    return Tidied.NOTHING
+    return CleanupResult.NOTHING
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ from pointsman.config.options import RunOptions
 from pointsman.errors import KernelError
 from pointsman.kernel.sysctl import Sysctls
 from pointsman.machine.settings import apply_conntrack, apply_oom_score, core_count
-from pointsman.node.aftercare import Tidied
+from pointsman.node.cleanup import CleanupResult
 from pointsman.obs.log import configure, flush, get_log
 
 _log = get_log(__name__)
@@ -35,7 +35,7 @@ class Host:
         board.replace("host settings", (*settings.conditions, *score.conditions))
         board.replace("proxy mode", choice.mode.prepare(choice.setup, sysctls, choice.families))
 
-    def remove_leftovers(self, mode: Mode) -> Tidied:
+    def remove_leftovers(self, mode: Mode) -> CleanupResult:
         """Remove what other modes left."""
         done = modes.remove_leftovers(mode, self._state_dir)
         for one in done:
@@ -50,8 +50,8 @@ class Host:
                 )
         statuses = {one.status for one in done}
         if CleanupStatus.FAILED in statuses:
-            return Tidied.UNFINISHED
-        return Tidied.CHANGED if CleanupStatus.REMOVED in statuses else Tidied.NOTHING
+            return CleanupResult.UNFINISHED
+        return CleanupResult.CHANGED if CleanupStatus.REMOVED in statuses else CleanupResult.NOTHING
 
 
 class Attempt:

@@ -27,7 +27,7 @@ from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, KubeObject, Meta, Node, Service, ServiceCIDR
 from pointsman.model.service_findings import ServiceFindings
 from pointsman.model.tracker import Tracker
-from pointsman.node.node_context import node_context, pod_ranges
+from pointsman.node.state import build_node_context, parse_pod_ranges
 from pointsman.report.labels import ServiceLabels
 from pointsman.source.manifest_files import load_objects
 from pointsman.sync.reconcile import Reconciler
@@ -109,7 +109,7 @@ def plan_objects(
     views: list[FamilyView] = []
     requests: dict[Family, SyncRequest] = {}
     for family in families:
-        context = node_context(
+        context = build_node_context(
             config,
             family,
             facts,
@@ -172,7 +172,7 @@ class _Planner:
         self._slices = [item for item in objects if isinstance(item, EndpointSlice)]
         self._config = config
         self._node_name = node.name
-        self._pod_ranges = pod_ranges(node)
+        self._pod_ranges = parse_pod_ranges(node)
         self._notes = notes
         self._allow_external = effective_gates(config.feature_gates).enabled("AllowServiceExternalIPs")
         self.service_findings = ServiceFindings()

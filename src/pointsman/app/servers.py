@@ -14,8 +14,8 @@ from pointsman.config.gates import effective_gates, gate_states
 from pointsman.config.load import config_to_json
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.node.inspector import Inspector
+from pointsman.node.interfaces import Recorder
 from pointsman.node.proxy import Proxy
-from pointsman.node.surroundings import Recorder
 from pointsman.obs.log import recent_lines, set_verbosity
 from pointsman.serve.connections import Connections
 from pointsman.serve.control import ControlServer

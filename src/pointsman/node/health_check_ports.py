@@ -1,4 +1,4 @@
-"""Health check node ports follow the syncs: after each, the Services that ask for one have theirs open."""
+"""Health check node ports: after each sync, those of all Services that ask for one are open."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pointsman.model.addresses import Family, address_text
 from pointsman.model.node_context import NodeContext
 from pointsman.model.tracker import Tracker
 from pointsman.node.health import ProxyHealth, join_first
-from pointsman.node.surroundings import LISTENING, Recorder
+from pointsman.node.interfaces import LISTENING, Recorder
 from pointsman.serve.connections import Connections
 from pointsman.serve.service_health import ServiceHealth, ServiceHealthPorts
 from pointsman.sync.loop import SyncListener
@@ -19,7 +19,7 @@ from pointsman.sync.reconcile import SyncOutcome
 
 
 class HealthCheckPorts(SyncListener):
-    """The ports of all IP families, with the counts of local endpoints as the trackers have them."""
+    """The ports of all IP families, with the counts of local endpoints from the trackers."""
 
     def __init__(
         self,
@@ -35,25 +35,25 @@ class HealthCheckPorts(SyncListener):
             family: ServiceHealthPorts(
                 node_name,
                 lambda: health.accepts_traffic,
-                partial(self._not_opened, family),
+                partial(self._on_bind_failed, family),
                 connections,
             )
             for family in trackers
         }
         self._closed: dict[Family, dict[str, str]] = {}
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def on_synced(self, outcome: SyncOutcome) -> None:
-        task = asyncio.get_running_loop().create_task(self._follow(outcome.context))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task = asyncio.get_running_loop().create_task(self._sync_ports(outcome.context))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for ports in self._ports.values():
             await ports.close()
 
-    async def _follow(self, context: NodeContext) -> None:
+    async def _sync_ports(self, context: NodeContext) -> None:
         family, where = context.family, context.node_port_addresses
         wanted = {
             port.name.key: ServiceHealth(
@@ -77,7 +77,7 @@ class HealthCheckPorts(SyncListener):
         else:
             yield Condition.true(type_, Blocks.READINESS)
 
-    def _not_opened(self, family: Family, service: ServiceHealth, message: str) -> None:
+    def _on_bind_failed(self, family: Family, service: ServiceHealth, message: str) -> None:
         self._closed[family][service.key] = message
         self._recorder.service_event(
             service.key, "FailedToStartServiceHealthcheck", message, action=LISTENING

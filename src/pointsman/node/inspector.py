@@ -1,7 +1,7 @@
-"""The running proxy seen from inside: what status, explain, verify and the status page tell, taken consistently.
+"""Consistent views of the running proxy for status, explain, verify, list and the status page.
 
 Plans belong to the worker thread of their family, so they are copied there; trackers belong to the event loop. What
-is copied is immutable, and the explaining itself happens on another thread: watches and health never wait for it.
+is copied is immutable, and explanations are computed on another thread: watches and health never wait for them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from pointsman.model.addresses import address_text
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.node.family import FamilyProxy
-from pointsman.node.node_context import pod_ranges
 from pointsman.node.proxy import Proxy
+from pointsman.node.state import parse_pod_ranges
 from pointsman.report.service_list import (
     ListQuery,
     ServiceList,
@@ -53,19 +53,19 @@ from pointsman.report.status import (
 from pointsman.sync.reconcile import Snapshot
 from pointsman.wording.findings import describe
 
-PATIENCE: Final = 1.0
-"""Seconds that `status` waits for a worker thread."""
+WORKER_TIMEOUT_SECONDS: Final = 1.0
+"""For `status`, which must answer while a worker thread hangs."""
 
 
-def _explained(view: View, target: Target, client: str, host: HostReader | None) -> Explanation:
+def _explain(view: View, target: Target, client: str, host: HostReader | None) -> Explanation:
     if host is not None:
-        looked = [
+        families = [
             msgspec.structs.replace(
                 family, host=host.look(family.family, find_concerned_addresses(family, target, client))
             )
             for family in view.families
         ]
-        view = msgspec.structs.replace(view, families=tuple(looked))
+        view = msgspec.structs.replace(view, families=tuple(families))
     return explain(view, target, client)
 
 
@@ -79,10 +79,10 @@ class Inspector:
         host: HostReader | None = None,
         *,
         started_at: float | None = None,
-        patience: float = PATIENCE,
+        worker_timeout: float = WORKER_TIMEOUT_SECONDS,
     ) -> None:
-        """`started_at` is when the process began: a proxy may be one of several in its life."""
-        self._patience = patience
+        """`started_at` is the start of the process, which may run several proxies one after the other."""
+        self._worker_timeout = worker_timeout
         self._proxy = proxy
         self._reload = reload
         self._host = host
@@ -91,7 +91,7 @@ class Inspector:
         self._counting = asyncio.Lock()
 
     async def status(self) -> StatusReport:
-        """Counters, the recent past, and how many Services answer as of the last sync."""
+        """Return conditions, counts, recent syncs, and how many Services are served as of the last sync."""
         states = await self._service_states()
         proxy, now = self._proxy, time.monotonic()
         conditions = proxy.board.current()
@@ -127,12 +127,12 @@ class Inspector:
         )
 
     async def _service_states(self) -> dict[str, int]:
-        """Counted again only after a sync, and once for all who ask; the last count when a worker is too busy to say what it holds.
+        """Count service ports by state, again only after a sync; return the last counts when a worker is busy.
 
-        A worker that is stuck in the kernel is when people ask for the status.
+        A worker that hangs in the kernel is when operators ask for the status.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._patience) as deadline, self._counting:
+            async with asyncio.timeout(self._worker_timeout) as deadline, self._counting:
                 version = self._version()
                 if self._states[0] != version:
                     view = await self._overview()
@@ -172,25 +172,25 @@ class Inspector:
         return await asyncio.to_thread(build_list, view, labels, query, version)
 
     def _version(self) -> str:
-        """Differs after every sync."""
+        """Return a value that differs after every sync."""
         records = self._proxy.reporter.records.values()
         return ":".join(str(record.history[-1].at) if record.history else "" for record in records)
 
     async def _overview(self) -> View:
-        """Every plan as it is now, without a look at the kernel."""
+        """Collect all plans, without reading the kernel."""
         families = [
             self._family_view(family, await family.snapshot()) for family in self._proxy.families.values()
         ]
-        return self._whole(tuple(families))
+        return self._build_view(tuple(families))
 
     async def explain(self, target: Target, client: str, *, kernel: bool) -> Explanation:
-        """The explanation; with `kernel` what the kernel holds for the Services in question is read."""
+        """Explain a target; with `kernel`, read what the kernel holds for its Services."""
         views = [await self._view(family, target, kernel=kernel) for family in self._proxy.families.values()]
         host = self._host if kernel else None
-        work = partial(_explained, self._whole(tuple(views)), target, client, host)
+        work = partial(_explain, self._build_view(tuple(views)), target, client, host)
         return await run_in_daemon_thread(work, "explain")
 
-    def _whole(self, families: tuple[FamilyView, ...]) -> View:
+    def _build_view(self, families: tuple[FamilyView, ...]) -> View:
         return View(
             node=self._proxy.node.name,
             mode=mode_named(self._proxy.config.mode),
@@ -234,7 +234,7 @@ class Inspector:
             states=dict(family.tracker.states),
             node_addresses=tuple({*node.addresses[family.family], *context.node_ips}),
             localhost_node_ports=mode_named(node.config.mode).localhost_node_ports(node.config),
-            pod_ranges=pod_ranges(node.facts),
+            pod_ranges=parse_pod_ranges(node.facts),
             rejected=dict(record.rejected),
             unsynced=taken.unsynced | family.tracker.pending_names,
             last_error=record.last_error,

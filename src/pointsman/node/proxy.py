@@ -24,11 +24,11 @@ from pointsman.node.checks import find_unserved_families
 from pointsman.node.family import FamilyProxy, PeriodicComparison
 from pointsman.node.health import ProxyHealth, SyncConditions
 from pointsman.node.health_check_ports import HealthCheckPorts
+from pointsman.node.interfaces import EventSource, Machine, Recorder
 from pointsman.node.objects import ObjectHandler
 from pointsman.node.reporter import Reporter
 from pointsman.node.start import Start
 from pointsman.node.state import NodeState, Settings
-from pointsman.node.surroundings import EventSource, Machine, Recorder
 from pointsman.node.watches import WatchConditions
 from pointsman.obs.log import get_log
 from pointsman.obs.registry import Metrics

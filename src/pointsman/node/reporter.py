@@ -1,4 +1,4 @@
-"""Syncs as the outside sees them: every outcome and failure becomes metrics, health, history, log lines and events here."""
+"""Reports of syncs: every outcome and failure becomes metrics, history, log lines and events here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pointsman.model.findings import Finding, Severity
 from pointsman.model.objects import Meta
 from pointsman.model.service import ServicePortName
 from pointsman.model.service_findings import ServiceFindings
-from pointsman.node.surroundings import Recorder
+from pointsman.node.interfaces import Recorder
 from pointsman.obs.log import LogLimiter, get_log
 from pointsman.obs.registry import Metrics
 from pointsman.report.status import SyncPoint
@@ -22,8 +22,8 @@ from pointsman.sync.loop import SyncListener
 from pointsman.sync.reconcile import SyncFailed, SyncOutcome, Totals
 from pointsman.wording.findings import render_message
 
-HISTORY = 240
-"""Syncs remembered for `status` and the status page."""
+MAX_HISTORY = 240
+"""Syncs kept for `status` and the status page."""
 
 _log = get_log(__name__)
 
@@ -31,7 +31,7 @@ _log = get_log(__name__)
 class FamilyRecord(msgspec.Struct):
     """What the syncs of one IP family have come to so far."""
 
-    history: deque[SyncPoint] = msgspec.field(default_factory=lambda: deque(maxlen=HISTORY))
+    history: deque[SyncPoint] = msgspec.field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
     totals: Totals = Totals()
     last_error: str = ""
     rejected: Mapping[ServicePortName, str] = {}
@@ -40,7 +40,7 @@ class FamilyRecord(msgspec.Struct):
 
 
 class Reporter(SyncListener):
-    """The one place where a sync is turned into what others see of it."""
+    """Turns syncs into metrics, history, log lines and events."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Reporter(SyncListener):
         self._recorder = recorder
         self._log_limiter = LogLimiter(clock)
         for family in self.records:
-            self._count_from_zero(family.value)
+            self._create_counters(family.value)
 
-    def _count_from_zero(self, label: str) -> None:
-        """A series that begins with 1 hides its first event from every alert that looks for an increase."""
+    def _create_counters(self, label: str) -> None:
+        """Create the series with 0: one that begins with 1 hides its first event from alerts on an increase."""
         metrics = self._metrics
         for counter in (
             metrics.sync.drift_repaired,
@@ -102,22 +102,22 @@ class Reporter(SyncListener):
         record.last_error = str(failure)
         record.history.append(SyncPoint(time.time(), 0.0, failure.full, changed=0, error=str(failure)))
         _log.error(
-            "Sync failed, the old rules stand", err=failure, ipFamily=label, retryIn=f"{retry_in:.0f}s"
+            "Sync failed, keeping previous rules", err=failure, ipFamily=label, retryIn=f"{retry_in:.0f}s"
         )
 
     def on_drift_check_failed(self, family: Family, error: Exception) -> None:
-        _log.warning("Cannot read our rules; rewriting them", err=error, ipFamily=family.value)
+        _log.warning("Drift check failed, rewriting the rules", err=error, ipFamily=family.value)
 
     def on_drift(self, family: Family, drift: Difference, restored_in: float) -> None:
         self.records[family].drift_repaired += 1
         self._metrics.sync.drift_repaired.labels(ip_family=family.value).inc()
         _log.warning(
-            "Someone else changed our rules; restoring them",
+            "Rules were modified externally, restoring them",
             ipFamily=family.value,
             what=str(drift),
             restoredIn=f"{restored_in:.0f}s",
         )
-        note = f"{family.value} rules were changed by others: {drift}"
+        note = f"{family.value} rules were modified externally: {drift}"
         self._recorder.node_event("ProxyRulesRestored", note)
 
     def on_finding(self, meta: Meta, finding: Finding) -> None:

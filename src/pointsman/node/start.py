@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from pointsman.errors import ConfigError
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
+from pointsman.node.interfaces import EventSource
 from pointsman.node.state import NodeState
-from pointsman.node.surroundings import EventSource
 from pointsman.obs.log import get_log
 
 KINDS: tuple[type[KubeObject], ...] = (Service, EndpointSlice, Node, ServiceCIDR)

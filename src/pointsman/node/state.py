@@ -1,4 +1,4 @@
-"""State of this node as far as rules depend on it."""
+"""State of this node as far as rules depend on it, and the NodeContext of each IP family that follows from it."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from pointsman.backends import mode_named
 from pointsman.config.doubts import Judgement, judged
 from pointsman.config.types import KubeProxyConfiguration
-from pointsman.model.addresses import Family, is_link_local, is_loopback
-from pointsman.model.balancing import BalancingDefaults
+from pointsman.model.addresses import Cidr, Family, cidr_from_text, is_link_local, is_loopback
+from pointsman.model.balancing import DEFAULT_BALANCING, BalancingDefaults, Capabilities, Scheduler
 from pointsman.model.node import NodeFacts, build_node_facts, find_host_ips
-from pointsman.model.node_context import NodeContext
+from pointsman.model.node_context import NodeContext, build_local_detector, resolve_node_port_addresses
 from pointsman.model.objects import Node
-from pointsman.node.node_context import node_context
 
-SERVICE_RANGE_WAIT = 5.0
+SERVICE_RANGE_WAIT_SECONDS = 5.0
 """How long the first sync waits for service ranges. They refine a few rules, so a server that cannot list them does not keep
 this node from serving; kube-proxy does not wait at all."""
 
-NODE_WAIT = 30.0
+NODE_WAIT_SECONDS = 30.0
 """How long the first sync waits for the Node object and its addresses, once Nodes could be listed, as kube-proxy does."""
 
-POD_RANGE_WAIT = 300.0
-"""How much longer it waits for the node's pod range where local pods are told by it; then the process ends, as kube-proxy does."""
+POD_RANGE_WAIT_SECONDS = 300.0
+"""How much longer it waits for the Node's pod range where detectLocalMode needs it; then the process ends, as kube-proxy does."""
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What the proxy is told at start."""
+    """Settings of a proxy that are fixed at its start."""
 
     config: KubeProxyConfiguration
     node_name: str
     external_allow: Sequence[str] = ()
     balancing: BalancingDefaults = BalancingDefaults()
     from_manifests: bool = False
-    node_wait: float = NODE_WAIT
-    pod_range_wait: float = POD_RANGE_WAIT
-    service_range_wait: float = SERVICE_RANGE_WAIT
+    node_wait: float = NODE_WAIT_SECONDS
+    pod_range_wait: float = POD_RANGE_WAIT_SECONDS
+    service_range_wait: float = SERVICE_RANGE_WAIT_SECONDS
 
 
 class NodeState:
-    """Configuration, Node object, own addresses and service ranges; each change says whether rules may differ now."""
+    """Configuration, Node object, own addresses and service ranges. Each setter returns whether rules may change."""
 
     def __init__(self, settings: Settings, addresses: Mapping[Family, tuple[bytes, ...]]) -> None:
         self.settings = settings
@@ -48,7 +48,7 @@ class NodeState:
         self.addresses = addresses
         self.node_object: Node | None = None
         self._service_cidrs: dict[str, tuple[str, ...]] = {}
-        self.facts, self._contexts = self._seen()
+        self.facts, self._contexts = self._compute()
 
     @property
     def name(self) -> str:
@@ -56,12 +56,12 @@ class NodeState:
 
     @property
     def has_addresses(self) -> bool:
-        """The Node object lists some; until then it is worth waiting for."""
+        """Whether the Node object lists any."""
         return self.node_object is not None and bool(find_host_ips(self.node_object))
 
     @property
     def lacks_pod_range(self) -> bool:
-        """Local pods are told by the node's pod range, and it has none yet."""
+        """Whether detectLocalMode needs the Node's pod range and it has none yet."""
         return self.config.detect_local_mode == "NodeCIDR" and not self.facts.pod_cidrs
 
     def context(self, family: Family) -> NodeContext:
@@ -76,15 +76,15 @@ class NodeState:
 
     def set_config(self, config: KubeProxyConfiguration) -> bool:
         self.config = config
-        return self._changed()
+        return self._update()
 
     def set_node(self, node: Node) -> bool:
         self.node_object = node
-        return self._changed()
+        return self._update()
 
     def set_addresses(self, addresses: Mapping[Family, tuple[bytes, ...]]) -> bool:
         self.addresses = addresses
-        return self._changed()
+        return self._update()
 
     def set_service_ranges(self, key: str, cidrs: Iterable[str] | None) -> bool:
         """The ranges of a ServiceCIDR object, None when it is deleted."""
@@ -92,18 +92,18 @@ class NodeState:
             self._service_cidrs.pop(key, None)
         else:
             self._service_cidrs[key] = tuple(cidrs)
-        return self._changed()
+        return self._update()
 
-    def _changed(self) -> bool:
+    def _update(self) -> bool:
         before = self._contexts
-        self.facts, self._contexts = self._seen()
+        self.facts, self._contexts = self._compute()
         return self._contexts != before
 
-    def _seen(self) -> tuple[NodeFacts, dict[Family, NodeContext]]:
+    def _compute(self) -> tuple[NodeFacts, dict[Family, NodeContext]]:
         facts = build_node_facts(self.name, self.node_object, self.config.bind_address, self._fallback_ips())
         service_cidrs = [text for texts in self._service_cidrs.values() for text in texts]
         return facts, {
-            family: node_context(
+            family: build_node_context(
                 self.config,
                 family,
                 facts,
@@ -128,3 +128,61 @@ class NodeState:
 
 def _routable(address: bytes) -> bool:
     return not is_loopback(address) and not is_link_local(address)
+
+
+def build_node_context(
+    config: KubeProxyConfiguration,
+    family: Family,
+    node: NodeFacts,
+    *,
+    local_addresses: Sequence[bytes],
+    service_cidrs: Iterable[str] = (),
+    external_allow: Iterable[str] = (),
+    balancing: BalancingDefaults = DEFAULT_BALANCING,
+) -> NodeContext:
+    """The context; `config.mode` must be decided, `local_addresses` are those of this family."""
+    node_ips = node.ips_of(family)
+    capabilities = mode_named(config.mode).capabilities
+    return NodeContext(
+        family=family,
+        node_name=node.name,
+        node_ips=node_ips,
+        zone=node.zone,
+        local=build_local_detector(
+            config.detect_local_mode,
+            family,
+            cluster_cidrs=config.cluster_cidrs,
+            pod_cidrs=node.pod_cidrs,
+            bridge_interface=config.detect_local.bridge_interface,
+            interface_prefix=config.detect_local.interface_name_prefix,
+        ),
+        node_port_addresses=resolve_node_port_addresses(
+            config.node_port_addresses,
+            family,
+            node_ips=node_ips,
+            local_addresses=local_addresses,
+        ),
+        service_cidrs=_parse_cidrs(service_cidrs, family),
+        masquerade_all=config.masquerade_all,
+        masquerade_bit=config.masquerade_bit,
+        external_allow=_parse_cidrs(external_allow, family),
+        addresses_in_rules=tuple(sorted(local_addresses)) if capabilities.uses_local_addresses else (),
+        balancing=_balancing(balancing, capabilities),
+    )
+
+
+def _balancing(requested: BalancingDefaults, capabilities: Capabilities) -> BalancingDefaults:
+    """The configured defaults, without a default scheduler where the mode has its own, and what the mode can do."""
+    scheduler = Scheduler.RANDOM if capabilities.has_default_scheduler else requested.scheduler
+    return msgspec.structs.replace(requested, scheduler=scheduler, capabilities=capabilities)
+
+
+def parse_pod_ranges(node: NodeFacts) -> tuple[Cidr, ...]:
+    """The Node's own pod ranges, both families."""
+    found = (cidr_from_text(text) for text in node.pod_cidrs)
+    return tuple(cidr for cidr in found if cidr is not None)
+
+
+def _parse_cidrs(texts: Iterable[str], family: Family) -> tuple[Cidr, ...]:
+    found = (cidr_from_text(text) for text in texts)
+    return tuple(sorted({cidr for cidr in found if cidr is not None and cidr.family is family}))

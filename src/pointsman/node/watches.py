@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pointsman.conditions import Blocks, Condition
 from pointsman.kube.status import WatchStatus
 from pointsman.node.health import join_first
-from pointsman.node.surroundings import EventSource
+from pointsman.node.interfaces import EventSource
 from pointsman.obs.collectors import Reading
 from pointsman.obs.registry import Metrics
 from pointsman.wording.findings import render_finding

@@ -26,7 +26,7 @@ from pointsman.model.node import build_node_facts
 from pointsman.model.node_context import NodeContext
 from pointsman.model.objects import EndpointSlice, Node, Service
 from pointsman.model.tracker import Tracker
-from pointsman.node.node_context import node_context
+from pointsman.node.state import build_node_context
 from pointsman.sync.reconcile import Reconciler, SyncOutcome
 
 TIMEOUT_SECONDS = 4.0
@@ -108,7 +108,7 @@ class IpvsWorld(Clients):
         with self.cluster["n1"].entered():
             addresses = local_addresses(family, exclude=("kube-ipvs0",))
             node = msgspec.convert(node_manifest("n1"), Node)
-            self.contexts[family] = node_context(
+            self.contexts[family] = build_node_context(
                 self._config,
                 family,
                 build_node_facts("n1", node, self._config.bind_address),

@@ -90,7 +90,7 @@ async def test_what_a_sync_changes_during_the_reading_is_no_difference(damaged: 
 
 async def test_the_status_does_not_wait_for_a_worker_that_is_stuck() -> None:
     async with served() as assembly:
-        inspector = Inspector(assembly.proxy, ReloadReport, patience=0.05)
+        inspector = Inspector(assembly.proxy, ReloadReport, worker_timeout=0.05)
         known = (await inspector.status()).service_states
         assert sum(known.values()) == 1
         let_go = threading.Event()

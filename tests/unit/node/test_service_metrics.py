@@ -12,11 +12,11 @@ from pointsman.node.service_metrics import (
     ENDPOINT_CONNECTIONS,
     ZONE_CONNECTIONS,
     ServiceMetrics,
-    labels,
-    limited,
-    reading_of,
+    ZoneTotals,
+    build_labels,
+    build_reading,
+    limit_services,
 )
-from pointsman.node.zone_totals import ZoneTotals
 from pointsman.obs.registry import Metrics
 
 
@@ -27,11 +27,11 @@ def name(service: str) -> ServicePortName:
 def test_beyond_the_limit_services_share_one_series_and_nothing_is_lost() -> None:
     reading = {
         CONNECTIONS: Counter(
-            {labels(name(s), Family.IPV4): n for s, n in (("a", 1), ("b", 2), ("c", 4), ("d", 8))}
+            {build_labels(name(s), Family.IPV4): n for s, n in (("a", 1), ("b", 2), ("c", 4), ("d", 8))}
         ),
-        ENDPOINT_CONNECTIONS: Counter({(*labels(name("d"), Family.IPV4), "10.0.0.1:80"): 8}),
+        ENDPOINT_CONNECTIONS: Counter({(*build_labels(name("d"), Family.IPV4), "10.0.0.1:80"): 8}),
     }
-    result = limited(reading, 2)
+    result = limit_services(reading, 2)
     assert {key[1]: value for key, value in result[CONNECTIONS].items()} == {"a": 1, "b": 2, "(others)": 12}
     assert result[ENDPOINT_CONNECTIONS] == {("", "(others)", "", "", "IPv4", ""): 8}
 
@@ -69,17 +69,17 @@ async def test_zones_are_served_as_a_metric_within_the_limit() -> None:
     families = {f.name: f for f in text_string_to_metric_families(metrics.render().decode())}
     (sample,) = families["pointsman_service_zone_connections"].samples
     assert (sample.labels["zone"], sample.labels["service"], sample.value) == ("a", port.name.service, 3)
-    folded = limited({ZONE_CONNECTIONS: Counter({(*labels(port.name, Family.IPV4), "a"): 3})}, 0)
+    folded = limit_services({ZONE_CONNECTIONS: Counter({(*build_labels(port.name, Family.IPV4), "a"): 3})}, 0)
     assert folded == {ZONE_CONNECTIONS: {("", "(others)", "", "", "IPv4", ""): 3}}
 
 
 def test_within_the_limit_nothing_is_folded() -> None:
-    reading = {CONNECTIONS: Counter({labels(name("a"), Family.IPV6): 3})}
-    assert limited(reading, 1) is reading
+    reading = {CONNECTIONS: Counter({build_labels(name("a"), Family.IPV6): 3})}
+    assert limit_services(reading, 1) is reading
 
 
 def test_modes_without_counters_have_no_reading() -> None:
-    assert not any(reading_of(RecordingBackend().traffic(), Family.IPV4).values())
+    assert not any(build_reading(RecordingBackend().traffic(), Family.IPV4).values())
 
 
 async def test_the_last_reading_is_served_with_its_labels() -> None:

@@ -18,7 +18,7 @@ from pointsman.kernel.conntrack import DeadlinePassed
 from pointsman.kernel.tracked_flows import Flow, FlowQuery, Wanted
 from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol
-from pointsman.node.aftercare import Background, FlowCare, Tidied, TidyUp
+from pointsman.node.cleanup import Background, CleanupResult, FlowCleanup, PostSyncJobs
 from pointsman.obs.registry import Metrics
 from pointsman.sync.flow_cleaner import StaleFlowCleaner
 from pointsman.sync.reconcile import PlanChange, SyncOutcome
@@ -85,41 +85,41 @@ class SlowTable:
         return len(flows)
 
 
-def flow_care(
+def flow_cleanup(
     table: SlowTable,
     background: Background,
     second_check_delay: timedelta = timedelta(hours=1),
-) -> FlowCare:
+) -> FlowCleanup:
     metrics = Metrics("iptables")
     cleaner = StaleFlowCleaner(
         *(Family.IPV4, metrics),
         open_table=table.open,  # type: ignore[arg-type]
         second_check_delay=second_check_delay,
-        is_stopping=lambda: background.closed,
+        is_stopping=lambda: background.is_closed,
     )
     cleaner.set_addresses((OWN_ADDRESS,))
-    return FlowCare({Family.IPV4: cleaner}, background)
+    return FlowCleanup({Family.IPV4: cleaner}, background)
 
 
 @pytest.mark.virtual_time
 async def test_leftovers_go_only_after_every_family_and_are_tried_again() -> None:
     attempts: list[int] = []
 
-    def remove() -> Tidied:
+    def remove() -> CleanupResult:
         attempts.append(1)
         if len(attempts) == 1:
             raise Busy("somebody holds the xtables lock")
-        return Tidied.UNFINISHED if len(attempts) == 2 else Tidied.NOTHING
+        return CleanupResult.UNFINISHED if len(attempts) == 2 else CleanupResult.NOTHING
 
     background = Background(retry_seconds=0.01)
-    tidying = TidyUp([Family.IPV4, Family.IPV6], background, {"remove leftovers": remove}, lambda: None)
-    tidying.on_synced(synced(Family.IPV4))
-    tidying.on_synced(synced(Family.IPV4))
+    jobs = PostSyncJobs([Family.IPV4, Family.IPV6], background, {"remove leftovers": remove}, lambda: None)
+    jobs.on_synced(synced(Family.IPV4))
+    jobs.on_synced(synced(Family.IPV4))
     await asyncio.sleep(3600)
     assert attempts == []
-    tidying.on_synced(synced(Family.IPV6))
+    jobs.on_synced(synced(Family.IPV6))
     await async_wait_until(lambda: len(attempts) == 3)
-    tidying.on_synced(synced(Family.IPV6))
+    jobs.on_synced(synced(Family.IPV6))
     await asyncio.sleep(3600)
     await background.close()
     assert len(attempts) == 3
@@ -129,20 +129,20 @@ async def test_no_job_runs_beside_itself_however_often_it_is_asked_for() -> None
     running, most, runs = 0, 0, 0
     let_go = threading.Event()
 
-    def remove() -> Tidied:
+    def remove() -> CleanupResult:
         nonlocal running, most, runs
         running, runs = running + 1, runs + 1
         most = max(most, running)
         let_go.wait(5)
         running -= 1
-        return Tidied.NOTHING
+        return CleanupResult.NOTHING
 
     background = Background()
-    tidying = TidyUp([Family.IPV4], background, {"remove leftovers": remove}, lambda: None)
-    tidying.on_synced(synced())
+    jobs = PostSyncJobs([Family.IPV4], background, {"remove leftovers": remove}, lambda: None)
+    jobs.on_synced(synced())
     await async_wait_until(lambda: running == 1)
-    tidying.again()
-    tidying.again()
+    jobs.rerun()
+    jobs.rerun()
     let_go.set()
     await async_wait_until(lambda: runs == 2 and running == 0)
     await background.close()
@@ -153,15 +153,15 @@ async def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked() -> Non
     complaints: list[object] = []
     let_go, begun = threading.Event(), threading.Event()
 
-    def remove() -> Tidied:
+    def remove() -> CleanupResult:
         begun.set()
         let_go.wait(5)
         raise Busy("still held")
 
     asyncio.get_running_loop().set_exception_handler(lambda _loop, details: complaints.append(details))
     background = Background(retry_seconds=0.01)
-    tidying = TidyUp([Family.IPV4], background, {"remove leftovers": remove}, lambda: None)
-    tidying.on_synced(synced())
+    jobs = PostSyncJobs([Family.IPV4], background, {"remove leftovers": remove}, lambda: None)
+    jobs.on_synced(synced())
     await async_wait_until(begun.is_set)
     closing = asyncio.create_task(background.close())
     await asyncio.sleep(0.05)
@@ -169,7 +169,7 @@ async def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked() -> Non
     let_go.set()
     await closing
     table = SlowTable()
-    flow_care(table, background).on_synced(synced(change=MOVED))
+    flow_cleanup(table, background).on_synced(synced(change=MOVED))
     await background.close()
     assert table.looks == 0
     assert complaints == []
@@ -178,18 +178,18 @@ async def test_nothing_runs_after_the_end_and_the_loop_is_never_blocked() -> Non
 async def test_where_node_ports_answer_everywhere_flows_to_any_own_address_are_checked() -> None:
     table, background = SlowTable(), Background()
     table.go_on.set()
-    flow_care(table, background).on_synced(synced(change=MOVED))
+    flow_cleanup(table, background).on_synced(synced(change=MOVED))
     await async_wait_until(lambda: table.entries == [])
     await background.close()
 
 
 async def test_what_came_while_flows_were_checked_is_checked_at_once_afterwards() -> None:
     table, background = SlowTable(), Background(retry_seconds=3600.0)
-    care = flow_care(table, background)
-    care.on_synced(synced(change=MOVED))
+    cleanup = flow_cleanup(table, background)
+    cleanup.on_synced(synced(change=MOVED))
     await async_wait_until(table.begun.is_set)
     first = table.looks
-    care.on_synced(synced(change=PlanChange(MOVED.new, None)))
+    cleanup.on_synced(synced(change=PlanChange(MOVED.new, None)))
     table.go_on.set()
     await async_wait_until(lambda: table.looks > 2 * first)
     await background.close()
@@ -200,29 +200,29 @@ async def test_after_a_full_sync_all_flows_are_checked(full: bool) -> None:
     """Somebody may have taken our rules away, and packets passed untranslated until they came back."""
     table, background = SlowTable(), Background()
     table.go_on.set()
-    care = flow_care(table, background)
-    care.on_synced(synced(change=MOVED, full=False))
+    cleanup = flow_cleanup(table, background)
+    cleanup.on_synced(synced(change=MOVED, full=False))
     await async_wait_until(lambda: table.entries == [])
     table.entries = [STALE]
-    care.on_synced(synced(full=full))
+    cleanup.on_synced(synced(full=full))
     if full:
         await async_wait_until(lambda: table.entries == [])
     await background.close()
     assert table.entries == ([] if full else [STALE])
 
 
-@pytest.mark.parametrize("tidied", list(Tidied))
-async def test_when_rules_of_another_mode_went_the_flows_they_made_are_checked(tidied: Tidied) -> None:
+@pytest.mark.parametrize("tidied", list(CleanupResult))
+async def test_when_rules_of_another_mode_went_the_flows_they_made_are_checked(tidied: CleanupResult) -> None:
     told: list[str] = []
 
-    def remove() -> Tidied:
+    def remove() -> CleanupResult:
         told.append("removal")
         return tidied
 
     background = Background()
-    tidying = TidyUp([Family.IPV4], background, {"leftovers": remove}, lambda: told.append("all flows"))
-    tidying.on_synced(synced())
-    expected = ["removal", *(["all flows"] if tidied is not Tidied.NOTHING else [])]
+    jobs = PostSyncJobs([Family.IPV4], background, {"leftovers": remove}, lambda: told.append("all flows"))
+    jobs.on_synced(synced())
+    expected = ["removal", *(["all flows"] if tidied is not CleanupResult.NOTHING else [])]
     await async_wait_until(lambda: len(told) == len(expected))
     await background.close()
     assert told == expected
@@ -231,11 +231,11 @@ async def test_when_rules_of_another_mode_went_the_flows_they_made_are_checked(t
 async def test_every_flow_can_be_checked_without_a_sync() -> None:
     table, background = SlowTable(), Background()
     table.go_on.set()
-    care = flow_care(table, background)
-    care.on_synced(synced(change=MOVED, full=False))
+    cleanup = flow_cleanup(table, background)
+    cleanup.on_synced(synced(change=MOVED, full=False))
     await async_wait_until(lambda: table.entries == [])
     table.entries = [STALE]
-    care.check_everything()
+    cleanup.check_everything()
     await async_wait_until(lambda: table.entries == [])
     await background.close()
 
@@ -247,7 +247,7 @@ class Pauses(Background):
         super().__init__()
         self.pending: list[Callable[[], None]] = []
 
-    def later(self, work: Callable[[], None], seconds: float | None = None) -> None:
+    def call_later(self, work: Callable[[], None], seconds: float | None = None) -> None:
         del seconds
         self.pending.append(work)
 
@@ -261,12 +261,12 @@ async def test_a_check_that_fails_is_tried_again_once_however_many_syncs_there_a
     table, background = SlowTable(), Pauses()
     table.go_on.set()
     table.failure = Busy("no buffer space")
-    care = flow_care(table, background)
-    care.on_synced(synced(change=MOVED))
+    cleanup = flow_cleanup(table, background)
+    cleanup.on_synced(synced(change=MOVED))
     for attempt in range(1, 4):
         await async_wait_until(lambda: bool(background.pending))
         for _ in range(40):
-            care.on_synced(synced(change=MOVED))
+            cleanup.on_synced(synced(change=MOVED))
             await asyncio.sleep(0.001)
         assert (table.looks, len(background.pending)) == (attempt, 1)
         background.end()
@@ -282,7 +282,7 @@ async def test_flows_are_looked_at_again_a_little_later_and_then_no_more() -> No
     table, background = SlowTable(), Pauses()
     table.go_on.set()
     table.entries = []
-    flow_care(table, background, second_check_delay=timedelta(0)).on_synced(synced(change=MOVED))
+    flow_cleanup(table, background, second_check_delay=timedelta(0)).on_synced(synced(change=MOVED))
     await async_wait_until(lambda: bool(background.pending))
     table.entries = [STALE]
     looks = table.looks
@@ -298,19 +298,19 @@ async def test_flows_that_cannot_be_checked_are_a_condition_until_they_can(failu
     table, background = SlowTable(), Background(retry_seconds=0.01)
     table.go_on.set()
     table.failure = failure
-    care = flow_care(table, background)
-    care.on_synced(synced(change=MOVED))
-    await async_wait_until(lambda: not next(care.conditions()).is_true)
-    assert str(failure) in next(care.conditions()).message
+    cleanup = flow_cleanup(table, background)
+    cleanup.on_synced(synced(change=MOVED))
+    await async_wait_until(lambda: not next(cleanup.conditions()).is_true)
+    assert str(failure) in next(cleanup.conditions()).message
     table.failure = None
-    care.on_synced(synced(change=MOVED))
-    await async_wait_until(lambda: next(care.conditions()).is_true)
+    cleanup.on_synced(synced(change=MOVED))
+    await async_wait_until(lambda: next(cleanup.conditions()).is_true)
     await background.close()
 
 
 async def test_a_long_look_at_flows_does_not_hold_up_the_end() -> None:
     table, background = SlowTable(), Background()
-    flow_care(table, background).on_synced(synced(change=MOVED))
+    flow_cleanup(table, background).on_synced(synced(change=MOVED))
     await async_wait_until(table.begun.is_set)
     async with asyncio.timeout(5):
         await background.close()
@@ -324,15 +324,15 @@ async def test_flows_to_a_new_address_of_the_node_are_checked_without_a_sync_and
     table, background = SlowTable(), Background()
     table.go_on.set()
     table.entries = []
-    care = flow_care(table, background)
+    cleanup = flow_cleanup(table, background)
     floating = b"\xc0\0\x02\x09"
     to_floating = STALE._replace(destination=floating, reply_source=floating, reply_source_port=NODE_PORT)
-    care.on_synced(synced(change=MOVED))
+    cleanup.on_synced(synced(change=MOVED))
     await async_wait_until(lambda: table.looks > 0)
     table.entries = [to_floating]
-    care.on_addresses_changed(Family.IPV4, (OWN_ADDRESS, floating))
+    cleanup.on_addresses_changed(Family.IPV4, (OWN_ADDRESS, floating))
     await async_wait_until(lambda: table.entries == [])
     table.entries = [to_floating]
-    care.on_synced(synced(full=True))
+    cleanup.on_synced(synced(full=True))
     await async_wait_until(lambda: table.entries == [])
     await background.close()

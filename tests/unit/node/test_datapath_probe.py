@@ -15,11 +15,11 @@ from tests.harness.waiting import async_wait_until
 from pointsman.explain.service_port import Explanation
 from pointsman.explain.target import Target
 from pointsman.model.addresses import Family
-from pointsman.node.self_probe import Explain, SelfProbe
+from pointsman.node.datapath_probe import DatapathProbe, Explain
 
 
 class Probed:
-    """A proxy whose packets nobody translates."""
+    """A proxy whose packets are not translated."""
 
     def __init__(self, running: Assembly, probing: asyncio.Task[None]) -> None:
         self.running, self._probing = running, probing
@@ -52,13 +52,13 @@ async def probed(explain: Explain, *, stuck: threading.Event | None = None) -> A
         await running.settled()
         if stuck is not None:
             stack.enter_context(held_up(running, stuck))
-        probe = SelfProbe(
+        probe = DatapathProbe(
             running.proxy,
             {Family.IPV4: factory.packed("192.0.2.77")},
             explain,
             period=0.001,
-            patience=0.01,
-            cause_patience=0.05,
+            timeout=0.01,
+            cause_timeout=0.05,
         )
         probing = asyncio.create_task(probe.run())
         try:
@@ -94,7 +94,7 @@ async def test_a_guess_that_fails_ends_nothing_and_is_not_made_again_at_once() -
 
     async with probed(explain) as made:
         await made.fails(3)
-        assert made.verdict.endswith("its cause could not be looked for; see the log")
+        assert made.verdict.endswith("the search for its cause failed; see the log")
         assert guesses == 1
 
 

@@ -1,9 +1,8 @@
-"""Every few seconds a connection through a Service address of our own, by the real rules, to this process and back.
+"""The datapath probe: every few seconds a connection through a Service address of our own to this process and back.
 
-It proves that this node's packets are translated, which no look at the rules can: a foreign table may drop them, or
-connection tracking may be full. The listener is at an address of the node's own and answers nobody else: connections from other
-machines are closed at once. The result is a check of /readyz and a line in `status`; a restart would mend nothing, so it is
-no part of /livez, and load balancers are not asked to decide by it.
+It proves that this node's packets are translated, which reading the rules cannot: a table of another program may drop them, or
+connection tracking may be full. The listener is at an address of this node and answers this node only: connections from other
+machines are closed at once. The result is a condition that blocks readiness, neither liveness (a restart would not help) nor traffic.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from pointsman.model.objects import (
 from pointsman.node.proxy import Proxy
 from pointsman.obs.log import get_log
 
-PERIOD: Final = 5.0
-PATIENCE: Final = 2.0
-_QUESTION_BYTES: Final = 16
-CAUSE_PATIENCE: Final = 10.0
-_CAUSE_LASTS: Final = 60.0
-"""Seconds. Looking for a cause reads the rules of everybody on this host, and may wait for a worker that never comes back."""
+PROBE_INTERVAL_SECONDS: Final = 5.0
+PROBE_TIMEOUT_SECONDS: Final = 2.0
+CAUSE_TIMEOUT_SECONDS: Final = 10.0
+_CAUSE_LIFETIME_SECONDS: Final = 60.0
+"""Finding a cause reads the rules of all programs on this host, and may wait for a worker thread that hangs."""
+_NONCE_BYTES: Final = 16
 
 Explain = Callable[[Target], Awaitable[Explanation]]
 
@@ -60,15 +59,15 @@ class _Echo(msgspec.Struct):
     port: int
 
 
-class _Guess(msgspec.Struct, frozen=True):
-    """What may be the cause of some trouble, as of a moment ago."""
+class _Cause(msgspec.Struct, frozen=True):
+    """The likely cause of a failure, valid until a point in time."""
 
-    trouble: str
-    words: str
+    failure: str
+    text: str
     until: float
 
 
-class SelfProbe:
+class DatapathProbe:
     """Probes all IP families that have a probe address, until cancelled."""
 
     def __init__(
@@ -77,18 +76,18 @@ class SelfProbe:
         addresses: Mapping[Family, bytes],
         explain: Explain,
         *,
-        period: float = PERIOD,
-        patience: float = PATIENCE,
-        cause_patience: float = CAUSE_PATIENCE,
+        period: float = PROBE_INTERVAL_SECONDS,
+        timeout: float = PROBE_TIMEOUT_SECONDS,
+        cause_timeout: float = CAUSE_TIMEOUT_SECONDS,
     ) -> None:
-        """`explain` says what may be the cause when a connection fails."""
+        """`explain` finds the likely cause when a connection fails."""
         self._proxy, self._explain = proxy, explain
         self._addresses = {
             family: address for family, address in addresses.items() if family in proxy.families
         }
-        self._period, self._patience, self._cause_patience = period, patience, cause_patience
+        self._period, self._timeout, self._cause_timeout = period, timeout, cause_timeout
         self._echoes: dict[Family, _Echo] = {}
-        self._guesses: dict[Family, _Guess] = {}
+        self._causes: dict[Family, _Cause] = {}
         self._conditions: dict[Family, Condition] = {}
         proxy.board.add_source("datapath", self.conditions)
         for family in self._addresses:
@@ -99,7 +98,7 @@ class SelfProbe:
                 proxy.metrics.process.datapath_probes.labels(ip_family=family.value, result=result)
 
     async def run(self) -> None:
-        """Never returns; a probe that cannot be made counts as one that failed."""
+        """Probe until cancelled; a probe that cannot be made counts as failed."""
         if not self._addresses:
             await asyncio.Event().wait()
         self._proxy.add(build_probe_service(self._addresses.values()))
@@ -113,41 +112,41 @@ class SelfProbe:
                 echo.server.close()
 
     async def _probe(self, family: Family) -> None:
-        """What came of it is told first: a cause that cannot be found must hide nothing."""
-        premature = False
+        """Probe once. The result is published before its cause is searched for, which may take long."""
+        is_early = False
         try:
             await self._listen(family)
-            premature = self._rules_awaited(family)
-            trouble = await self._connection_trouble(family)
+            is_early = self._has_pending_rules(family)
+            failure = await self._connect(family)
         except OSError as error:
-            trouble = f"no listener of our own could be opened: {error.strerror or error}"
-        if trouble and (premature or self._rules_awaited(family)):
+            failure = f"the probe's listener could not be opened: {error.strerror or error}"
+        if failure and (is_early or self._has_pending_rules(family)):
             return  # a late sync is reported elsewhere
-        result = "failure" if trouble else "success"
+        result = "failure" if failure else "success"
         self._proxy.metrics.process.datapath_probes.labels(ip_family=family.value, result=result).inc()
-        self._note(family, trouble)
-        if trouble:
-            self._note(family, f"{trouble}; {await self._likely_cause(family, trouble)}")
+        self._note(family, failure)
+        if failure:
+            self._note(family, f"{failure}; {await self._describe_cause(family, failure)}")
         else:
-            self._guesses.pop(family, None)
+            self._causes.pop(family, None)
 
     def conditions(self) -> Iterable[Condition]:
         return self._conditions.values()
 
-    def _note(self, family: Family, trouble: str) -> None:
+    def _note(self, family: Family, failure: str) -> None:
         type_ = self._conditions[family].type
         self._conditions[family] = (
-            Condition.false(type_, "ProbeFailed", trouble, blocks=Blocks.READINESS)
-            if trouble
+            Condition.false(type_, "ProbeFailed", failure, blocks=Blocks.READINESS)
+            if failure
             else Condition.true(type_, Blocks.READINESS)
         )
 
-    def _rules_awaited(self, family: Family) -> bool:
-        """Whether the rules of the probe's own Service are on their way; other Services may change all the time."""
+    def _has_pending_rules(self, family: Family) -> bool:
+        """Return whether the rules of the probe's own Service are pending; other Services may change all the time."""
         return self._proxy.families[family].has_pending(PROBE_KEY)
 
     async def _listen(self, family: Family) -> None:
-        """Have a listener at an address of the node; a new one when that address is gone."""
+        """Keep a listener at an address of this node; open a new one when that address is removed."""
         own = self._proxy.node.addresses[family]
         echo = self._echoes.get(family)
         if echo is not None:
@@ -163,54 +162,54 @@ class SelfProbe:
         self._echoes[family] = _Echo(usable, server, port)
         self._proxy.add(build_probe_slice(family, usable, port, self._proxy.node.name))
 
-    async def _connection_trouble(self, family: Family) -> str:
-        place = address_text(self._addresses[family])
-        question = os.urandom(_QUESTION_BYTES)
+    async def _connect(self, family: Family) -> str:
+        address = address_text(self._addresses[family])
+        nonce = os.urandom(_NONCE_BYTES)
         try:
-            async with asyncio.timeout(self._patience):
-                reader, writer = await asyncio.open_connection(place, PROBE_PORT)
+            async with asyncio.timeout(self._timeout):
+                reader, writer = await asyncio.open_connection(address, PROBE_PORT)
                 try:
-                    writer.write(question)
-                    answer = await reader.readexactly(_QUESTION_BYTES)
+                    writer.write(nonce)
+                    answer = await reader.readexactly(_NONCE_BYTES)
                 finally:
                     writer.close()
         except TimeoutError:
-            return f"no answer from {place} within {self._patience:g} s"
+            return f"no answer from {address} within {self._timeout:g} s"
         except (OSError, EOFError) as error:
             number = getattr(error, "errno", None)
-            return f"{place}: {os.strerror(number) if number else error}"
-        return "" if answer == question else f"{place} is answered by somebody else"
+            return f"{address}: {os.strerror(number) if number else error}"
+        return "" if answer == nonce else f"{address} is answered by another program"
 
     async def _echo(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send back what this node asks, once."""
-        peername = writer.get_extra_info("peername")  # None when the client is gone already
+        """Send back what this node sends, once."""
+        peername = writer.get_extra_info("peername")  # None when the client has disconnected
         peer = address_from_text(peername[0]) if peername else None
         try:
             if peer is not None and peer in self._proxy.node.addresses[family_of(peer)]:
-                async with asyncio.timeout(self._patience):
-                    writer.write(await reader.readexactly(_QUESTION_BYTES))
+                async with asyncio.timeout(self._timeout):
+                    writer.write(await reader.readexactly(_NONCE_BYTES))
                     await writer.drain()
         except (TimeoutError, OSError, EOFError) as error:
             _log.info("A connection to the datapath probe ended early", v=4, err=error)
         finally:
             writer.close()
 
-    async def _likely_cause(self, family: Family, trouble: str) -> str:
-        """Looked for when the trouble is new, and now and then while it lasts."""
-        now, known = asyncio.get_running_loop().time(), self._guesses.get(family)
-        if known is None or known.trouble != trouble or now > known.until:
+    async def _describe_cause(self, family: Family, failure: str) -> str:
+        """Describe the likely cause, searched for when the failure is new and once a minute while it lasts."""
+        now, known = asyncio.get_running_loop().time(), self._causes.get(family)
+        if known is None or known.failure != failure or now > known.until:
             try:
-                async with asyncio.timeout(self._cause_patience):
-                    words = await self._cause_found(family)
+                async with asyncio.timeout(self._cause_timeout):
+                    text = await self._find_cause(family)
             except TimeoutError:
-                words = f"its cause was not found within {self._cause_patience:g} s"
-            except Exception as error:  # noqa: BLE001 a guess that goes wrong must not end the proxy
-                _log.exception("The cause of a failed probe could not be looked for", err=error)
-                words = "its cause could not be looked for; see the log"
-            known = self._guesses[family] = _Guess(trouble, words, now + _CAUSE_LASTS)
-        return known.words
+                text = f"its cause was not found within {self._cause_timeout:g} s"
+            except Exception as error:  # noqa: BLE001 the search must not end the proxy
+                _log.exception("Cannot search for the cause of a failed probe", err=error)
+                text = "the search for its cause failed; see the log"
+            known = self._causes[family] = _Cause(failure, text, now + _CAUSE_LIFETIME_SECONDS)
+        return known.text
 
-    async def _cause_found(self, family: Family) -> str:
+    async def _find_cause(self, family: Family) -> str:
         explanation = await self._explain(target_from_text(PROBE_KEY))
         ports = [port for port in explanation.ports if port.family == family.value]
         findings = (*explanation.findings, *(finding for port in ports for finding in port.findings))
@@ -219,7 +218,7 @@ class SelfProbe:
             return f"likely cause: {finding.message}{remedy}"
         if any(port.kernel.differences for port in ports):
             return "likely cause: the kernel does not hold our rules as written"
-        return "no cause is seen in our rules or on this host; does a route lead to that address?"
+        return "no cause found in our rules or on this host; is there a route to that address?"
 
 
 def build_probe_service(addresses: Iterable[bytes]) -> Service:

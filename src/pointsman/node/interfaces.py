@@ -1,4 +1,4 @@
-"""What the assembled proxy needs from outside, as small interfaces: objects, the machine, events."""
+"""Interfaces of a proxy to its surroundings: source of objects, machine, sink of events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EventSource(Protocol):
 
     @property
     def statuses(self) -> Mapping[str, WatchStatus]:
-        """How each watch is doing, by kind; empty where there is none."""
+        """Status of each watch, by kind."""
 
     @property
     def server(self) -> str:
@@ -30,7 +30,7 @@ class EventSource(Protocol):
         """What to do when the API server cannot be reached."""
 
     def events(self) -> AsyncIterator[SourceEvent]:
-        """Every object, then changes, until closed."""
+        """Yield every object, then changes, until closed."""
 
     async def close(self) -> None:
         """End the iteration."""
@@ -43,21 +43,21 @@ class Machine(Protocol):
         """Addresses of all interfaces but kube-ipvs0."""
 
     def address_changes(self) -> AsyncIterator[None]:
-        """Yields when addresses may have changed."""
+        """Yield when addresses may have changed."""
 
 
 class Recorder(Protocol):
-    """Where Kubernetes events go; never blocks, never fails."""
+    """Sink of Kubernetes events; never blocks, never raises."""
 
     def node_event(self, reason: str, note: str, *, warning: bool = True) -> None:
-        """An event about this Node."""
+        """Record an event about this Node."""
 
     def service_event(self, key: str, reason: str, note: str, *, action: str = SYNCING) -> None:
-        """A warning about the Service `namespace/name`; `action` is what was being done."""
+        """Record a warning about the Service `namespace/name`; `action` is what was being done."""
 
 
 class SilentRecorder:
-    """For runs without an API server: logs say the same."""
+    """Drops events, where there is no API server: the log has the same."""
 
     def node_event(self, reason: str, note: str, *, warning: bool = True) -> None:
         del reason, note, warning
@@ -67,7 +67,7 @@ class SilentRecorder:
 
 
 class ApiRecorder:
-    """Events on the Node and on Services, through the API server."""
+    """Sends events about the Node and Services to the API server."""
 
     def __init__(self, sender: EventRecorder, node_name: str) -> None:
         self._sender = sender
