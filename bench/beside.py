@@ -113,7 +113,7 @@ async def measure(
         file.write_text(CONFIG.format(mode=mode))
         options = parse_run([f"--config={file}", f"--state-dir={directory}"], program="pointsman")
         config, sysctls = with_mode(options.config, mode), modes.sysctl_journal(Path(directory))
-        backend = mode_named(mode).backend(modes.setup_of(options, mode), Family.IPV4, sysctls)
+        backend = mode_named(mode).backend(modes.build_setup(options, mode), Family.IPV4, sysctls)
         source, heard, metrics = Objects(), NextSync(), Metrics(mode)
         proxy = Proxy(
             Settings(config=config, node_name="node-0", from_manifests=True),

@@ -52,7 +52,7 @@ class Faulty:
     async def apply(self, live: Live) -> None:
         raise AssertionError("it does not stand long enough")
 
-    def leave(self) -> None:
+    def drain(self) -> None:
         raise AssertionError("it does not stand long enough")
 
 
@@ -69,8 +69,8 @@ class Waiting:
     async def apply(self, live: Live) -> None:
         """Nothing follows from it."""
 
-    def leave(self) -> None:
-        """There is nobody to turn away."""
+    def drain(self) -> None:
+        """Nothing follows from it."""
 
 
 class Refusing(Waiting):
@@ -165,8 +165,15 @@ def _read(arguments: list[str]) -> RunOptions:
     return parse_run(arguments, program="pointsman")
 
 
-def _supervisor(arguments: list[str], assembler: Assembler, *, first_pause: float = 0.01) -> Supervisor:
-    return Supervisor(_read(arguments), lambda: _read(arguments), assemble=assembler, first_pause=first_pause)
+def _supervisor(
+    arguments: list[str], assembler: Assembler, *, first_retry_seconds: float = 0.01
+) -> Supervisor:
+    return Supervisor(
+        _read(arguments),
+        lambda: _read(arguments),
+        assemble=assembler,
+        first_retry_seconds=first_retry_seconds,
+    )
 
 
 async def test_a_bug_in_a_running_proxy_leads_to_a_new_one(arguments: list[str]) -> None:
@@ -180,7 +187,7 @@ async def test_a_bug_in_a_running_proxy_leads_to_a_new_one(arguments: list[str])
 
 async def test_a_stop_does_not_wait_for_the_next_attempt(arguments: list[str]) -> None:
     assembler = Assembler({0: A_BUG})
-    made = _supervisor(arguments, assembler, first_pause=600.0)
+    made = _supervisor(arguments, assembler, first_retry_seconds=600.0)
     running = asyncio.create_task(made.run())
     await async_wait_until(lambda: len(assembler.made) == 1 and assembler.standing == 0)
     made.stop()

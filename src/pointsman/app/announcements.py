@@ -1,4 +1,4 @@
-"""What the process tells the cluster about itself and about objects it cannot use."""
+"""Events, metrics and log lines about the start of the process and about objects that it cannot use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = get_log(__name__)
 
 
 def announce(options: RunOptions, mode: Mode, recorder: Recorder) -> None:
-    """The events kube-proxy emits at start, and what of the configuration this mode cannot do."""
+    """Record the events that kube-proxy emits at start, and settings that this mode does not support."""
     recorder.node_event("Starting", "", warning=False)
     if options.program == KUBE_PROXY and not options.mode_explicit:
         recorder.node_event(
@@ -28,27 +28,26 @@ def announce(options: RunOptions, mode: Mode, recorder: Recorder) -> None:
         )
     for announcement in mode.announcements:
         recorder.node_event(announcement.reason, announcement.note)
-    for note in _without_effect(options.balancing, mode):
-        _log.warning("The configuration asks for more than this mode has", mode=mode.name, reason=note)
+    for note in _find_unsupported(options.balancing, mode):
+        _log.warning("Setting not supported by this mode", mode=mode.name, reason=note)
         recorder.node_event("BalancingNotPossible", note)
 
 
-def _without_effect(asked: BalancingDefaults, mode: Mode) -> Iterator[str]:
-    if asked.scheduler is not Scheduler.RANDOM:
-        flag = f"--default-scheduler={asked.scheduler.value} has no effect in {mode.name} mode"
+def _find_unsupported(requested: BalancingDefaults, mode: Mode) -> Iterator[str]:
+    if requested.scheduler is not Scheduler.RANDOM:
+        flag = f"--default-scheduler={requested.scheduler.value} has no effect in {mode.name} mode"
         if mode.capabilities.has_default_scheduler:
             yield f"{flag}: --ipvs-scheduler decides there"
-        elif asked.scheduler not in mode.capabilities.schedulers:
+        elif requested.scheduler not in mode.capabilities.schedulers:
             yield f"{flag}: endpoints are chosen at random"
-    if asked.slow_start and not mode.capabilities.adjusts_shares:
+    if requested.slow_start and not mode.capabilities.adjusts_shares:
         yield f"--default-slow-start has no effect in {mode.name} mode: new endpoints get their full share at once"
 
 
 class FindingReport:
-    """What to do about what a source finds: log, metric, event; everything else goes on.
+    """Reports findings of a source: log, metric, event.
 
-    A directory or a server may bring a hundred thousand bad objects at once. The metric counts each; the log gets some
-    lines per kind and then one now and then, which says how many it stands for.
+    A directory or a server may bring a hundred thousand bad objects at once: the metric counts each, the log is limited.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ _log = get_log(__name__)
 
 
 class Running(msgspec.Struct):
-    """A standing proxy with everything around it."""
+    """A running proxy with everything around it."""
 
     choice: modes.Choice
     options: RunOptions
@@ -71,7 +71,7 @@ class Running(msgspec.Struct):
         return self.proxy.start.has_started
 
     async def run(self) -> None:
-        """Until cancelled; raises what cannot be gone on with."""
+        """Run until cancelled; raises fatal errors."""
         proxy = self.proxy
         work = [proxy.run()]
         if self.options.service_metrics:
@@ -94,7 +94,7 @@ class Running(msgspec.Struct):
 
     async def apply(self, live: Live) -> None:
         """Apply a configuration that needs no new proxy; raises ConfigError or BindFailed, with nothing changed, when it cannot work here."""
-        setup = modes.setup_of(live.options, self.choice.mode.name)
+        setup = modes.build_setup(live.options, self.choice.mode.name)
         previous = self.proxy.config
         await self.servers.rebind(setup.config)
         try:
@@ -107,8 +107,8 @@ class Running(msgspec.Struct):
         if live.touches("conntrack", "oomScoreAdj"):
             self.host.prepare(self.choice, self.proxy.board)
 
-    def leave(self) -> None:
-        """Turn load balancers away; everything else goes on."""
+    def drain(self) -> None:
+        """Fail health checks of load balancers, and keep syncing."""
         self.proxy.health.is_draining = True
 
 
@@ -135,7 +135,7 @@ async def assembled(
     for warning in options.warnings:
         _log.warning(warning)
     host = host or Host(options.paths.state_dir, options.paths.host_root)
-    choice = modes.choose(options)
+    choice = modes.choose_mode(options)
     mode, config = choice.mode, choice.setup.config
     node_name = config.hostname_override or socket.gethostname().strip().lower()
     _log.info("Starting", mode=mode.name, why=choice.why, node=node_name)
@@ -145,7 +145,7 @@ async def assembled(
         source, recorder = await closing.enter_async_context(_outside(options, config, node_name, metrics))
         attempt = closing.enter_context(Attempt(host.sysctls))
         host.prepare(choice, board)
-        backends = modes.make_backends(choice, host.sysctls)
+        backends = modes.build_backends(choice, host.sysctls)
         connections = Connections(_count_http_errors(metrics))
         background = Background()
         closing.push_async_callback(background.close)

@@ -1,4 +1,4 @@
-"""What the control socket and the status page answer, as HTTP handlers over an Inspector."""
+"""HTTP handlers of the control socket and the status page, over an Inspector."""
 
 from __future__ import annotations
 

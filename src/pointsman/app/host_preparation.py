@@ -1,4 +1,4 @@
-"""What the process does to the machine besides its rules: settings at start, leftovers of other modes."""
+"""Changes to the host besides rules: settings at start, leftovers of other modes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Host:
     def __init__(self, state_dir: Path, root: Path = Path("/")) -> None:
         self._state_dir = state_dir
         self.sysctls = modes.sysctl_journal(state_dir, root)
-        """One for all, because its memory covers for a journal that cannot be written."""
+        """Shared: what it remembers replaces a journal that cannot be written."""
 
     def prepare(self, choice: modes.Choice, board: ConditionBoard) -> None:
-        """Sysctls, the OOM score and what the mode needs; what cannot be had is reported and never fatal."""
+        """Set sysctls, the OOM score and what the mode needs; failures become conditions and are never fatal."""
         config, sysctls = choice.setup.config, self.sysctls
         settings = apply_conntrack(config.conntrack, sysctls, core_count())
         score = apply_oom_score(config.oom_score_adj)
@@ -36,13 +36,16 @@ class Host:
         board.replace("proxy mode", choice.mode.prepare(choice.setup, sysctls, choice.families))
 
     def remove_leftovers(self, mode: Mode) -> CleanupResult:
-        """Remove what other modes left."""
+        """Remove leftovers of other modes."""
         done = modes.remove_leftovers(mode, self._state_dir)
         for one in done:
             what = f"{one.count or one.name} {one.kind}"
             if one.status is CleanupStatus.FAILED:
                 _log.error(
-                    "A leftover of another proxy mode stays for now", what=what, where=one.where, err=one.why
+                    "Cannot remove a leftover of another proxy mode, will retry",
+                    what=what,
+                    where=one.where,
+                    err=one.why,
                 )
             else:
                 _log.info(
@@ -71,14 +74,14 @@ class Attempt:
 
 
 def initialise(options: RunOptions) -> int:
-    """--init-only: what needs full privileges (sysctls, loading modules), then exit.
+    """Do what needs full privileges (sysctls, loading modules), for --init-only; return the exit status.
 
-    What cannot be set is no more fatal here than in the proxy that follows, which reports it for as long as it lasts: in a
-    nested node (kind, k3d) nobody may change the size of the connection table, and Services work without.
+    A setting that cannot be made is no more fatal here than in the proxy that follows, which has a condition for it: in a
+    nested node (kind, k3d) the size of the connection table cannot be changed, and Services work without.
     """
     configure(options.config.logging.to_settings())
     try:
-        choice = modes.choose(options)
+        choice = modes.choose_mode(options)
     except KernelError as error:
         _log.error("Cannot run", err=error)
         flush()

@@ -1,4 +1,4 @@
-"""Proxy modes as the process sees them: which one to use, how to build its backends, how to remove its traces."""
+"""Choice of the proxy mode, its backends, and removal of what modes left in the kernel."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pointsman.machine.own_addresses import kernel_families
 from pointsman.model.addresses import Family
 from pointsman.obs.log import get_log
 
-_ATTEMPTS: Final = 3
-_PAUSE_SECONDS: Final = 0.5
+_MAX_ATTEMPTS: Final = 3
+_RETRY_SECONDS: Final = 0.5
 _NO_SUCH_FAMILY: Final = "it is switched off in this network namespace, or missing in the kernel"
 
 _log = get_log(__name__)
@@ -37,52 +37,52 @@ class Choice(NamedTuple):
     """The others, and why."""
 
 
-def choose(
+def choose_mode(
     options: RunOptions,
     *,
     find_mode: Callable[[str], Mode] = mode_named,
     families: Sequence[Family] | None = None,
-    pause: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Choice:
-    """The mode to run; raises NotSupported, saying what stands in the way, when none can."""
+    """Return the mode to run; raises NotSupported, with what is missing, when none can run here."""
     configured = options.config.mode
-    spoken = kernel_families() if families is None else families
+    available = kernel_families() if families is None else families
     refusals: list[str] = []
     for name in (configured,) if configured else BY_PREFERENCE:
         mode = find_mode(name)
-        setup = setup_of(options, name)
-        missing = {family: _missing(mode, setup, family, pause) for family in spoken}
+        setup = build_setup(options, name)
+        missing = {family: _find_missing(mode, setup, family, sleep) for family in available}
         able = tuple(family for family, problem in missing.items() if not problem)
         if able:
             refused = {family: problem for family, problem in missing.items() if problem}
             for family, problem in refused.items():
-                _log.warning("This family cannot be served", ipFamily=family.value, err=problem)
-            unspoken = {family: _NO_SUCH_FAMILY for family in Family if family not in spoken}
-            return Choice(mode, _why(options, name, refusals), setup, able, refused | unspoken)
+                _log.warning("IP family not supported", ipFamily=family.value, err=problem)
+            absent = {family: _NO_SUCH_FAMILY for family in Family if family not in available}
+            return Choice(mode, _explain_choice(options, name, refusals), setup, able, refused | absent)
         refusals.append(f"mode {name} cannot be used here: {'; '.join(dict.fromkeys(missing.values()))}")
     raise NotSupported(". ".join(refusals))
 
 
-def setup_of(options: RunOptions, mode: str) -> Setup:
+def build_setup(options: RunOptions, mode: str) -> Setup:
     return Setup(with_mode(options.config, mode), options.service_metrics)
 
 
-def _missing(mode: Mode, setup: Setup, family: Family, pause: Callable[[float], None]) -> str:
-    """What stands in the way. A kernel that cannot say for now is believed to have it all: syncs are tried again, and tell."""
-    for _ in range(_ATTEMPTS):
+def _find_missing(mode: Mode, setup: Setup, family: Family, sleep: Callable[[float], None]) -> str:
+    """Return what is missing. After repeated temporary errors nothing is assumed to be: failing syncs would show it."""
+    for _ in range(_MAX_ATTEMPTS):
         try:
             return "; ".join(mode.preflight(setup, family))
         except Busy:
-            return ""  # somebody else uses it just now, so it is there
+            return ""  # in use by another process, so it exists
         except KernelError as error:
             if not error.is_temporary:
                 return str(error)
-            _log.warning("The kernel cannot say what it has; asking again", ipFamily=family.value, err=error)
-        pause(_PAUSE_SECONDS)
+            _log.warning("Cannot read the features of the kernel, retrying", ipFamily=family.value, err=error)
+        sleep(_RETRY_SECONDS)
     return ""
 
 
-def _why(options: RunOptions, mode: str, refusals: Iterable[str]) -> str:
+def _explain_choice(options: RunOptions, mode: str, refusals: Iterable[str]) -> str:
     if options.mode_explicit:
         return "configured"
     if options.config.mode:
@@ -90,8 +90,8 @@ def _why(options: RunOptions, mode: str, refusals: Iterable[str]) -> str:
     return ". ".join((f"no mode configured and the kernel can do {mode}", *refusals))
 
 
-def make_backends(choice: Choice, sysctls: Sysctls) -> dict[Family, Backend]:
-    """A backend per family; the host must have been prepared."""
+def build_backends(choice: Choice, sysctls: Sysctls) -> dict[Family, Backend]:
+    """Return a backend per family; the host must have been prepared."""
     return {family: choice.mode.backend(choice.setup, family, sysctls) for family in choice.families}
 
 
@@ -100,37 +100,37 @@ def sysctl_journal(state_dir: Path, root: Path = Path("/")) -> Sysctls:
 
 
 def remove_leftovers(running: Mode, state_dir: Path) -> list[CleanupItem]:
-    """Remove what other modes left behind; kernel settings stay, the running mode may need them.
+    """Remove leftovers of other modes; kernel settings stay, the running mode may need them.
 
     Modes share chains: those of the running one stay, and what only others have goes. kube-proxy leaves it, and with
     it rules that reject traffic for services which have endpoints by now.
     """
     cleaning = CleanupContext(sysctl_journal(state_dir), kernel_families(), running.chains)
-    return list(_cleaned((name for name in reversed(MODES) if name != running.name), cleaning))
+    return list(_clean_up((name for name in reversed(MODES) if name != running.name), cleaning))
 
 
 def remove_everything(state_dir: Path) -> list[CleanupItem]:
-    """Remove the traces of every mode, ours or kube-proxy's, and put kernel settings back."""
+    """Remove what any mode, ours or kube-proxy's, left, and restore kernel settings."""
     sysctls = sysctl_journal(state_dir)
-    settings = [_setting(undone) for undone in sysctls.undo()]
-    return [*settings, *_cleaned(reversed(MODES), CleanupContext(sysctls, kernel_families()))]
+    settings = [_describe_setting(undone) for undone in sysctls.undo()]
+    return [*settings, *_clean_up(reversed(MODES), CleanupContext(sysctls, kernel_families()))]
 
 
-def _cleaned(names: Iterable[str], cleaning: CleanupContext) -> Iterator[CleanupItem]:
-    """Each mode is cleaned up after, whatever the others meet."""
+def _clean_up(names: Iterable[str], cleaning: CleanupContext) -> Iterator[CleanupItem]:
+    """Clean up each mode, whether or not others fail."""
     for name in names:
         try:
             yield from mode_named(name).cleanup(cleaning)
         except KernelError as error:
-            yield CleanupItem("traces of mode", name, status=CleanupStatus.FAILED, why=str(error))
+            yield CleanupItem("leftovers of mode", name, status=CleanupStatus.FAILED, why=str(error))
 
 
-def _setting(undone: Undone) -> CleanupItem:
+def _describe_setting(undone: Undone) -> CleanupItem:
     status, why = CleanupStatus.RESTORED, f"from {undone.change.after} to {undone.change.before}"
     if undone.found is None:
         status, why = CleanupStatus.KEPT, "there is no such setting any more"
     elif undone.taken:
-        status, why = CleanupStatus.KEPT, f"somebody else set it to {undone.found}"
+        status, why = CleanupStatus.KEPT, f"it was changed externally to {undone.found}"
     elif undone.error:
         status, why = CleanupStatus.FAILED, f"cannot set it back to {undone.change.before}: {undone.error}"
     return CleanupItem("kernel setting", undone.name, status=status, why=why)

@@ -1,8 +1,8 @@
 """The life of the process: start, signals, changes of the configuration file, in-process restarts, stop.
 
 A new configuration is validated first. What can change while running is applied at once; for the rest the proxy
-is taken down and put up again inside this process, with every rule staying in the kernel. A bad file, or one that
-asks for what this machine cannot do, changes nothing but a metric, the log and the status.
+is stopped and started again inside this process, and every rule stays in the kernel. A bad file, or one that
+this machine does not support, changes nothing but a metric, the log and the status.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from pointsman.machine.instance import sole_instance
 from pointsman.obs.log import configure, flush, get_log
 from pointsman.waiting import Backoff
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds before a proxy that ended through a fault of ours is put up again."""
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
+"""Before a proxy that ended by an internal error is started again."""
 
 _log = get_log(__name__)
 
 
 class Assembled(Protocol):
-    """A standing proxy with everything around it."""
+    """A running proxy with everything around it."""
 
     @property
     def started(self) -> bool:
-        """Everything it waits for has come, and this node can be served."""
+        """Whether everything it waits for has arrived, so that it syncs."""
 
     async def run(self) -> None:
         """Run until cancelled; raises fatal errors."""
@@ -47,15 +47,15 @@ class Assembled(Protocol):
     async def apply(self, live: Live) -> None:
         """Apply a configuration that needs no new proxy; raises PointsmanError, with nothing changed, when it cannot work here."""
 
-    def leave(self) -> None:
-        """Turn load balancers away; everything else goes on."""
+    def drain(self) -> None:
+        """Fail health checks of load balancers, and keep syncing."""
 
 
 Assemble = Callable[[RunOptions, ReloadRecord], AbstractAsyncContextManager[Assembled]]
 
 
 class Supervisor:
-    """Runs proxies one after the other until told to stop."""
+    """Runs proxies one after the other until stopped."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Supervisor:
         read_again: Callable[[], RunOptions],
         *,
         assemble: Assemble = assembled,
-        first_pause: float = FIRST_PAUSE,
+        first_retry_seconds: float = FIRST_RETRY_SECONDS,
     ) -> None:
         """`read_again` parses the command line and the file it names once more, or raises ConfigError."""
         self.reloads = ReloadRecord()
@@ -71,36 +71,36 @@ class Supervisor:
         self._options = options
         self._read_again = read_again
         self._assemble = assemble
-        self._pauses = Backoff(first_pause, LONGEST_PAUSE)
+        self._backoff = Backoff(first_retry_seconds, MAX_RETRY_SECONDS)
         self._stop = asyncio.Event()
         self._restart = asyncio.Event()
         self._fallback: RunOptions | None = None
         """What served before a restart, for as long as no proxy has served since."""
-        self._leaving = False
-        """Told to end, and load balancers are given time to stop choosing this node."""
+        self._draining = False
+        """SIGTERM came, and load balancers get time to stop choosing this node."""
         self._reread = asyncio.Event()
         """The configuration may have changed since it was last read."""
 
     def stop(self) -> None:
-        """End soon; the rules stay in the kernel."""
+        """Stop; the rules stay in the kernel."""
         self._stop.set()
 
-    def leave(self) -> None:
-        """End after the drain period, in which load balancers are turned away; when asked again, end soon."""
+    def drain(self) -> None:
+        """Stop after the drain period, in which health checks of load balancers fail; a second call stops at once."""
         period = self._options.drain_period.total_seconds()
-        if self._leaving or period <= 0:
+        if self._draining or period <= 0:
             self.stop()
             return
-        self._leaving = True
+        self._draining = True
         if self._running is not None:
-            self._running.leave()
-        _log.info("Leaving: load balancers are turned away, syncs go on", stop_after=f"{period:g}s")
+            self._running.drain()
+        _log.info("Draining: failing health checks, still syncing", stop_after=f"{period:g}s")
         asyncio.get_running_loop().call_later(period, self.stop)
 
     async def run(self) -> int:
-        """Until SIGTERM or SIGINT; the exit status."""
+        """Run until SIGTERM or SIGINT; return the exit status."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self.leave)
+        loop.add_signal_handler(signal.SIGTERM, self.drain)
         loop.add_signal_handler(signal.SIGINT, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reread.set)
         watching = loop.create_task(self._watch_configuration())
@@ -110,23 +110,23 @@ class Supervisor:
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-        _log.info("Stopped; the rules stay in place")
+        _log.info("Stopped, rules stay in place")
         return 0
 
     async def _run_once(self) -> None:
-        """One proxy from start to end; raises only what must end the process."""
+        """Run one proxy from start to end; raises fatal errors."""
         self._restart.clear()
         began = time.monotonic()
         try:
             await self._run_assembled()
-            self._pauses.reset()
+            self._backoff.reset()
         except PointsmanError as error:
             self._fall_back(error)
-        except Exception as error:  # noqa: BLE001 a fault of ours must not take the proxy from the node
-            if time.monotonic() - began > LONGEST_PAUSE:
-                self._pauses.reset()
-            pause = self._pauses.pause()
-            _log.exception("Internal error; starting again", err=error, after=f"{pause:.0f}s")
+        except Exception as error:  # noqa: BLE001  an internal error must not end the process
+            if time.monotonic() - began > MAX_RETRY_SECONDS:
+                self._backoff.reset()
+            pause = self._backoff.pause()
+            _log.exception("Internal error, restarting the proxy", err=error, after=f"{pause:.0f}s")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stop.wait()
@@ -134,8 +134,8 @@ class Supervisor:
     async def _run_assembled(self) -> None:
         async with self._assemble(self._options, self.reloads) as running:
             self._running = running
-            if self._leaving:
-                running.leave()
+            if self._draining:
+                running.drain()
             try:
                 await first_ended(
                     running.run(),
@@ -149,12 +149,12 @@ class Supervisor:
                     self._fallback = None
 
     def _fall_back(self, error: PointsmanError) -> None:
-        """Return to the configuration that worked; the first one of a process has none before it."""
+        """Return to the configuration that worked before; raises the error where there is none."""
         if self._fallback is None:
             raise error
         self._options, self._fallback = self._fallback, None
         self.reloads.rejected(str(error))
-        _log.error("The new configuration cannot be used here, going back to the old one", err=error)
+        _log.error("New configuration does not work on this node, returning to the old one", err=error)
 
     async def _watch_configuration(self) -> None:
         if self._options.config_file is None:
@@ -165,7 +165,7 @@ class Supervisor:
             self._reread.set()
 
     async def _follow_configuration(self, running: Assembled) -> None:
-        """Read the configuration whenever it may have changed, and do what it asks for."""
+        """Read the configuration whenever it may have changed, and apply it."""
         while True:
             await self._reread.wait()
             self._reread.clear()
@@ -213,7 +213,7 @@ class Supervisor:
 
 
 def serve(argv: Sequence[str], options: RunOptions) -> int:
-    """Run until stopped; the exit status of the process."""
+    """Run until stopped; return the exit status of the process."""
 
     async def run() -> int:
         return await Supervisor(options, lambda: parse_run(argv, program=options.program)).run()
@@ -231,7 +231,7 @@ def serve(argv: Sequence[str], options: RunOptions) -> int:
 
 
 def _check_manifests(path: Path | None) -> None:
-    """A path that is not there is a mistake when the process starts; one that vanishes later is waited for."""
+    """Raise ConfigError for a path that does not exist at start; one that vanishes later is waited for."""
     try:
         if path is not None:
             path.stat()

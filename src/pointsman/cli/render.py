@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _render(given: argparse.Namespace, flags: Sequence[str]) -> int:
-    from pointsman.app.modes import setup_of
+    from pointsman.app.modes import build_setup
     from pointsman.app.offline import plan_manifests
     from pointsman.backends import mode_named
 
@@ -47,7 +47,7 @@ def _render(given: argparse.Namespace, flags: Sequence[str]) -> int:
     warn("render", options.warnings)
     planned = plan_manifests(given.manifests, options, families=families_of(given))
     warn("render", planned.problems)
-    mode, setup = mode_named(options.config.mode), setup_of(options, options.config.mode)
+    mode, setup = mode_named(options.config.mode), build_setup(options, options.config.mode)
     several = len(planned.requests) > 1
     for family, request in planned.requests.items():
         if several:
@@ -73,7 +73,7 @@ def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
         local_addresses={family: machine.local_addresses(family) for family in families},
     )
     warn("render", planned.problems)
-    mode, setup = mode_named(options.config.mode), modes.setup_of(options, options.config.mode)
+    mode, setup = mode_named(options.config.mode), modes.build_setup(options, options.config.mode)
     sysctls = modes.sysctl_journal(options.paths.state_dir)
     found: list[FamilyVerification] = []
     for family in families:

@@ -1,1 +1,10 @@
-"""HTTP endpoints: health, metrics, status, service health checks."""
+"""What the process serves over HTTP: health, metrics, the status page, health check node ports, the control socket.
+
+Promises: kube-proxy's paths, bodies and status codes; no client, whatever it sends, holds or leaves unread, keeps probes
+from being answered, takes more than a bounded amount of memory or fills the log; pages that hold more than metrics answer
+only under an address, and those with names of Services only on loopback.
+
+Layers inside: `messages` (values), `handlers` (wrappers), `connections` (limits), `connection` (one client), `server` (accept),
+`listeners` (ports that follow the configuration), then what is served. A new port must share the `Connections` of the
+process; a new page that describes the node must be wrapped by `require_address` or `require_loopback`.
+"""

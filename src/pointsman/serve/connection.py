@@ -58,7 +58,7 @@ class Connection:
         self._task.add_done_callback(self._ended)
 
     def abort(self) -> None:
-        """Close it at once, whatever goes on."""
+        """Close it at once, in whatever state it is."""
         self._task.cancel()
 
     def finish(self) -> None:
@@ -173,7 +173,7 @@ class Connection:
         return h11.Response(status_code=response.status, headers=headers, reason=reason), response.body
 
     async def _send(self, head: h11.Response, body: bytes) -> None:
-        """Send a response, for as long as the client goes on reading it."""
+        """Send a response; raises TimeoutError when the client stops reading it."""
         first = self._http.send(head) or b""
         if self._http.their_http_version == b"1.0":
             first = first.replace(b"HTTP/1.1", b"HTTP/1.0", 1)

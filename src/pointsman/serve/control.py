@@ -1,4 +1,4 @@
-"""The control socket: how `pointsman status`, `explain` and `verify` ask the running proxy.
+"""The control socket, on which `pointsman status`, `explain` and `verify` query the running proxy.
 
 HTTP with JSON over a Unix socket that only root and the proxy's own user may use: its mode says so, and every
 connection's credentials are checked as well. A new process takes the place of an old one's socket atomically, so
@@ -19,8 +19,8 @@ from pointsman.serve.handlers import route, with_deadline
 from pointsman.serve.messages import Handler, Request, Response, text_response
 from pointsman.serve.server import HttpServer
 
-REQUEST_SECONDS: Final = 120.0
-"""Reading a large kernel table takes its time; the client is an operator who asked for it."""
+REQUEST_TIMEOUT_SECONDS: Final = 120.0
+"""Reading a large kernel table takes long, and an operator waits for it."""
 
 _BACKLOG: Final = 16
 
@@ -28,24 +28,24 @@ _log = get_log(__name__)
 
 
 class ControlServer:
-    """Serves routes on a Unix socket; a socket that cannot be made is reported and never fatal."""
+    """Serves routes on a Unix socket; one that cannot be opened is logged and never fatal."""
 
     def __init__(
         self, path: Path, routes: Mapping[str, Handler], connections: Connections | None = None
     ) -> None:
         self.path = path
         self._connections = Connections() if connections is None else connections
-        self._handler = with_deadline(_require_root(route(routes)), REQUEST_SECONDS)
+        self._handler = with_deadline(_require_root(route(routes)), REQUEST_TIMEOUT_SECONDS)
         self._server: HttpServer | None = None
         self._inode = 0
 
     async def start(self) -> bool:
-        """Listen; False when the socket cannot be made, which is logged."""
+        """Listen; return False when the socket cannot be opened, which is logged."""
         try:
-            sock = _bound(self.path)
+            sock = _bind(self.path)
         except OSError as error:
             _log.warning(
-                "No control socket: status, explain and verify will not reach this proxy",
+                "Cannot open the control socket; status, explain and verify will not reach this proxy",
                 path=str(self.path),
                 err=error.strerror or str(error),
             )
@@ -65,17 +65,17 @@ class ControlServer:
             if self.path.stat().st_ino == self._inode:
                 self.path.unlink()
         except OSError:
-            _log.info("The control socket is already gone", path=str(self.path))
+            _log.info("Control socket already removed", path=str(self.path))
 
 
-def _bound(path: Path) -> socket.socket:
-    """A listening socket at `path`, replacing whatever socket is there in one step."""
+def _bind(path: Path) -> socket.socket:
+    """Return a listening socket at `path`, atomically replacing the one that is there."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Nobody can connect between bind and chmod: connecting needs listen, which comes last.
+        # No client can connect between bind and chmod: connecting needs listen, which comes last.
         sock.bind(str(temporary))
         temporary.chmod(0o600)
         sock.listen(_BACKLOG)
@@ -94,7 +94,7 @@ def _require_root(handler: Handler) -> Handler:
     async def guarded(request: Request) -> Response:
         user = request.client.user
         if user not in (0, os.geteuid()):
-            return text_response(f"user {user} may not ask this proxy; use sudo\n", 403)
+            return text_response(f"user {user} may not query this proxy; use sudo\n", 403)
         return await handler(request)
 
     return guarded

@@ -1,4 +1,4 @@
-"""Handlers around handlers: routing, deadlines, and restrictions on who may read a page.
+"""Handlers around handlers: routing, deadlines, and restrictions on clients.
 
 The served ports have no authentication. Pages that hold more than metrics are restricted in two ways: some to clients on
 loopback, and all to requests that name this host by an address. A web page can lead a browser on the node to loopback

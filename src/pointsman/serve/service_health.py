@@ -25,7 +25,7 @@ _log = get_log(__name__)
 
 
 class ServiceHealth(msgspec.Struct, frozen=True):
-    """What a load balancer may ask about one Service."""
+    """The health of one Service, for load balancers."""
 
     namespace: str
     name: str
@@ -37,8 +37,8 @@ class ServiceHealth(msgspec.Struct, frozen=True):
         return f"{self.namespace}/{self.name}"
 
 
-def health_answer(service: ServiceHealth, proxy_healthy: bool) -> Response:
-    """200 only where traffic can be answered here; the header carries the weight of this node."""
+def build_response(service: ServiceHealth, proxy_healthy: bool) -> Response:
+    """Return 200 only where this node can serve traffic; the header carries its weight."""
     count = service.local_endpoints
     document = {
         "service": {"namespace": service.namespace, "name": service.name},
@@ -54,7 +54,7 @@ def health_answer(service: ServiceHealth, proxy_healthy: bool) -> Response:
 
 
 class _Port:
-    """One open health check port; its answer follows the Service it belongs to."""
+    """One open health check port; its response follows its Service."""
 
     def __init__(
         self, service: ServiceHealth, proxy_healthy: Callable[[], bool], connections: Connections
@@ -64,7 +64,7 @@ class _Port:
         self.server = HttpServer(with_deadline(self._answer), connections)
 
     async def _answer(self, _request: Request) -> Response:
-        return health_answer(self.service, self._proxy_healthy())
+        return build_response(self.service, self._proxy_healthy())
 
 
 class ServiceHealthPorts:
@@ -84,8 +84,8 @@ class ServiceHealthPorts:
         self._addresses: tuple[str, ...] = ()
         self._ports: dict[str, _Port] = {}
         self._failures: dict[str, str] = {}
-        """Why which port is closed, as last logged: a port may stay taken for as many syncs as it likes."""
-        self._one_at_a_time = asyncio.Lock()
+        """Why a port is closed, as last logged; the same failure is not logged again with every sync."""
+        self._lock = asyncio.Lock()
 
     @property
     def open_ports(self) -> dict[str, tuple[tuple[str, int], ...]]:
@@ -98,7 +98,7 @@ class ServiceHealthPorts:
         Ports that stay are not disturbed. Never raises for a port that cannot be opened. Overlapping calls run in
         the order they were made.
         """
-        async with self._one_at_a_time:
+        async with self._lock:
             await self._sync(services, addresses)
 
     async def _sync(self, services: Mapping[str, ServiceHealth], addresses: Sequence[str]) -> None:

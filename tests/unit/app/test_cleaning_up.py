@@ -49,7 +49,7 @@ def test_a_mode_whose_clean_up_fails_keeps_none_of_the_others_from_theirs(
     assert cleanup.clean_up(tmp_path / "state") == 1
     told = capsys.readouterr()
     assert told.out == "removed pebble first\nremoved toy lines in IPv4\n"
-    assert told.err == "pointsman: could not clean up traces of mode stuck: the second is glued on\n"
+    assert told.err == "pointsman: could not clean up leftovers of mode stuck: the second is glued on\n"
     assert not toy_mode.held(Family.IPV4).exists()
 
 
@@ -72,9 +72,9 @@ def test_the_running_mode_is_not_its_own_leftover(modes: None, tmp_path: Path) -
                 "kernel setting",
                 "net/ipv4/ip_forward",
                 status=CleanupStatus.KEPT,
-                why="somebody else set it to 1",
+                why="it was changed externally to 1",
             ),
-            "kept kernel setting net/ipv4/ip_forward: somebody else set it to 1",
+            "kept kernel setting net/ipv4/ip_forward: it was changed externally to 1",
         ),
         (
             CleanupItem(
@@ -107,7 +107,7 @@ def test_settings_are_restored_left_to_their_new_owner_or_reported(modes: None, 
     done = {one.name.rpartition("/")[2]: (one.status, one.why) for one in remove_everything(state)}
     assert done == {
         "ours": (CleanupStatus.RESTORED, "from 1 to 0"),
-        "taken": (CleanupStatus.KEPT, "somebody else set it to 7"),
+        "taken": (CleanupStatus.KEPT, "it was changed externally to 7"),
         "gone": (CleanupStatus.KEPT, "there is no such setting any more"),
     }
     assert remove_everything(state) == []

@@ -36,7 +36,7 @@ def plans_to_compare(
         return msgspec.structs.replace(mode_named(name), preflight=preflight)
 
     pause = (pauses if pauses is not None else []).append
-    return modes.choose(OPTIONS, find_mode=scripted, families=tuple(answers), pause=pause)
+    return modes.choose_mode(OPTIONS, find_mode=scripted, families=tuple(answers), sleep=pause)
 
 
 def test_a_family_that_cannot_be_served_is_remembered_with_the_reason() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from pointsman.serve.service_health import ServiceHealth, ServiceHealthPorts, health_answer
+from pointsman.serve.service_health import ServiceHealth, ServiceHealthPorts, build_response
 
 RECORDED = sorted((Path(__file__).parent / "health_bodies").glob("*.txt"))
 
@@ -28,7 +28,7 @@ def test_answers_equal_those_recorded_from_kube_proxy(recorded: Path) -> None:
     headers = dict(line.split(": ", 1) for line in header_lines)
     said = json.loads(body)
     service = ServiceHealth(said["service"]["namespace"], said["service"]["name"], 1, said["localEndpoints"])
-    answer = health_answer(service, said["serviceProxyHealthy"])
+    answer = build_response(service, said["serviceProxyHealthy"])
     assert str(answer.status) == status.split()[1]
     assert answer.body.decode() == body.rstrip("\n")
     assert len(answer.body) == int(headers["Content-Length"])
@@ -36,7 +36,7 @@ def test_answers_equal_those_recorded_from_kube_proxy(recorded: Path) -> None:
 
 
 def test_an_unhealthy_proxy_answers_503_whatever_is_local() -> None:
-    assert health_answer(ServiceHealth("a", "b", 1, 3), proxy_healthy=False).status == 503
+    assert build_response(ServiceHealth("a", "b", 1, 3), proxy_healthy=False).status == 503
 
 
 async def ask(port: int, path: str = "/", host: str = "127.0.0.1") -> tuple[int, dict[str, str], str]:
