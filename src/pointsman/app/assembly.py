@@ -42,6 +42,7 @@ from pointsman.node.checks import LooseTrackingCheck
 from pointsman.node.cleanup import Background, CleanupResult, FlowCleanup, PostSyncJobs
 from pointsman.node.inspector import Inspector
 from pointsman.node.interfaces import ApiRecorder, EventSource, Recorder, SilentRecorder
+from pointsman.node.loopback_node_ports import LoopbackNodePorts
 from pointsman.node.proxy import Proxy
 from pointsman.node.service_metrics import ServiceMetrics
 from pointsman.node.state import Settings
@@ -159,6 +160,10 @@ async def assembled(
             check = LooseTrackingCheck(host.sysctls.read_int)
             board.add_source("loose tracking", check.conditions)
             listeners.append(check)
+        if mode.listens_on_loopback and mode.localhost_node_ports(config):
+            loopback = LoopbackNodePorts(metrics)
+            closing.push_async_callback(loopback.close)
+            listeners.append(loopback)
         jobs = {
             "remove leftovers of other modes": lambda: host.remove_leftovers(mode),
             "return memory": _freeze_heap,

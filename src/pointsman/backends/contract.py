@@ -139,11 +139,7 @@ class SyncReport(msgspec.Struct, frozen=True):
     drift: Difference | None = None
     """An external change that this sync found and repaired by loading everything."""
     notes: Sequence[str] = ()
-    """What an operator should know: external objects that were removed, ports that could not be opened."""
-    listeners: int | None = None
-    """Node ports served by listeners of the process; None where the mode has none."""
-    listeners_failed: int = 0
-    """Listeners that this sync wanted to open and could not; `notes` name them."""
+    """What an operator should know: external objects that were removed."""
     conditions: Sequence[Condition] = ()
     """What works less well than configured as of this sync."""
 
@@ -335,6 +331,8 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     quirks: PacketQuirks = PacketQuirks()
     localhost_node_ports: Callable[[KubeProxyConfiguration], bool]
     """Return whether the configuration allows node ports on loopback."""
+    listens_on_loopback: bool = False
+    """Node ports on loopback are served by listeners of the process, not by rules."""
     drift_seconds: float | None = None
     """Interval of drift checks; None for the sync period."""
     compare_seconds: float | None = None

@@ -157,9 +157,6 @@ class Reporter(SyncListener):
         for table, count in report.rules_last.items():
             metrics.modes.iptables_rules_written.labels(table=table, ip_family=label).set(count)
         metrics.sync.batch_bytes.labels(ip_family=label).set(report.batch_bytes)
-        if report.listeners is not None:
-            metrics.modes.localhost_listeners.labels(ip_family=label).set(report.listeners)
-            metrics.modes.localhost_listener_failures.labels(ip_family=label).inc(report.listeners_failed)
         metrics.sync.services_rejected.labels(ip_family=label).set(len(report.rejected))
         totals = outcome.totals
         metrics.sync.service_ports.labels(ip_family=label).set(totals.service_ports)

@@ -33,7 +33,6 @@ from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import ConnectionTotals
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
 from pointsman.backends.nftables.fragment import Fragment
-from pointsman.backends.nftables.loopback import LoopbackNodePorts
 from pointsman.backends.nftables.preflight import lacks_hash
 from pointsman.backends.nftables.reader import KernelTable, Reader
 from pointsman.backends.nftables.rejections import (
@@ -63,8 +62,8 @@ Fragments = dict[ServicePortName, Fragment]
 class NftablesBackend(Backend):
     """nftables mode for one IP family. Implements `pointsman.backends.contract.Backend`.
 
-    Belongs to one thread. `service_metrics` puts counters on the elements; `localhost_node_ports` is the gate
-    KubeProxyNFTablesLocalhostNodePorts. The kernel socket is opened in the network namespace of the first call that needs it.
+    Belongs to one thread. `service_metrics` puts counters on the elements. The kernel socket is opened in the network
+    namespace of the first call that needs it.
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class NftablesBackend(Backend):
         family: Family,
         *,
         service_metrics: bool = False,
-        localhost_node_ports: bool = False,
         commits: CommitLog | None = None,
         lacks_hash: Callable[[NftablesSocket, FamilyTraits], bool] = lacks_hash,
     ) -> None:
@@ -90,7 +88,6 @@ class NftablesBackend(Backend):
         self._unhashed: set[ServicePortName] = set()
         """Those that ask for a hash and do not get it."""
         self._totals = ConnectionTotals()
-        self._loopback = LoopbackNodePorts(family) if localhost_node_ports else None
 
     # --- the contract ---------------------------------------------------------------------------------------
 
@@ -133,8 +130,6 @@ class NftablesBackend(Backend):
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        if self._loopback is not None:
-            self._loopback.close()
 
     # --- syncing --------------------------------------------------------------------------------------------
 
@@ -160,11 +155,7 @@ class NftablesBackend(Backend):
         self._rejected = rejected
         self._totals.restarted()
         self._drift_check.on_loaded(generation + 1, self._reader())
-        unopened: Sequence[str] = ()
-        if self._loopback is not None:
-            asked = request.context.node_port_addresses.loopback_asked
-            unopened = self._loopback.replace(request.plans if asked else {}, request.context.node_ips)
-        return self._report(contents, batch, size, full=True, drift=found, notes=notes, unopened=unopened)
+        return self._report(contents, batch, size, full=True, drift=found, notes=notes)
 
     def _load(
         self,
@@ -226,10 +217,7 @@ class NftablesBackend(Backend):
             raise Rejected("the kernel keeps refusing parts of the change", errno.EINVAL)
         change.apply()
         self._rejected = rejected
-        unopened: Sequence[str] = ()
-        if self._loopback is not None and request.context.node_port_addresses.loopback_asked:
-            unopened = self._loopback.update(request.changed, request.context.node_ips)
-        return self._report(contents, change.batch, size, full=False, unopened=unopened)
+        return self._report(contents, change.batch, size, full=False)
 
     def _sync_in_doubt(
         self,
@@ -257,7 +245,6 @@ class NftablesBackend(Backend):
         full: bool,
         drift: Difference | None = None,
         notes: Sequence[str] = (),
-        unopened: Sequence[str] = (),
     ) -> SyncReport:
         return SyncReport(
             full=full,
@@ -266,9 +253,7 @@ class NftablesBackend(Backend):
             rules_last=batch.element_counts(),
             batch_bytes=size,
             drift=drift,
-            notes=(*notes, *unopened),
-            listeners=self._loopback.listeners if self._loopback is not None else None,
-            listeners_failed=len(unopened),
+            notes=notes,
             conditions=(_NO_HASH,) if self._unhashed else (),
         )
 

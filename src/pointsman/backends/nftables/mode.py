@@ -42,7 +42,6 @@ MODE = Mode(
     backend=lambda setup, family, _sysctls: NftablesBackend(
         family,
         service_metrics=setup.service_metrics,
-        localhost_node_ports=_localhost_node_ports(setup.config),
         commits=_COMMITS,
     ),
     render=lambda setup, request: render(request, counters=setup.service_metrics),
@@ -54,6 +53,7 @@ MODE = Mode(
         loopback_denial=_loopback_denial,
     ),
     localhost_node_ports=_localhost_node_ports,
+    listens_on_loopback=True,
     drift_seconds=1.0,
     compare_seconds=1.0,
     capabilities=FULL_CAPABILITIES,

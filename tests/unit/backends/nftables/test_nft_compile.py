@@ -12,12 +12,12 @@ from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.fragment import Slots
-from pointsman.backends.nftables.loopback import loopback_port
 from pointsman.backends.nftables.schema import static_sets
 from pointsman.model.balancing import BalancingDefaults, BalancingRequest, Scheduler
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
 from pointsman.model.service import Protocol
+from pointsman.node.loopback_node_ports import find_loopback_port
 
 HERE = endpoint("10.244.1.1", local=True)
 THERE = endpoint("10.244.2.1")
@@ -173,7 +173,7 @@ def test_a_guarded_node_port_has_a_chain_before_its_balancer_and_at_loopback_the
         *own,
         "drop",
     ]
-    assert (loopback_port(made, node.node_ips) is not None) is admitted
+    assert (find_loopback_port(made, node.node_ips) is not None) is admitted
 
 
 def test_an_address_that_is_external_and_balancer_address_keeps_its_source_ranges() -> None:
