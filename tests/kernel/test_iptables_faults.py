@@ -127,12 +127,12 @@ def test_a_lock_file_that_cannot_be_opened_is_named_before_anything_is_written(
     monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "nowhere" / "xtables.lock"))
     runner = Iptables(Family.IPV4, SystemCommands(), variant=host.variant)
     if host.variant == NFT:
-        assert runner.obstacle() is None
+        assert runner.find_obstacle() is None
     else:
         with pytest.raises(
             LockNotOpened, match="No such file or directory; in a container, mount the host's"
         ):
-            runner.obstacle()
+            runner.find_obstacle()
 
 
 def test_rules_of_resets_and_guarded_node_ports_read_back_as_they_were_written(host: Host) -> None:

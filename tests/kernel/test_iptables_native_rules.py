@@ -91,7 +91,7 @@ def test_preflight_names_the_rules_that_stand_in_the_way(node: Namespace, rule: 
     assert missing_programs(Family.IPV4) == []
     spoil(node, rule)
     (problem,) = missing_programs(Family.IPV4)
-    assert "move them, or use mode nftables" in problem
+    assert "move them to another table, or use mode nftables" in problem
     assert "install" not in problem
 
 

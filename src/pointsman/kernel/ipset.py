@@ -1,7 +1,7 @@
 """ipset over nfnetlink: create, add, delete, list, flush, destroy.
 
-Entries travel many per message (the kernel takes a list of them), and adding one that exists or deleting one that
-does not is no error, so a change can be repeated safely.
+A message has many entries (the kernel takes a list of them). Adding one that exists or deleting one that does not is no
+error, so a change can be repeated safely.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _address(kind: int, address: bytes) -> bytes:
     return nla.nested(kind, nla.attribute(inner | _NET_ORDER, address))
 
 
-def entry_attributes(entry: SetEntry) -> bytes:
-    """What the kernel needs to know about one entry."""
+def encode_entry(entry: SetEntry) -> bytes:
+    """Return the attributes of one entry."""
     parts = []
     if entry.address:
         parts.append(_address(DATA_IP, entry.address))
@@ -73,12 +73,12 @@ def entry_attributes(entry: SetEntry) -> bytes:
     return b"".join(parts)
 
 
-def entries_message(command: int, name: str, entries: Sequence[SetEntry]) -> Message:
-    """One message that adds (CMD_ADD) or deletes (CMD_DELETE) entries; a line number tells which one failed."""
+def encode_entries(command: int, name: str, entries: Sequence[SetEntry]) -> Message:
+    """Return one message that adds (CMD_ADD) or deletes (CMD_DELETE) entries; a line number identifies the one that failed."""
     lines = [
         nla.nested(
             ATTR_DATA,
-            entry_attributes(entry),
+            encode_entry(entry),
             nla.attribute(DATA_LINE | _NET_ORDER, struct.pack(">I", n)),
         )
         for n, entry in enumerate(entries, 1)
@@ -91,8 +91,8 @@ def entries_message(command: int, name: str, entries: Sequence[SetEntry]) -> Mes
     )
 
 
-def entry_of(data: bytes, kind: SetType) -> SetEntry:
-    """An entry as the kernel lists it."""
+def decode_entry(data: bytes, kind: SetType) -> SetEntry:
+    """Return an entry as the kernel lists it."""
     fields = nla.attributes(data)
     port = int.from_bytes(fields.get(DATA_PORT, b""), "big")
     if kind is SetType.BITMAP_PORT:
@@ -114,7 +114,7 @@ def _listed_address(data: bytes) -> bytes:
     return next(value for _, value in nla.iter_attributes(data))
 
 
-def _header_of(name: str, fields: Mapping[int, bytes]) -> SetHeader | None:
+def _decode_header(name: str, fields: Mapping[int, bytes]) -> SetHeader | None:
     try:
         kind = SetType(nla.text_of(fields[ATTR_TYPE]))
     except ValueError:
@@ -131,21 +131,21 @@ def _header_of(name: str, fields: Mapping[int, bytes]) -> SetHeader | None:
     )
 
 
-def listing_of(payloads: Iterable[bytes]) -> list[tuple[SetHeader, list[SetEntry]]]:
-    """Sets and entries of a dump. A long set comes in several messages; only the first says what type it has."""
+def decode_listing(payloads: Iterable[bytes]) -> list[tuple[SetHeader, list[SetEntry]]]:
+    """Return the sets and entries of a dump. A long set has several messages; only the first names its type."""
     found: list[tuple[SetHeader, list[SetEntry]]] = []
     headers: dict[str, SetHeader] = {}
     for payload in payloads:
         fields = nla.attributes(payload, 4)
         name = nla.text_of(fields.get(ATTR_NAME, b""))
         if ATTR_TYPE in fields:
-            described = _header_of(name, fields)
+            described = _decode_header(name, fields)
             if described is not None:
                 headers[name] = described
         header = headers.get(name)
         if header is not None:
             listed = nla.iter_attributes(fields.get(ATTR_ENTRIES, b""))
-            entries = [entry_of(data, header.type) for kind, data in listed if kind == ATTR_DATA]
+            entries = [decode_entry(data, header.type) for kind, data in listed if kind == ATTR_DATA]
             found.append((header, entries))
     return found
 
@@ -166,7 +166,7 @@ class IpsetSocket:
             self._revision(kind, family)
 
     def create(self, header: SetHeader) -> None:
-        """Make a set; one that exists with the same type is kept as it is."""
+        """Create a set; one that exists with the same type is kept as it is."""
         if header.type is SetType.BITMAP_PORT:
             data = nla.attribute(DATA_PORT | _NET_ORDER, b"\0\0") + nla.attribute(
                 DATA_PORT_TO | _NET_ORDER, b"\xff\xff"
@@ -191,22 +191,22 @@ class IpsetSocket:
             raise _error(reply.errno, f"create ipset {header.name} ({header.type.value})")
 
     def headers(self) -> dict[str, SetHeader]:
-        """Every set of a type we know, by name, without its entries."""
+        """Return every set of a known type, by name, without its entries."""
         return {header.name: header for header, _ in self._list(entries=False)}
 
     def entries(self) -> dict[str, set[SetEntry]]:
-        """The entries of every set of a type we know."""
+        """Return the entries of every set of a known type."""
         found: dict[str, set[SetEntry]] = {}
         for header, entries in self._list(entries=True):
             found.setdefault(header.name, set()).update(entries)
         return found
 
     def add(self, name: str, entries: Iterable[SetEntry]) -> dict[SetEntry, KernelError]:
-        """Add entries; returns those that were refused, with the reason."""
+        """Add entries; return those that were rejected, with the reason."""
         return self._change(CMD_ADD, name, list(entries))
 
     def delete(self, name: str, entries: Iterable[SetEntry]) -> dict[SetEntry, KernelError]:
-        """Delete entries; returns those that were refused, with the reason."""
+        """Delete entries; return those that were rejected, with the reason."""
         return self._change(CMD_DELETE, name, list(entries))
 
     def destroy(self, name: str) -> None:
@@ -217,27 +217,27 @@ class IpsetSocket:
 
     def _change(self, command: int, name: str, entries: list[SetEntry]) -> dict[SetEntry, KernelError]:
         chunks = [entries[i : i + _ENTRIES_PER_MESSAGE] for i in range(0, len(entries), _ENTRIES_PER_MESSAGE)]
-        replies = self._netlink.request([entries_message(command, name, chunk) for chunk in chunks])
-        doubtful = [
+        replies = self._netlink.request([encode_entries(command, name, chunk) for chunk in chunks])
+        retried = [
             entry for chunk, reply in zip(chunks, replies, strict=True) if reply.errno for entry in chunk
         ]
-        if not doubtful:
+        if not retried:
             return {}
         verb = "add to" if command == CMD_ADD else "delete from"
-        singles = self._netlink.request([entries_message(command, name, (entry,)) for entry in doubtful])
+        singles = self._netlink.request([encode_entries(command, name, (entry,)) for entry in retried])
         return {
             entry: _error(reply.errno, f"{verb} ipset {name} {entry}")
-            for entry, reply in zip(doubtful, singles, strict=True)
+            for entry, reply in zip(retried, singles, strict=True)
             if reply.errno
         }
 
     def _list(self, *, entries: bool) -> list[tuple[SetHeader, list[SetEntry]]]:
         flags = nla.attribute(ATTR_FLAGS | _NET_ORDER, struct.pack(">I", 0 if entries else _LIST_HEADERS))
         answers = self._netlink.dump(_message(CMD_LIST, flags), "list ipsets", needs=NEEDS)
-        return listing_of(answer.payload for answer in answers)
+        return decode_listing(answer.payload for answer in answers)
 
     def _revision(self, kind: SetType, family: Family | None) -> int:
-        """The newest layout of a set type that this kernel offers."""
+        """Return the newest revision of a set type that this kernel has."""
         known = self._revisions.get((kind, family))
         if known is not None:
             return known

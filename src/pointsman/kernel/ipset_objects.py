@@ -1,4 +1,4 @@
-"""The objects of ipset as plain values, without any I/O, so that pure code can speak of them."""
+"""The objects of ipset as plain values, for pure code. Does no I/O."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SetHeader(NamedTuple):
     references: int = 0
     """How many rules match on it, as the kernel reports."""
     elements: int = -1
-    """How many entries it has, as the kernel reports; negative where it does not say."""
+    """How many entries it has, as the kernel reports; negative where it does not report them."""
 
 
 class SetEntry(NamedTuple):

@@ -1,7 +1,7 @@
-"""The iptables tools of one IP family as functions with typed errors.
+"""The iptables programs of one IP family as functions with typed errors.
 
-Everything goes through argument lists and time limits (see command.py). A refused restore says which line was
-refused and shows it; a taken lock says who holds it; neither is mistaken for "does not exist".
+Everything runs with argument lists and timeouts (see command.py). A rejected restore names and shows the line; a lock that is
+held names the holder; neither is mistaken for "does not exist".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STATUS_OLD_KERNEL = 3
 _LOCK_TEXT = "xtables lock"
 _NO_LOCK_FILE_TEXT = "can't open lock file"
 _MOMENTARY = re.compile("Cannot allocate memory|Resource temporarily unavailable|Interrupted system call")
-"""Complaints that say nothing about the line they name: the same may be accepted a second later."""
+"""Errors that say nothing about the line they name: the same line may be accepted a second later."""
 _LINE = re.compile(r"line:? (\d+)")
 _INCOMPATIBLE = re.compile("is incompatible, use 'nft' tool|Parsing nftables rule failed")
 _UNREADABLE = re.compile(rb"^# Table `\w+' is incompatible[ -~]*", re.MULTILINE)
@@ -39,7 +39,7 @@ _NOISE = re.compile(r"^(Ignoring deprecated --wait-interval.*|Try `.*|# Warning:
 
 
 class RestoreRejected(Rejected):
-    """A restore was refused; `line` counts from 1, 0 when the tool named none."""
+    """A restore was rejected; `line` counts from 1, 0 when the program named none."""
 
     def __init__(self, message: str, line: int = 0) -> None:
         super().__init__(message)
@@ -47,11 +47,11 @@ class RestoreRejected(Rejected):
 
 
 class Incompatible(Rejected):
-    """A table of iptables holds rules written with nft, which iptables can add to and cannot list."""
+    """A table of iptables holds rules written with nft: iptables can add to it but not list it."""
 
 
 class Iptables:
-    """Runs the tools of one family and variant. Not thread-safe; give each worker its own."""
+    """Runs the programs of one family and variant. Not thread-safe; give each worker its own."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Iptables:
         *,
         variant: str = HOST_DEFAULT,
         lock_file: Path = xtables_lock.LOCK_FILE,
-        take_lock: Callable[[Path], contextlib.AbstractContextManager[None]] = xtables_lock.held,
+        take_lock: Callable[[Path], contextlib.AbstractContextManager[None]] = xtables_lock.hold,
         restore_seconds: float = _RESTORE_SECONDS,
     ) -> None:
         self.family = family
@@ -73,13 +73,13 @@ class Iptables:
 
     @property
     def features(self) -> Features:
-        """What the installed version can do; asked once."""
+        """What the installed version can do; probed once."""
         if self._features is None:
             self._features = probe_features(self._commands, self.programs)
         return self._features
 
-    def obstacle(self) -> KernelError | None:
-        """Why no rules can be read or written here; None when they can. Raises KernelError when that is unknown for now."""
+    def find_obstacle(self) -> KernelError | None:
+        """Return why no rules can be read or written here; None when they can. Raises KernelError on a temporary failure."""
         try:
             result = self._edit("nat", "-S", "POSTROUTING", missing_is_fine=True)
         except (Busy, LockNotOpened):
@@ -93,11 +93,11 @@ class Iptables:
         return NotSupported("the kernel lacks table nat") if result.status else None
 
     def chain_exists(self, table: str, chain: str) -> bool:
-        """Whether the chain exists; a taken lock or lack of resources raises and never counts as "no"."""
+        """Return whether the chain exists; a held lock or lack of resources raises and never counts as "no"."""
         return self._edit(table, "-S", chain, missing_is_fine=True).status == 0
 
     def list_chain(self, table: str, chain: str) -> list[str] | None:
-        """The rules of a chain as save prints them, or None when there is no such chain."""
+        """Return the rules of a chain as save prints them; None when there is no such chain."""
         result = self._edit(table, "-S", chain, missing_is_fine=True)
         if result.status != 0:
             return None
@@ -106,17 +106,17 @@ class Iptables:
         ]
 
     def check_rule(self, table: str, chain: str, rule: Sequence[str]) -> bool:
-        """Whether the chain holds this rule."""
+        """Return whether the chain holds this rule."""
         if not self.features.check:
-            wanted = sorted(word.strip('"') for word in rule)
+            wanted = sorted(option.strip('"') for option in rule)
             return any(sorted(shlex.split(line)[2:]) == wanted for line in self._saved_rules(table, chain))
         result = self._edit(table, "-C", chain, *rule, missing_is_fine=True)
         return result.status == 0
 
     def save(self, table: str, seconds: float | None = None) -> bytes:
-        """The table as text, without counters; raises CommandTimeout after that time, if one is given.
+        """Return the table as text, without counters; raises CommandTimeout after that time, if one is given.
 
-        In the place of a table that it cannot read, iptables-nft-save prints a comment that says so, and succeeds.
+        For a table that it cannot read, iptables-nft-save prints a comment that says so, and succeeds.
         """
         arguments = (self.programs.save, "-t", table)
         result = self._commands.run(arguments, timeout=seconds or self._restore_seconds)
@@ -128,7 +128,7 @@ class Iptables:
         return result.stdout
 
     def restore(self, text: bytes) -> None:
-        """Load rules, other chains kept; raises RestoreRejected naming the line, Busy, or another KernelError."""
+        """Load rules and keep other chains; raises RestoreRejected naming the line, Busy, or another KernelError."""
         features = self.features
         arguments = (self.programs.restore, *features.restore_wait, "--noflush", "--counters")
         lock = contextlib.nullcontext() if features.restore_wait else self._take_lock(self._lock_file)
@@ -142,7 +142,7 @@ class Iptables:
             raise self._error(arguments, result)
         line = int(match[1])
         raise RestoreRejected(
-            f"{self.programs.restore}: {complaint}; line {line}: {line_at(text, line)}", line
+            f"{self.programs.restore}: {complaint}; line {line}: {_line_at(text, line)}", line
         )
 
     def _saved_rules(self, table: str, chain: str) -> list[str]:
@@ -168,7 +168,7 @@ class Iptables:
         if result.status < 0:
             return KernelError(f"{command} was killed by signal {-result.status}")
         if _LOCK_TEXT in complaint:
-            return Busy(f"{command}: {xtables_lock.busy_text(self._lock_file)}; trying again later")
+            return Busy(f"{command}: {xtables_lock.describe_busy(self._lock_file)}; retrying later")
         if _NO_LOCK_FILE_TEXT in complaint:
             return LockNotOpened(f"{command}: {complaint}")
         if _INCOMPATIBLE.search(complaint):
@@ -184,12 +184,12 @@ class Iptables:
 
 def _incompatible(command: str, complaint: str) -> Incompatible:
     return Incompatible(
-        f"{command}: {complaint}; rules written with nft stand in a table that iptables owns: move them"
+        f"{command}: {complaint}; rules written with nft are in a table that iptables owns; move them to another table"
     )
 
 
 def _names_missing_chain(text: str) -> bool:
-    """Checking a rule whose target chain is missing is a usage error for both variants."""
+    """Return whether the error is that of a rule whose target chain is missing: a usage error for both variants."""
     return "does not exist" in text or "Couldn't load target" in text
 
 
@@ -198,7 +198,7 @@ def _complaint(result: CommandResult) -> str:
     return " ".join(line for line in lines if not _NOISE.match(line)) or "no error text"
 
 
-def line_at(text: bytes, number: int) -> str:
-    """A line of a restore text, counted from 1; empty when there is none."""
+def _line_at(text: bytes, number: int) -> str:
+    """Return a line of a restore text, counted from 1; empty when there is none."""
     lines = text.splitlines()
     return lines[number - 1].decode(errors="replace") if 0 < number <= len(lines) else ""

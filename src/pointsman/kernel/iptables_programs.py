@@ -57,16 +57,17 @@ class Features(msgspec.Struct, frozen=True, gc=False):
 
     version: tuple[int, ...]
     check: bool
-    """`-C` exists; without it rules are looked up in the output of save."""
+    """The option `-C` exists; without it rules are looked up in the output of save."""
     wait: tuple[str, ...]
     restore_wait: tuple[str, ...]
-    """Empty: restore does not wait for the lock, so the lock must be taken around it."""
+    """Empty when restore cannot wait for the lock, so that the caller must hold it."""
     random_fully: bool
     nf_tables: bool = False
     """Rules go to nftables; the cost of a restore then grows with what is written, and faster than linearly."""
 
 
 def programs(family: Family, variant: str = HOST_DEFAULT) -> Programs:
+    """Return the names of the programs of one family and variant."""
     base = "iptables" if family is Family.IPV4 else "ip6tables"
     if variant:
         base = f"{base}-{variant}"
@@ -74,21 +75,21 @@ def programs(family: Family, variant: str = HOST_DEFAULT) -> Programs:
 
 
 def probe_features(commands: Commands, names: Programs) -> Features:
-    """Ask the installed programs for their version; raises NotSupported when they are missing."""
+    """Read the version of the installed programs; raises NotSupported when they are missing."""
     found = commands.run((names.edit, "--version"))
     match = _VERSION.search((found.stdout + found.stderr).decode(errors="replace"))
     if found.status != 0 or match is None:
         raise NotSupported(f"{names.edit} --version gave no version: {found.error_text or 'no output'}")
     version = tuple(int(part) for part in match[1].split("."))
     nf_tables = b"(nf_tables)" in found.stdout
-    features = msgspec.structs.replace(features_of(version), nf_tables=nf_tables)
+    features = msgspec.structs.replace(features_of_version(version), nf_tables=nf_tables)
     if not features.restore_wait and _restore_reports_version(commands, names):
         features = msgspec.structs.replace(features, restore_wait=("--wait",))
     return features
 
 
-def features_of(version: tuple[int, ...]) -> Features:
-    """What a version of iptables can do."""
+def features_of_version(version: tuple[int, ...]) -> Features:
+    """Return what a version of iptables can do."""
     interval = ("-W", "100000") if version < _INTERVAL_DEPRECATED else ()
     wait: tuple[str, ...] = ()
     if version >= _WAIT_INTERVAL:
@@ -107,7 +108,7 @@ def features_of(version: tuple[int, ...]) -> Features:
 
 
 def _restore_reports_version(commands: Commands, names: Programs) -> bool:
-    """Distributions gave `--wait` to older versions together with `--version`, which plain old ones lack."""
+    """Return whether restore knows `--version`: distributions backported it together with `--wait`."""
     answer = commands.run((names.restore, "--version"), stdin=b"")
     return answer.status == 0 and _VERSION.search(answer.stdout.decode(errors="replace")) is not None
 
@@ -119,7 +120,7 @@ def choose_variant(
     environment: Mapping[str, str] = os.environ,
     proc: Path = Path("/proc"),
 ) -> str:
-    """The variant this host uses, by the rule in the module's docstring."""
+    """Return the variant that this host uses, by the rule in the module's docstring."""
     given = environment.get(OVERRIDE, "")
     if given in (NFT, LEGACY):
         return given
@@ -139,7 +140,7 @@ def choose_variant(
 
 
 def variants_in_use(family: Family, *, proc: Path = Path("/proc")) -> list[str]:
-    """Every variant that may hold rules, for cleaning up after others."""
+    """Return every variant that may hold rules, for clean-up."""
     return [NFT, LEGACY] if _legacy_tables_exist(family, proc) else [NFT]
 
 

@@ -1,7 +1,7 @@
 """The kernel's IP Virtual Server over generic netlink: virtual servers, real servers, timeouts, counters.
 
-Changes are built as messages first (pure functions below) and sent many per system call by `IpvsSocket.apply`;
-nothing here decides what should exist. Addresses travel in 16 bytes whatever their family.
+Changes are encoded first (pure functions below) and sent many per system call by `IpvsSocket.apply`; nothing here decides
+what should exist. Addresses have 16 bytes on the wire, whatever their family.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _af(address: bytes) -> int:
     return socket.AF_INET if len(address) == 4 else socket.AF_INET6
 
 
-def service_id(key: VirtualKey) -> bytes:
-    """The attributes that identify a virtual server; reuse it for every real server of the same one."""
+def encode_service_id(key: VirtualKey) -> bytes:
+    """Return the attributes that identify a virtual server; reuse them for every real server of the same one."""
     return _SERVICE_ID.pack(
         *(6, SVC_AF, _af(key.address)),
         *(6, SVC_PROTOCOL, key.protocol),
@@ -79,24 +79,24 @@ def service_id(key: VirtualKey) -> bytes:
     )
 
 
-def service_change(command: int, server: VirtualServer) -> bytes:
-    """Payload that adds (CMD_NEW_SERVICE) or alters (CMD_SET_SERVICE) a virtual server."""
+def encode_service(command: int, server: VirtualServer) -> bytes:
+    """Return the payload that adds (CMD_NEW_SERVICE) or changes (CMD_SET_SERVICE) a virtual server."""
     settings = _settings(server.scheduler, server.flags, server.timeout, len(server.key.address))
-    return genl.header(command) + _nest(ATTR_SERVICE, service_id(server.key) + settings)
+    return genl.header(command) + _nest(ATTR_SERVICE, encode_service_id(server.key) + settings)
 
 
 @lru_cache
 def _settings(scheduler: str, flags: int, timeout: int, address_length: int) -> bytes:
-    """The attributes of a virtual server after those that identify it; most servers have the same."""
+    """Return the attributes of a virtual server after those that identify it; most servers have the same."""
     mask = _V4_ALL_BITS if address_length == 4 else _V6_ALL_BITS
     return nla.text(SVC_SCHEDULER, scheduler) + _SERVICE_REST.pack(
         *(12, SVC_FLAGS, flags, 0xFFFFFFFF), *(8, SVC_TIMEOUT, timeout), *(8, SVC_NETMASK, mask)
     )
 
 
-def service_removal(key: VirtualKey) -> bytes:
-    """Payload that deletes a virtual server with its real servers."""
-    return genl.header(CMD_DEL_SERVICE) + _nest(ATTR_SERVICE, service_id(key))
+def encode_service_removal(key: VirtualKey) -> bytes:
+    """Return the payload that deletes a virtual server with its real servers."""
+    return genl.header(CMD_DEL_SERVICE) + _nest(ATTR_SERVICE, encode_service_id(key))
 
 
 def _dest_id(key: RealKey) -> bytes:
@@ -107,24 +107,24 @@ def _dest_id(key: RealKey) -> bytes:
     )
 
 
-def destination_change(command: int, service: bytes, key: RealKey, weight: int) -> bytes:
-    """Payload that adds (CMD_NEW_DEST) or alters (CMD_SET_DEST) a masqueraded real server of `service_id`."""
+def encode_destination(command: int, service: bytes, key: RealKey, weight: int) -> bytes:
+    """Return the payload that adds (CMD_NEW_DEST) or changes (CMD_SET_DEST) a masqueraded real server of `encode_service_id`."""
     rest = _DEST_REST.pack(
         *(8, DEST_FORWARD, 0), *(8, DEST_WEIGHT, weight), *(8, DEST_UPPER, 0), *(8, DEST_LOWER, 0)
     )
     return genl.header(command) + _nest(ATTR_SERVICE, service) + _nest(ATTR_DEST, _dest_id(key) + rest)
 
 
-def destination_removal(service: bytes, key: RealKey) -> bytes:
-    """Payload that deletes a real server."""
+def encode_destination_removal(service: bytes, key: RealKey) -> bytes:
+    """Return the payload that deletes a real server."""
     return genl.header(CMD_DEL_DEST) + _nest(ATTR_SERVICE, service) + _nest(ATTR_DEST, _dest_id(key))
 
 
 # --- answers ------------------------------------------------------------------------------------------------
 
 
-def virtual_server_of(payload: bytes) -> tuple[VirtualServer, ServerCounters] | None:
-    """A virtual server and its counters; None for one that is addressed by a firewall mark."""
+def decode_virtual_server(payload: bytes) -> tuple[VirtualServer, ServerCounters] | None:
+    """Return a virtual server and its counters; None for one that is addressed by a firewall mark."""
     fields = nla.attributes(nla.attributes(payload, genl.HEADER_LENGTH).get(ATTR_SERVICE, b""))
     if SVC_ADDR not in fields or SVC_PORT not in fields:
         return None
@@ -141,19 +141,19 @@ def virtual_server_of(payload: bytes) -> tuple[VirtualServer, ServerCounters] | 
 
 
 def digest(payloads: Iterable[bytes]) -> int:
-    """The same for listings of the same virtual servers with the same settings, whatever their counters."""
+    """Return a number that is the same for the same virtual servers with the same settings, whatever their counters."""
     return hash(tuple(payload[_LISTED] for payload in payloads))
 
 
 def diff_listing(
     payloads: Iterable[bytes], expected: Iterable[VirtualServer]
 ) -> tuple[list[VirtualServer], list[VirtualServer]]:
-    """Listed virtual servers that are unlike the expected ones, and expected ones that are not listed.
+    """Return listed virtual servers that differ from the expected ones, and expected ones that are not listed.
 
-    The kernel describes a virtual server by the attributes it was made with, in the same order, before it comes to
-    counters. So one that is as expected is recognised by these bytes; only others are decoded.
+    The kernel describes a virtual server by the attributes it was created with, in the same order, followed by the counters.
+    One that is as expected is recognised by these bytes; only others are decoded.
     """
-    wanted = {service_id(server.key): server for server in expected}
+    wanted = {encode_service_id(server.key): server for server in expected}
     seen: set[bytes] = set()
     different: list[VirtualServer] = []
     for payload in payloads:
@@ -164,18 +164,18 @@ def diff_listing(
             flags, length = want.flags | HASHED, len(want.key.address)
             if payload.startswith(_settings(want.scheduler, flags, want.timeout, length), _LISTED_ID.stop):
                 continue
-        decoded = virtual_server_of(payload)
+        decoded = decode_virtual_server(payload)
         if decoded is None:
             continue
-        own = service_id(decoded[0].key)
+        own = encode_service_id(decoded[0].key)
         seen.add(own)
         if decoded[0] != wanted.get(own):
             different.append(decoded[0])
     return different, [server for identity, server in wanted.items() if identity not in seen]
 
 
-def real_server_of(payload: bytes, family: int) -> RealServer:
-    """A real server; kernels before 3.18 do not say its family, which then is the virtual server's."""
+def decode_real_server(payload: bytes, family: int) -> RealServer:
+    """Return a real server; kernels before 3.18 do not report its family, which then is the virtual server's."""
     fields = nla.attributes(nla.attributes(payload, genl.HEADER_LENGTH).get(ATTR_DEST, b""))
     number = _native(fields[DEST_FAMILY]) if DEST_FAMILY in fields else family
     length = 4 if number == socket.AF_INET else 16
@@ -209,35 +209,35 @@ class IpvsSocket:
         self._netlink.close()
 
     def apply(self, payloads: Sequence[bytes]) -> list[Reply]:
-        """Send changes, many per system call; what became of each, in order."""
+        """Send changes, many per system call; return the replies in the same order."""
         return self._netlink.request([Message(self._family, 0, payload) for payload in payloads])
 
     def services(self) -> dict[VirtualServer, ServerCounters]:
-        """Every virtual server with an address, and its counters."""
-        return dict(filter(None, map(virtual_server_of, self.service_listing())))
+        """Return every virtual server with an address, and its counters."""
+        return dict(filter(None, map(decode_virtual_server, self.dump_services())))
 
-    def service_listing(self) -> list[bytes]:
-        """How the kernel describes each virtual server, for `digest` and `diff_listing`, which are much faster."""
+    def dump_services(self) -> list[bytes]:
+        """Return the kernel's description of each virtual server, undecoded, for `digest` and `diff_listing`, which are much faster."""
         request = Message(self._family, 0, genl.header(CMD_GET_SERVICE))
         return [answer.payload for answer in self._netlink.dump(request, "list virtual servers", needs=NEEDS)]
 
     def service(self, key: VirtualKey) -> VirtualServer | None:
-        """The virtual server of this address, protocol and port, if there is one."""
-        payload = genl.header(CMD_GET_SERVICE) + _nest(ATTR_SERVICE, service_id(key))
+        """Return the virtual server of this address, protocol and port, if there is one."""
+        payload = genl.header(CMD_GET_SERVICE) + _nest(ATTR_SERVICE, encode_service_id(key))
         reply = self._netlink.request((Message(self._family, 0, payload),))[0]
         if reply.errno not in (0, errno.ESRCH):
             raise netlink.kernel_error(reply.errno, f"look up virtual server {key}", reply.text, needs=NEEDS)
-        decoded = virtual_server_of(reply.answers[0].payload) if reply.answers else None
+        decoded = decode_virtual_server(reply.answers[0].payload) if reply.answers else None
         return decoded[0] if decoded is not None else None
 
     def destinations(self, key: VirtualKey) -> list[RealServer]:
-        """The real servers of a virtual server with their connections; empty when there is no such server."""
-        payload = genl.header(CMD_GET_DEST) + _nest(ATTR_SERVICE, service_id(key))
+        """Return the real servers of a virtual server with their connections; empty when there is no such server."""
+        payload = genl.header(CMD_GET_DEST) + _nest(ATTR_SERVICE, encode_service_id(key))
         answers = self._netlink.dump(Message(self._family, 0, payload), f"list real servers of {key}")
-        return [real_server_of(answer.payload, _af(key.address)) for answer in answers]
+        return [decode_real_server(answer.payload, _af(key.address)) for answer in answers]
 
     def has_scheduler(self, name: str) -> bool:
-        """Whether the kernel has, or can load, a scheduler: a virtual server for an unused mark tries it."""
+        """Return whether the kernel has, or can load, a scheduler; adds a virtual server for an unused mark and deletes it."""
         mark = nla.u16(SVC_AF, socket.AF_INET) + nla.u32(SVC_FWMARK, _PROBE_MARK)
         probe = _nest(ATTR_SERVICE, mark + _settings(name, 0, 0, 4))
         added, removed = self.apply(

@@ -1,4 +1,4 @@
-"""The objects of IPVS as plain values, without any I/O, so that pure code can speak of them."""
+"""The objects of IPVS as plain values, for pure code. Does no I/O."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class VirtualKey(NamedTuple):
 
     @property
     def option(self) -> str:
-        """As ipvsadm wants it on its command line."""
+        """The options of ipvsadm that name it."""
         name = _PROTOCOL_OPTIONS.get(self.protocol, f"--protocol-{self.protocol}")
         return f"{name} {host_port_text(self.address, self.port)}"
 
@@ -83,7 +83,7 @@ class RealServer(NamedTuple):
 
 
 class ServerCounters(NamedTuple):
-    """Counters of a virtual server since it was made."""
+    """Counters of a virtual server since it was added."""
 
     connections: int
     packets_in: int

@@ -1,7 +1,7 @@
-"""The locks the iptables tools take, for tools too old to wait for them, and who holds them.
+"""The locks of the iptables programs, for versions that cannot wait for them, and the processes that hold them.
 
-iptables 1.6 and later lock a file; 1.4.20 to 1.4.21 bind an abstract socket instead. A tool without `--wait`
-would fail at once when another one runs, so the caller takes both locks around it.
+iptables 1.6 and later lock a file; 1.4.20 to 1.4.21 bind an abstract socket instead. A program without `--wait` fails at once
+when another one runs, so the caller holds both locks meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OLD_LOCK_SOCKET = "@xtables"
 
 
 class LockNotOpened(KernelError):
-    """The lock file can be neither opened nor made, so none of the tools that lock it can work."""
+    """The lock file can be neither opened nor created, so no program that locks it can work."""
 
     def __init__(self, what: str, errno: int = 0) -> None:
         remedy = "in a container, mount the host's /run/xtables.lock there, writable (hostPath of type FileOrCreate)"
@@ -29,17 +29,17 @@ class LockNotOpened(KernelError):
 
 
 @contextlib.contextmanager
-def held(
+def hold(
     lock_file: Path = LOCK_FILE,
     old_socket: str = OLD_LOCK_SOCKET,
     *,
-    seconds: float = 5.0,
+    timeout: float = 5.0,
     interval: float = 0.2,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[None]:
-    """Hold both locks inside the `with` block; raises Busy, naming the holder, when they stay taken."""
-    deadline = clock() + seconds
+    """Hold both locks inside the `with` block; raises Busy, naming the holder, after a timeout."""
+    deadline = clock() + timeout
     with contextlib.ExitStack() as stack:
         stack.enter_context(_locked_file(lock_file, deadline, interval, sleep, clock))
         stack.enter_context(_bound_socket(old_socket, deadline, interval, sleep, clock))
@@ -63,7 +63,7 @@ def _locked_file(
                 break
             except OSError as error:
                 if clock() >= deadline:
-                    raise Busy(busy_text(path), error.errno or 0) from error
+                    raise Busy(describe_busy(path), error.errno or 0) from error
                 sleep(interval)
         yield
     finally:
@@ -88,15 +88,15 @@ def _bound_socket(
         yield
 
 
-def busy_text(lock_file: Path = LOCK_FILE, proc: Path = Path("/proc")) -> str:
-    """A sentence about a taken lock that names its holders where they can be found."""
-    holders = lock_holders(lock_file, proc)
-    who = ", ".join(holders) if holders else "a process that cannot be seen from here"
-    return f"the iptables lock {lock_file} is held by {who}"
+def describe_busy(lock_file: Path = LOCK_FILE, proc: Path = Path("/proc")) -> str:
+    """Return a sentence about a held lock that names its holders where they can be found."""
+    holders = find_lock_holders(lock_file, proc)
+    names = ", ".join(holders) if holders else "a process in another pid namespace"
+    return f"the iptables lock {lock_file} is held by {names}"
 
 
-def lock_holders(lock_file: Path = LOCK_FILE, proc: Path = Path("/proc")) -> list[str]:
-    """`name (pid N)` of every process that locks the file; those that merely have it open as a last resort."""
+def find_lock_holders(lock_file: Path = LOCK_FILE, proc: Path = Path("/proc")) -> list[str]:
+    """Return `name (pid N)` of every process that locks the file, or else of those that have it open."""
     try:
         inode = lock_file.stat().st_ino
     except OSError:
@@ -106,7 +106,7 @@ def lock_holders(lock_file: Path = LOCK_FILE, proc: Path = Path("/proc")) -> lis
 
 
 def _pids_from_locks(proc: Path, inode: int) -> set[int]:
-    """Holders in the kernel's lock table; it shows 0 or -1 for processes of other pid namespaces."""
+    """Return the holders in the kernel's lock table, which shows 0 or -1 for processes of other pid namespaces."""
     try:
         lines = (proc / "locks").read_text().splitlines()
     except OSError:

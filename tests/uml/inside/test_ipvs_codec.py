@@ -47,14 +47,14 @@ def sets(node: Namespace) -> Iterator[IpsetSocket]:
 
 def test_servers_are_added_altered_and_removed_as_ipvsadm_shows(sock: IpvsSocket, dump: Dump) -> None:
     real, other = RealKey(packed("10.1.0.1"), 8080), RealKey(packed("10.1.0.2"), 8080)
-    service = ipvs.service_id(FOUR.key)
+    service = ipvs.encode_service_id(FOUR.key)
     replies = sock.apply(
         [
-            *(ipvs.service_change(ipvs.CMD_NEW_SERVICE, server) for server in (FOUR, SIX, SCTP)),
-            ipvs.destination_change(ipvs.CMD_NEW_DEST, service, real, 1),
-            ipvs.destination_change(ipvs.CMD_NEW_DEST, service, other, 0),
-            ipvs.destination_change(
-                ipvs.CMD_NEW_DEST, ipvs.service_id(SIX.key), RealKey(packed("fd01::2"), 53), 1
+            *(ipvs.encode_service(ipvs.CMD_NEW_SERVICE, server) for server in (FOUR, SIX, SCTP)),
+            ipvs.encode_destination(ipvs.CMD_NEW_DEST, service, real, 1),
+            ipvs.encode_destination(ipvs.CMD_NEW_DEST, service, other, 0),
+            ipvs.encode_destination(
+                ipvs.CMD_NEW_DEST, ipvs.encode_service_id(SIX.key), RealKey(packed("fd01::2"), 53), 1
             ),
         ]
     )
@@ -74,11 +74,11 @@ def test_servers_are_added_altered_and_removed_as_ipvsadm_shows(sock: IpvsSocket
     plain = FOUR._replace(scheduler="rr", flags=0, timeout=0)
     replies = sock.apply(
         [
-            ipvs.service_change(ipvs.CMD_SET_SERVICE, plain),
-            ipvs.destination_change(ipvs.CMD_SET_DEST, service, other, 5),
-            ipvs.destination_removal(service, real),
-            ipvs.service_removal(SIX.key),
-            ipvs.service_removal(SCTP.key),
+            ipvs.encode_service(ipvs.CMD_SET_SERVICE, plain),
+            ipvs.encode_destination(ipvs.CMD_SET_DEST, service, other, 5),
+            ipvs.encode_destination_removal(service, real),
+            ipvs.encode_service_removal(SIX.key),
+            ipvs.encode_service_removal(SCTP.key),
         ]
     )
     assert [reply.errno for reply in replies] == [0] * 5
@@ -101,10 +101,10 @@ def test_what_ipvsadm_made_is_read(sock: IpvsSocket, dump: Dump) -> None:
 
 
 def test_each_refusal_among_many_requests_is_told(sock: IpvsSocket) -> None:
-    payloads = [ipvs.service_change(ipvs.CMD_NEW_SERVICE, SIX)] * 2 + [
-        ipvs.service_removal(SCTP.key),
-        ipvs.service_change(ipvs.CMD_NEW_SERVICE, SCTP._replace(scheduler="nope")),
-        ipvs.service_change(ipvs.CMD_NEW_SERVICE, SCTP),
+    payloads = [ipvs.encode_service(ipvs.CMD_NEW_SERVICE, SIX)] * 2 + [
+        ipvs.encode_service_removal(SCTP.key),
+        ipvs.encode_service(ipvs.CMD_NEW_SERVICE, SCTP._replace(scheduler="nope")),
+        ipvs.encode_service(ipvs.CMD_NEW_SERVICE, SCTP),
     ]
     errors = [reply.errno for reply in sock.apply(payloads)]
     assert errors == [0, errno.EEXIST, errno.ESRCH, errno.ENOENT, 0]
@@ -112,7 +112,7 @@ def test_each_refusal_among_many_requests_is_told(sock: IpvsSocket) -> None:
 
 def test_thousands_of_requests_go_through(sock: IpvsSocket) -> None:
     keys = [VirtualKey(6, (0x0A600000 + n).to_bytes(4, "big"), 80) for n in range(3000)]
-    payloads = [ipvs.service_change(ipvs.CMD_NEW_SERVICE, VirtualServer(key, "rr")) for key in keys]
+    payloads = [ipvs.encode_service(ipvs.CMD_NEW_SERVICE, VirtualServer(key, "rr")) for key in keys]
     assert all(reply.ok for reply in sock.apply(payloads))
     assert {server.key for server in sock.services()} == set(keys)
 

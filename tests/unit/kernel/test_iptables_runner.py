@@ -15,7 +15,7 @@ from pointsman.kernel.iptables_programs import (
     LEGACY,
     NFT,
     choose_variant,
-    features_of,
+    features_of_version,
     programs,
     variants_in_use,
 )
@@ -63,7 +63,7 @@ def test_each_version_gets_the_flags_it_knows(
     restore_wait: tuple[str, ...],
     random_fully: bool,
 ) -> None:
-    found = features_of(version)
+    found = features_of_version(version)
     assert (found.check, found.wait, found.restore_wait, found.random_fully) == (
         check,
         wait,
@@ -152,7 +152,7 @@ def test_a_taken_lock_is_busy_for_every_operation(tmp_path: Path) -> None:
 def test_a_lock_file_that_cannot_be_opened_is_named_with_what_to_do() -> None:
     text = "Fatal: can't open lock file /run/xtables.lock: Read-only file system"
     runner = Iptables(Family.IPV4, Scripted(_says(4, text)))
-    for operation in (runner.obstacle, lambda: runner.restore(b"*nat\nCOMMIT\n")):
+    for operation in (runner.find_obstacle, lambda: runner.restore(b"*nat\nCOMMIT\n")):
         with pytest.raises(
             LockNotOpened, match=r"lock file /run/xtables.lock: Read-only file system; in a container, mount"
         ):
@@ -165,14 +165,14 @@ def test_a_missing_chain_is_not_an_error_but_a_lack_of_rights_is() -> None:
     denied = Iptables(Family.IPV4, Scripted(_says(4, "iptables: Permission denied (you must be root).")))
     with pytest.raises(KernelError, match="you must be root"):
         denied.chain_exists("nat", "X")
-    assert "Permission denied" in str(denied.obstacle())
+    assert "Permission denied" in str(denied.find_obstacle())
 
 
 @pytest.mark.parametrize("complaint", ["Cannot allocate memory", "Resource temporarily unavailable"])
 def test_a_momentary_lack_is_no_obstacle_but_an_error_that_says_so(complaint: str) -> None:
     lacking = Iptables(Family.IPV4, Scripted(_says(4, f"iptables: {complaint}.\n")))
     with pytest.raises(KernelError) as caught:
-        lacking.obstacle()
+        lacking.find_obstacle()
     assert caught.value.is_temporary
 
 
@@ -210,7 +210,7 @@ def test_a_table_that_iptables_cannot_list_is_not_an_empty_one() -> None:
 
 
 def test_rules_that_stand_in_the_way_are_not_a_kernel_without_nat() -> None:
-    obstacle = Iptables(Family.IPV4, Scripted(_says(1, NATIVE_CHAIN))).obstacle()
+    obstacle = Iptables(Family.IPV4, Scripted(_says(1, NATIVE_CHAIN))).find_obstacle()
     assert isinstance(obstacle, Incompatible)
 
 

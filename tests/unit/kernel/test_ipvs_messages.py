@@ -10,7 +10,7 @@ from tests.factory import packed
 
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import genl, ipset, ipvs
-from pointsman.kernel.ipset import entries_message, listing_of
+from pointsman.kernel.ipset import decode_listing, encode_entries
 from pointsman.kernel.ipset_objects import SetEntry, SetHeader, SetType
 from pointsman.kernel.ipvs_objects import (
     PERSISTENT,
@@ -88,17 +88,20 @@ def _with_length(text: str) -> bytes:
 
 
 def test_a_listed_virtual_server_is_read_with_its_64_bit_counters() -> None:
-    assert ipvs.virtual_server_of(bytes.fromhex(TCP_SERVICE)) == (SERVER, ServerCounters(5, 7, 8, 1 << 32, 9))
+    assert ipvs.decode_virtual_server(bytes.fromhex(TCP_SERVICE)) == (
+        SERVER,
+        ServerCounters(5, 7, 8, 1 << 32, 9),
+    )
 
 
 def test_a_listed_ipv6_server_has_no_affinity_and_no_internal_flags() -> None:
-    found = ipvs.virtual_server_of(bytes.fromhex(UDP6_SERVICE))
+    found = ipvs.decode_virtual_server(bytes.fromhex(UDP6_SERVICE))
     assert found is not None
     assert found[0] == VirtualServer(VirtualKey(17, packed("fd00:10:96::a"), 53), "rr")
 
 
 def test_a_server_for_a_firewall_mark_is_none_of_ours() -> None:
-    assert ipvs.virtual_server_of(_with_length(MARK_SERVICE)) is None
+    assert ipvs.decode_virtual_server(_with_length(MARK_SERVICE)) is None
 
 
 def test_virtual_servers_are_compared_without_regard_to_their_counters() -> None:
@@ -134,7 +137,7 @@ def test_a_kernel_that_describes_virtual_servers_in_another_order_is_understood(
 
 
 def test_listed_real_servers_carry_weight_and_connections() -> None:
-    real = ipvs.real_server_of(_with_length(TCP_DESTINATION), socket.AF_INET)
+    real = ipvs.decode_real_server(_with_length(TCP_DESTINATION), socket.AF_INET)
     assert (real.key, real.weight, real.active, real.inactive, real.connections) == (
         RealKey(packed("10.244.1.5"), 6443),
         1,
@@ -142,14 +145,14 @@ def test_listed_real_servers_carry_weight_and_connections() -> None:
         2,
         5,
     )
-    real = ipvs.real_server_of(_with_length(UDP6_DESTINATION), socket.AF_INET6)
+    real = ipvs.decode_real_server(_with_length(UDP6_DESTINATION), socket.AF_INET6)
     assert (real.key, real.weight) == (RealKey(packed("fd00:10:244:1::5"), 5353), 0)
 
 
 def test_what_identifies_and_sets_up_a_server_is_sent_as_the_kernel_lists_it() -> None:
     listed = nla.attributes(nla.attributes(bytes.fromhex(TCP_SERVICE), genl.HEADER_LENGTH)[ipvs.ATTR_SERVICE])
     sent = nla.attributes(
-        nla.attributes(ipvs.service_change(ipvs.CMD_NEW_SERVICE, SERVER), genl.HEADER_LENGTH)[
+        nla.attributes(ipvs.encode_service(ipvs.CMD_NEW_SERVICE, SERVER), genl.HEADER_LENGTH)[
             ipvs.ATTR_SERVICE
         ]
     )
@@ -164,7 +167,7 @@ def test_what_identifies_and_sets_up_a_server_is_sent_as_the_kernel_lists_it() -
 
 def test_real_servers_are_sent_masqueraded_and_without_thresholds() -> None:
     real = RealKey(packed("10.244.1.5"), 6443)
-    payload = ipvs.destination_change(ipvs.CMD_SET_DEST, ipvs.service_id(KEY), real, 1)
+    payload = ipvs.encode_destination(ipvs.CMD_SET_DEST, ipvs.encode_service_id(KEY), real, 1)
     assert payload[0] == ipvs.CMD_SET_DEST
     fields = nla.attributes(payload, genl.HEADER_LENGTH)
     sent = nla.attributes(fields[ipvs.ATTR_DEST])
@@ -175,7 +178,7 @@ def test_real_servers_are_sent_masqueraded_and_without_thresholds() -> None:
 
 
 def test_listed_sets_are_read_with_their_counts() -> None:
-    found = listing_of(bytes.fromhex(text) for text in (BITMAP_SET, PORT_SET, NET_SET, IP_SET))
+    found = decode_listing(bytes.fromhex(text) for text in (BITMAP_SET, PORT_SET, NET_SET, IP_SET))
     assert found == [
         (SetHeader("B", SetType.BITMAP_PORT, None, 0, 0, 1), [SetEntry(port=30080)]),
         (
@@ -194,9 +197,9 @@ def test_listed_sets_are_read_with_their_counts() -> None:
 
 
 def test_the_second_message_of_a_long_set_names_no_type() -> None:
-    entry = nla.nested(ipset.ATTR_DATA, ipset.entry_attributes(SetEntry(packed("10.96.0.2"), 6, 80)))
+    entry = nla.nested(ipset.ATTR_DATA, ipset.encode_entry(SetEntry(packed("10.96.0.2"), 6, 80)))
     second = bytes(4) + nla.text(ipset.ATTR_NAME, "P") + nla.nested(ipset.ATTR_ENTRIES, entry)
-    found = listing_of((bytes.fromhex(PORT_SET), second))
+    found = decode_listing((bytes.fromhex(PORT_SET), second))
     assert [entries for _, entries in found] == [
         [SetEntry(packed("10.96.0.1"), 6, 443)],
         [SetEntry(packed("10.96.0.2"), 6, 80)],
@@ -205,7 +208,7 @@ def test_the_second_message_of_a_long_set_names_no_type() -> None:
 
 def test_sets_of_foreign_types_are_overlooked() -> None:
     foreign = bytes(4) + nla.text(ipset.ATTR_NAME, "X") + nla.text(ipset.ATTR_TYPE, "hash:mac")
-    assert listing_of((foreign,)) == []
+    assert decode_listing((foreign,)) == []
 
 
 def test_entries_are_sent_as_the_kernel_lists_them() -> None:
@@ -215,14 +218,14 @@ def test_entries_are_sent_as_the_kernel_lists_them() -> None:
         (BITMAP_SET, SetType.BITMAP_PORT),
     ):
         listed = nla.attributes(nla.attributes(bytes.fromhex(text), 4)[ipset.ATTR_ENTRIES])[ipset.ATTR_DATA]
-        entry = ipset.entry_of(listed, kind)
-        sent = ipset.entry_attributes(entry)
+        entry = ipset.decode_entry(listed, kind)
+        sent = ipset.encode_entry(entry)
         assert nla.attributes(sent).keys() == nla.attributes(listed).keys()
-        assert ipset.entry_of(sent, kind) == entry
+        assert ipset.decode_entry(sent, kind) == entry
 
 
 def test_many_entries_share_a_message_and_have_line_numbers() -> None:
-    message = entries_message(ipset.CMD_ADD, "P", [SetEntry(port=1), SetEntry(port=2)])
+    message = encode_entries(ipset.CMD_ADD, "P", [SetEntry(port=1), SetEntry(port=2)])
     assert message.kind == 0x0609
     fields = nla.attributes(message.payload, 4)
     assert nla.text_of(fields[ipset.ATTR_NAME]) == "P"

@@ -28,7 +28,7 @@ def _free(path: Path) -> bool:
 
 def test_both_locks_are_held_inside_and_free_afterwards(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with xtables_lock.held(path, SOCKET):
+    with xtables_lock.hold(path, SOCKET):
         assert not _free(path)
         with socket.socket(socket.AF_UNIX) as other, pytest.raises(OSError, match="in use"):
             other.bind("\0" + SOCKET[1:])
@@ -36,7 +36,7 @@ def test_both_locks_are_held_inside_and_free_afterwards(tmp_path: Path) -> None:
 
 
 def test_locks_are_freed_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), xtables_lock.held(tmp_path / "lock", SOCKET):
+    with pytest.raises(ZeroDivisionError), xtables_lock.hold(tmp_path / "lock", SOCKET):
         _ = 1 / 0
     assert _free(tmp_path / "lock")
 
@@ -53,11 +53,11 @@ def test_a_lock_held_by_another_process_is_busy_and_names_it(tmp_path: Path) -> 
         now = iter(range(100))
         with (
             pytest.raises(Busy, match=rf"python\S* \(pid {holder.pid}\)"),
-            xtables_lock.held(path, SOCKET, seconds=3, sleep=waits.append, clock=lambda: next(now)),
+            xtables_lock.hold(path, SOCKET, timeout=3, sleep=waits.append, clock=lambda: next(now)),
         ):
             pytest.fail("must not get the lock")
         assert waits
-        assert any(f"pid {holder.pid})" in one for one in xtables_lock.lock_holders(path, Path("/proc")))
+        assert any(f"pid {holder.pid})" in one for one in xtables_lock.find_lock_holders(path, Path("/proc")))
         holder.communicate(b"\n")
 
 
@@ -66,14 +66,14 @@ def test_the_old_lock_is_waited_for_too(tmp_path: Path) -> None:
         other.bind("\0" + SOCKET[1:])
         with (
             pytest.raises(Busy, match="old iptables lock"),
-            xtables_lock.held(tmp_path / "lock", SOCKET, seconds=0),
+            xtables_lock.hold(tmp_path / "lock", SOCKET, timeout=0),
         ):
             pytest.fail("must not get the lock")
     assert _free(tmp_path / "lock")
 
 
 def test_an_unusable_lock_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(KernelError, match="no/lock"), xtables_lock.held(tmp_path / "no" / "lock", SOCKET):
+    with pytest.raises(KernelError, match="no/lock"), xtables_lock.hold(tmp_path / "no" / "lock", SOCKET):
         pytest.fail("must not get the lock")
 
 
@@ -86,8 +86,8 @@ def test_holders_in_other_pid_namespaces_are_found_by_open_files(tmp_path: Path)
     (proc / "77" / "fd" / "3").symlink_to(lock)
     inode = lock.stat().st_ino
     (proc / "locks").write_text(f"1: FLOCK  ADVISORY  WRITE 0 08:01:{inode} 0 EOF\n")
-    assert xtables_lock.lock_holders(lock, proc) == ["firewalld (pid 77)"]
-    assert "firewalld" in xtables_lock.busy_text(lock, proc)
+    assert xtables_lock.find_lock_holders(lock, proc) == ["firewalld (pid 77)"]
+    assert "firewalld" in xtables_lock.describe_busy(lock, proc)
 
 
 def test_waiting_processes_are_not_holders(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_waiting_processes_are_not_holders(tmp_path: Path) -> None:
     (proc / "locks").write_text(
         f"1: FLOCK  ADVISORY  WRITE 5 08:01:{inode} 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 6 08:01:{inode} 0 EOF\n"
     )
-    assert xtables_lock.lock_holders(lock, proc) == ["unknown (pid 5)"]
+    assert xtables_lock.find_lock_holders(lock, proc) == ["unknown (pid 5)"]
 
 
 def test_an_unknown_holder_is_admitted(tmp_path: Path) -> None:
-    assert "cannot be seen" in xtables_lock.busy_text(tmp_path / "lock", tmp_path)
+    assert "another pid namespace" in xtables_lock.describe_busy(tmp_path / "lock", tmp_path)

@@ -52,7 +52,7 @@ class DriftCheck:
         )
 
     def _find_server(self, state: KernelState, sockets: Sockets, excluded: Excluded) -> Difference | None:
-        listing = sockets.server_listing()
+        listing = sockets.dump_servers()
         digest = ipvs.digest(listing)
         if digest == self._digest:
             return None

@@ -17,7 +17,7 @@ from pointsman.backends.netfilter.runners import RuleTool, text_to_clean
 from pointsman.backends.netfilter.tables import parse_chains, rules_in
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel.ipset import IpsetSocket
-from pointsman.kernel.ipvs import IpvsSocket, service_removal
+from pointsman.kernel.ipvs import IpvsSocket, encode_service_removal
 from pointsman.kernel.ipvs_objects import IPVS_DEVICE
 from pointsman.kernel.netlink import kernel_error
 from pointsman.kernel.rtnl import RouteSocket
@@ -89,7 +89,7 @@ def _remove_servers() -> Iterator[CleanupItem]:
     sock = IpvsSocket()
     try:
         keys = [server.key for server in sock.services()]
-        for key, reply in zip(keys, sock.apply(list(map(service_removal, keys))), strict=True):
+        for key, reply in zip(keys, sock.apply(list(map(encode_service_removal, keys))), strict=True):
             if reply.errno not in (0, errno.ESRCH):
                 raise kernel_error(reply.errno, f"remove virtual server {key}", reply.text)
         if keys:

@@ -91,9 +91,9 @@ class Sockets:
             server: counted for server, counted in self._ipvs.services().items() if self.is_of_family(server)
         }
 
-    def server_listing(self) -> list[bytes]:
+    def dump_servers(self) -> list[bytes]:
         """Return the virtual servers of both families, undecoded."""
-        return self._ipvs.service_listing()
+        return self._ipvs.dump_services()
 
     def is_of_family(self, server: VirtualServer) -> bool:
         return len(server.key.address) == self._family.address_length

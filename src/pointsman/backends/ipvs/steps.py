@@ -94,7 +94,7 @@ class AddServers(IpvsStep[VirtualServer], frozen=True):
     command: ClassVar[int] = ipvs.CMD_NEW_SERVICE
 
     def payloads(self) -> Iterator[bytes]:
-        return (ipvs.service_change(self.command, server) for server in self.items)
+        return (ipvs.encode_service(self.command, server) for server in self.items)
 
     def _apply(self, state: KernelState, items: Sequence[VirtualServer]) -> None:
         state.servers.update((server.key, server) for server in items)
@@ -115,7 +115,7 @@ class RemoveServers(IpvsStep[VirtualKey], frozen=True):
     ignored_errors: ClassVar[frozenset[int]] = _NOT_FOUND
 
     def payloads(self) -> Iterator[bytes]:
-        return map(ipvs.service_removal, self.items)
+        return map(ipvs.encode_service_removal, self.items)
 
     def _apply(self, state: KernelState, items: Sequence[VirtualKey]) -> None:
         for key in items:
@@ -133,9 +133,9 @@ class AddReals(IpvsStep[RealOf], frozen=True):
 
     def payloads(self) -> Iterator[bytes]:
         for key, items in groupby(self.items, attrgetter("server")):
-            service = ipvs.service_id(key)
+            service = ipvs.encode_service_id(key)
             for item in items:
-                yield ipvs.destination_change(self.command, service, item.real, self.weight)
+                yield ipvs.encode_destination(self.command, service, item.real, self.weight)
 
     def _apply(self, state: KernelState, items: Sequence[RealOf]) -> None:
         for server, real in items:
@@ -157,7 +157,10 @@ class RemoveReals(IpvsStep[RealOf], frozen=True):
     ignored_errors: ClassVar[frozenset[int]] = _NOT_FOUND
 
     def payloads(self) -> Iterator[bytes]:
-        return (ipvs.destination_removal(ipvs.service_id(item.server), item.real) for item in self.items)
+        return (
+            ipvs.encode_destination_removal(ipvs.encode_service_id(item.server), item.real)
+            for item in self.items
+        )
 
     def _apply(self, state: KernelState, items: Sequence[RealOf]) -> None:
         for server, real in items:

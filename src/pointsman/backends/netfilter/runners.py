@@ -82,7 +82,7 @@ def text_to_clean(
 
 def missing_programs(family: Family) -> list[str]:
     """Return why iptables rules cannot be written here; empty when they can."""
-    obstacle = runner_for(family).obstacle()
+    obstacle = runner_for(family).find_obstacle()
     if obstacle is None:
         return []
     if isinstance(obstacle, Incompatible):
