@@ -22,7 +22,7 @@ from pointsman.model.addresses import Family
 from pointsman.model.balancing import BalancingPlan, BalancingRequest, Scheduler
 from pointsman.model.endpoint import Endpoint, Identity
 from pointsman.model.shares import compute_shares, compute_warm_up_share, compute_weights
-from pointsman.model.slots import assign_slots, hash_slots
+from pointsman.model.slots import assign_slots, compute_table_size
 from pointsman.model.tracker import PortState
 from pointsman.sync.open_connections import count_open_connections
 
@@ -98,7 +98,7 @@ def hash_tables() -> list[dict[str, Any]]:
     rows = []
     for slots, prime in ((64, 61), (128, 127), (256, 251), (512, 509), (2048, 2039)):
         for count in (3, 10, 30):
-            if hash_slots(slots, count) != slots:
+            if compute_table_size(slots, count) != slots:
                 continue
             pods = tuple(endpoint(f"10.244.1.{number}") for number in range(1, count + 1))
             balance = BalancingPlan(Scheduler.SOURCE_HASH, seed=1, hash_slots=slots)

@@ -343,7 +343,7 @@ def test_exchanged_slots_are_drift_and_for_a_hash_also_a_difference_to_another_p
             order = f"{verb} element {KEYWORD[family]} kube-proxy endpoints {element}\n"
             world.namespace.run(["nft", "-f", "-"], order)
         with contextlib.closing(NftablesBackend(family)) as other_process:
-            assert bool(other_process.comparison(request).differences()) is scheduler.hashes
+            assert bool(other_process.comparison(request).differences()) is scheduler.is_hash
         found = find_drift(world.backend, request)
         assert found is not None
         assert found.what.startswith("map endpoints ")

@@ -260,7 +260,7 @@ def _compute_shares(endpoints: tuple[Endpoint, ...], balancing: BalancingPlan | 
     """
     if balancing is None or not balancing.weights:
         return {}
-    if balancing.scheduler.hashes:
+    if balancing.scheduler.is_hash:
         counts = {str(endpoint): balancing.weight(endpoint) for endpoint in endpoints}
     else:
         counts = dict(Counter(str(endpoint) for endpoint in assign_slots(endpoints, balancing)))

@@ -1,4 +1,4 @@
-"""IP addresses and ranges as packed bytes, read the way Kubernetes reads them.
+"""IP addresses and ranges as packed bytes, parsed as Kubernetes does.
 
 An address is `bytes`: 4 for IPv4, 16 for IPv6. Packed bytes hash fast, compare in network order and go to
 netlink as they are. Old objects may hold sloppy text ("010.0.0.1", accepted before validation was tightened):
@@ -37,7 +37,7 @@ def family_of(address: bytes) -> Family:
 
 
 def address_from_text(text: str) -> bytes | None:
-    """The packed address, or None when the text is not one."""
+    """Return the packed address, or None when the text is not an address."""
     if ":" not in text:
         return _ipv4_from_text(text)
     if "%" in text:
@@ -56,7 +56,7 @@ def address_from_text(text: str) -> bytes | None:
 
 
 def address_and_text(text: str) -> tuple[bytes, str] | None:
-    """The packed address and its canonical text, or None when the text is no address."""
+    """Return the packed address and its canonical text, or None when the text is not an address."""
     try:
         first, second, third, fourth = text.split(".")
         return bytes((_OCTETS[first], _OCTETS[second], _OCTETS[third], _OCTETS[fourth])), text
@@ -84,11 +84,11 @@ def _sloppy_ipv4(parts: list[str]) -> bytes | None:
 
 
 _BYTES = [str(number) for number in range(256)]
-"""Looking numbers up is several times as fast as printing them, for hundreds of thousands of addresses."""
+"""Lookup is several times faster than formatting, for hundreds of thousands of addresses."""
 
 
 def address_text(address: bytes) -> str:
-    """Canonical text of a packed address."""
+    """Return the canonical text of a packed address."""
     if len(address) == 4:
         first, second, third, fourth = address
         return f"{_BYTES[first]}.{_BYTES[second]}.{_BYTES[third]}.{_BYTES[fourth]}"
@@ -96,12 +96,12 @@ def address_text(address: bytes) -> str:
 
 
 def host_port_text(address: bytes, port: int) -> str:
-    """`ip:port`, with brackets around IPv6, as kube-proxy orders and hashes endpoints."""
+    """Return `ip:port`, with brackets around IPv6, as kube-proxy orders and hashes endpoints."""
     return f"{address_text(address)}:{port}" if len(address) == 4 else f"[{address_text(address)}]:{port}"
 
 
 def split_host_port(text: str) -> tuple[str, str] | None:
-    """Host and port of `host:port` or `[host]:port`, split as Go does; None when the text has no such form."""
+    """Split `host:port` or `[host]:port` as Go does; return None for any other form."""
     host, colon, port = text.rpartition(":")
     if not colon:
         return None
@@ -113,7 +113,7 @@ def split_host_port(text: str) -> tuple[str, str] | None:
 
 
 def port_from_text(text: str) -> int | None:
-    """A port from 0 to 65535, or None."""
+    """Return a port from 0 to 65535, or None."""
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
         return None
     return int(text) if int(text) <= 65535 else None
@@ -152,7 +152,7 @@ class Cidr(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 def cidr_from_text(text: str) -> Cidr | None:
-    """The range, host bits cleared, or None; white space around it is tolerated as kube-proxy does."""
+    """Return the range with host bits cleared, or None; surrounding white space is accepted, as by kube-proxy."""
     address_part, slash, prefix_part = text.strip().partition("/")
     if not slash or not prefix_part.isascii() or not prefix_part.isdigit() or len(prefix_part) > 3:
         return None
@@ -181,14 +181,14 @@ def is_loopback(address: bytes) -> bool:
 
 
 def is_link_local(address: bytes) -> bool:
-    """169.254.0.0/16 and fe80::/10."""
+    """Return whether the address is in 169.254.0.0/16 or fe80::/10."""
     if len(address) == 4:
         return address[0] == 169 and address[1] == 254
     return address[0] == 0xFE and address[1] & 0xC0 == 0x80
 
 
 def find_unusable_reason(address: bytes) -> str | None:
-    """Why no endpoint may have this address and no Service may claim it, or None when they may.
+    """Return why neither an endpoint nor a Service may have this address, or None when they may.
 
     CVE-2021-25737 for endpoints; CVE-2020-8554 and CVE-2021-25736 for Services.
     """

@@ -1,7 +1,7 @@
-"""How connections are spread over endpoints and end: what a Service asks for, and what a node makes of it. Pure.
+"""Distribution of connections over endpoints: what a Service requests, and what a node does with the request.
 
-A Service asks by annotations; what it leaves out comes from the configuration. Modes differ in what they can do, so the
-words are understood here and planning decides what becomes of them.
+A Service requests by annotations; the configuration has the defaults. Modes differ in their capabilities, so requests are
+parsed here and planning decides about them.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Scheduler(enum.Enum):
     RANDOM = "random"
     WEIGHTED = "weighted"
     SOURCE_HASH = "source-hash"
-    """By the client's address: the same client meets the same endpoint, on every node."""
+    """By the client's address: a client gets the same endpoint on every node."""
     SOURCE_PORT_HASH = "source-port-hash"
     """By the client's address and port."""
     LEAST_CONNECTIONS = "least-connections"
     IPVS_ONLY = "ipvs"
-    """One of those that only the kernel's IPVS has."""
+    """A scheduler that only IPVS has."""
 
     @property
-    def hashes(self) -> bool:
+    def is_hash(self) -> bool:
         return self in (Scheduler.SOURCE_HASH, Scheduler.SOURCE_PORT_HASH)
 
 
@@ -55,33 +55,33 @@ IPVS_SCHEDULERS: Mapping[str, Scheduler] = {
     "mh": Scheduler.SOURCE_PORT_HASH,
     **dict.fromkeys(("fo", "ovf", "lblc", "lblcr", "dh", "sed", "nq", "twos"), Scheduler.IPVS_ONLY),
 }
-"""The schedulers of IPVS, and what comes closest to each elsewhere."""
+"""The schedulers of IPVS, and their closest equivalents in other modes."""
 
 OWN_SCHEDULERS: Mapping[str, Scheduler] = {
     scheduler.value: scheduler for scheduler in Scheduler if scheduler is not Scheduler.IPVS_ONLY
 }
-_WORDS: Mapping[str, Scheduler] = {**OWN_SCHEDULERS, **IPVS_SCHEDULERS}
+_SCHEDULERS: Mapping[str, Scheduler] = {**OWN_SCHEDULERS, **IPVS_SCHEDULERS}
 
 
 Weights = Mapping[tuple[str, str], int]
-"""What the endpoints of a pod, node or zone weigh, by these words and the name; by two empty words, what all weigh."""
+"""Weights by kind (`pod`, `node`, `zone`) and name; the weight of all endpoints has two empty strings as its key."""
 
 MAX_WEIGHTS = 1000
-"""Entries of one annotation, as many as an EndpointSlice has endpoints."""
+"""Limit of entries of one annotation, as many as an EndpointSlice has endpoints."""
 
 
 class BalancingRequest(msgspec.Struct, frozen=True, gc=False):
-    """What one Service asks for; None and 0 where it leaves that to the configuration."""
+    """What one Service requests by annotations; None and 0 where the configuration decides."""
 
     scheduler: Scheduler | None = None
-    word: str = ""
-    """As it was written, in the words of IPVS or our own."""
+    requested_name: str = ""
+    """Name of the scheduler as written, ours or that of IPVS."""
     weights: Weights = {}
     slow_start: int | None = None
     """Seconds until a new endpoint has its full share."""
     hash_slots: int = 0
     reset_gone: bool | None = None
-    """Connections to endpoints that are gone are reset."""
+    """Connections to removed endpoints are reset."""
 
 
 NO_REQUEST = BalancingRequest()
@@ -110,83 +110,83 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 FULL_CAPABILITIES = Capabilities(
     schedulers=frozenset(Scheduler) - {Scheduler.IPVS_ONLY}, adjusts_shares=True, fills_hash_tables=True
 )
-"""Those of a mode without restrictions."""
+"""Capabilities of a mode without restrictions."""
 
 
 class BalancingDefaults(msgspec.Struct, frozen=True, gc=False):
-    """What a node does for Services that leave it open, and what its mode can do at all."""
+    """Defaults of a node for Services without a request, and the capabilities of its mode."""
 
     scheduler: Scheduler = Scheduler.RANDOM
     slow_start: int = 0
     seed: int = 1
-    """Of source hashes; the same on all nodes, or they choose differently."""
+    """Seed of source hashes; must be the same on all nodes."""
     hash_slots: int = DEFAULT_HASH_SLOTS
     reset_gone: bool = False
     capabilities: Capabilities = FULL_CAPABILITIES
 
 
 DEFAULT_BALANCING = BalancingDefaults()
-"""Nothing configured."""
+"""Defaults of a node without configuration."""
 
 
 class BalancingPlan(msgspec.Struct, frozen=True, gc=False):
-    """How one service port is balanced where that is not evenly at random."""
+    """How one service port is balanced, unless evenly at random."""
 
     scheduler: Scheduler
     weights: Mapping[Identity, int] = {}
-    """Of every endpoint, relative to each other; empty when all weigh the same."""
+    """Relative weight of every endpoint; empty when all are equal."""
     adjusted: bool = False
-    """Weights change by themselves, so that a table of constant size spares work."""
+    """Weights are adjusted continuously; a table of constant size saves work."""
     seed: int = 0
     hash_slots: int = 0
-    """As asked for."""
+    """As requested."""
     max_slots: int = HASH_SLOTS_RANGE[1]
-    """What it may have of them beside the other ports and frontends of its Service."""
+    """Limit, shared with the other ports and frontends of the Service."""
 
     def weight(self, endpoint: Endpoint) -> int:
         return self.weights.get(endpoint.identity, 1)
 
 
 def parse_balancing_request(meta: Meta, findings: list[Finding]) -> BalancingRequest:
-    """What the annotations of a Service ask for; a bad value is reported and counts as not given."""
+    """Return what the annotations of a Service request; an invalid value is reported and ignored."""
     if not meta.annotations:
         return NO_REQUEST
-    word = meta.annotation(SCHEDULER_ANNOTATION) or ""
-    scheduler = _WORDS.get(word)
-    if word and scheduler is None:
+    name = meta.annotation(SCHEDULER_ANNOTATION) or ""
+    scheduler = _SCHEDULERS.get(name)
+    if name and scheduler is None:
         known = ", ".join((*OWN_SCHEDULERS, *IPVS_SCHEDULERS))
-        findings.append(bad_annotation(SCHEDULER_ANNOTATION, word, f"one of {known}"))
-        word = ""
-    slots = _number(meta, HASH_SLOTS_ANNOTATION, HASH_SLOTS_RANGE, findings)
+        findings.append(bad_annotation(SCHEDULER_ANNOTATION, name, f"one of {known}"))
+        name = ""
+    slots = _parse_number(meta, HASH_SLOTS_ANNOTATION, HASH_SLOTS_RANGE, findings)
     found = BalancingRequest(
         scheduler,
-        word,
+        name,
         parse_weights(meta, findings),
-        _slow_start(meta, findings),
+        _parse_slow_start(meta, findings),
         slots or 0,
-        _yes_or_no(meta, RESET_GONE_ANNOTATION, findings),
+        _parse_bool(meta, RESET_GONE_ANNOTATION, findings),
     )
-    if found.slow_start and scheduler is not None and scheduler.hashes:
-        parameters = {"annotation": SLOW_START_ANNOTATION, "scheduler": word}
+    if found.slow_start and scheduler is not None and scheduler.is_hash:
+        parameters = {"annotation": SLOW_START_ANNOTATION, "scheduler": name}
         findings.append(Finding(Code.SLOW_START_IGNORED, parameters=parameters))
     return NO_REQUEST if found == NO_REQUEST else found
 
 
-def _number(meta: Meta, name: str, within: tuple[int, int], findings: list[Finding]) -> int | None:
+def _parse_number(meta: Meta, name: str, limits: tuple[int, int], findings: list[Finding]) -> int | None:
     text = meta.annotation(name)
     if text is None:
         return None
-    least, most = within
-    if re.fullmatch(r"[0-9]{1,9}", text) and least <= int(text) <= most:
+    minimum, maximum = limits
+    if re.fullmatch(r"[0-9]{1,9}", text) and minimum <= int(text) <= maximum:
         return int(text)
-    findings.append(bad_annotation(name, text, f"a number from {least} to {most}"))
+    findings.append(bad_annotation(name, text, f"a number from {minimum} to {maximum}"))
     return None
 
 
 _TRUTH = {"true": True, "false": False}
 
 
-def _yes_or_no(meta: Meta, name: str, findings: list[Finding]) -> bool | None:
+def _parse_bool(meta: Meta, name: str, findings: list[Finding]) -> bool | None:
     text = meta.annotation(name)
     if text is not None and text not in _TRUTH:
         findings.append(bad_annotation(name, text, '"true" or "false"'))
@@ -197,7 +197,7 @@ _DURATION = re.compile(r"([0-9]{1,5})(s|m)")
 
 
 def parse_seconds(text: str) -> int | None:
-    """`30s` or `2m` as seconds; None for anything else and for more than an hour."""
+    """Return `30s` or `2m` as seconds; None for any other form and for more than an hour."""
     match = _DURATION.fullmatch(text)
     if match is None:
         return None
@@ -205,7 +205,7 @@ def parse_seconds(text: str) -> int | None:
     return seconds if seconds <= MAX_SLOW_START_SECONDS else None
 
 
-def _slow_start(meta: Meta, findings: list[Finding]) -> int | None:
+def _parse_slow_start(meta: Meta, findings: list[Finding]) -> int | None:
     text = meta.annotation(SLOW_START_ANNOTATION)
     if text is None:
         return None
@@ -217,18 +217,18 @@ def _slow_start(meta: Meta, findings: list[Finding]) -> int | None:
     return seconds
 
 
-_RULE = re.compile(r"(?:(pod|node|zone)/([^/=,\s]{1,253})=)?([0-9]{1,4})")
+_WEIGHT_ENTRY = re.compile(r"(?:(pod|node|zone)/([^/=,\s]{1,253})=)?([0-9]{1,4})")
 
 
 def parse_weights(meta: Meta, findings: list[Finding]) -> Weights:
-    """The weights that a Service or an EndpointSlice gives; bad entries and those beyond the limit are left out."""
+    """Return the weights of a Service or an EndpointSlice; invalid entries and those beyond the limit are ignored."""
     text = meta.annotation(WEIGHTS_ANNOTATION)
     if not text:
         return {}
     weights: dict[tuple[str, str], int] = {}
     entries = text.split(",", MAX_WEIGHTS)
     for entry in entries[:MAX_WEIGHTS]:
-        match = _RULE.fullmatch(entry.strip())
+        match = _WEIGHT_ENTRY.fullmatch(entry.strip())
         if match is None or int(match[3]) > MAX_WEIGHT:
             expected = f"entries zone/NAME=N, node/NAME=N or pod/NAME=N with N from 0 to {MAX_WEIGHT}"
             findings.append(bad_annotation(WEIGHTS_ANNOTATION, entry.strip(), expected))
@@ -241,7 +241,7 @@ def parse_weights(meta: Meta, findings: list[Finding]) -> Weights:
 
 
 def find_weight(weights: Weights, pod: str, node: str, zone: str) -> int:
-    """What these weights say of an endpoint, the most specific first; NO_WEIGHT for nothing."""
+    """Return the most specific weight for an endpoint, or NO_WEIGHT."""
     for place in (("pod", pod), ("node", node), ("zone", zone), ("", "")):
         weight = weights.get(place)
         if weight is not None:
@@ -250,7 +250,7 @@ def find_weight(weights: Weights, pod: str, node: str, zone: str) -> int:
 
 
 def compute_weight(endpoint: Endpoint, request: BalancingRequest) -> int:
-    """The weight its slice gives an endpoint, else the one the Service gives it, else 1."""
+    """Return the weight from the slice of an endpoint, else from the Service, else 1."""
     if endpoint.weight != NO_WEIGHT:
         return endpoint.weight
     found = find_weight(request.weights, endpoint.pod, endpoint.node, endpoint.zone)
@@ -263,7 +263,7 @@ def choose_scheduler(
     defaults: BalancingDefaults,
     findings: list[Finding],
 ) -> Scheduler:
-    """The scheduler a service port gets: the one asked for where the mode has it. What is not available is reported."""
+    """Return the requested scheduler where the mode has it, else a fallback, which is reported."""
     wanted = request.scheduler
     if request.slow_start and not defaults.capabilities.adjusts_shares:
         parameters = {"annotation": SLOW_START_ANNOTATION}
@@ -276,28 +276,28 @@ def choose_scheduler(
     if wanted in defaults.capabilities.schedulers:
         return wanted
     used = choose_fallback_scheduler(request, endpoints)
-    parameters = {"annotation": SCHEDULER_ANNOTATION, "scheduler": request.word, "used": used.value}
+    parameters = {"annotation": SCHEDULER_ANNOTATION, "scheduler": request.requested_name, "used": used.value}
     findings.append(Finding(Code.SCHEDULER_NOT_POSSIBLE, parameters=parameters))
     return used
 
 
 def choose_fallback_scheduler(request: BalancingRequest, endpoints: Iterable[Endpoint]) -> Scheduler:
-    """What every mode has: at random, by weight where somebody gives weights."""
+    """Return what every mode has: random, or weighted where weights are given."""
     weighed = bool(request.weights) or any(e.weight != NO_WEIGHT for e in endpoints)
     return Scheduler.WEIGHTED if weighed else Scheduler.RANDOM
 
 
 def compute_slow_start_seconds(request: BalancingRequest, defaults: BalancingDefaults) -> int:
-    """Seconds a new endpoint of a service port takes to its full share; 0 for none."""
+    """Return the seconds until a new endpoint gets its full share; 0 for no slow start."""
     seconds = defaults.slow_start if request.slow_start is None else request.slow_start
     scheduler = request.scheduler or defaults.scheduler
-    return seconds if defaults.capabilities.adjusts_shares and not scheduler.hashes else 0
+    return seconds if defaults.capabilities.adjusts_shares and not scheduler.is_hash else 0
 
 
 def remove_drained_endpoints(
     endpoints: tuple[Endpoint, ...], request: BalancingRequest
 ) -> tuple[Endpoint, ...]:
-    """The endpoints that get new connections: those of weight 0 do not, unless there is no other."""
+    """Return the endpoints that get new connections: not those of weight 0, unless there is no other."""
     kept = tuple(endpoint for endpoint in endpoints if compute_weight(endpoint, request))
     return kept if 0 < len(kept) < len(endpoints) else endpoints
 
@@ -309,16 +309,16 @@ def build_balancing_plan(
     defaults: BalancingDefaults,
     max_slots: int,
 ) -> BalancingPlan | None:
-    """How connections to these endpoints are spread; None for evenly at random."""
+    """Return how connections to these endpoints are distributed; None for evenly at random."""
     adjusted = (
         defaults.capabilities.adjusts_shares
-        and not scheduler.hashes
+        and not scheduler.is_hash
         and any(e.share != FULL_SHARE for e in endpoints)
     )
-    weights = dict(_weights(scheduler, request, endpoints, adjusted))
+    weights = dict(_compute_weights(scheduler, request, endpoints, adjusted))
     if len(set(weights.values())) < 2:
         weights, adjusted = {}, False
-    if scheduler.hashes:
+    if scheduler.is_hash:
         slots = request.hash_slots or defaults.hash_slots
         return BalancingPlan(scheduler, weights, seed=defaults.seed, hash_slots=slots, max_slots=max_slots)
     if not weights and scheduler in (Scheduler.RANDOM, Scheduler.WEIGHTED):
@@ -326,7 +326,7 @@ def build_balancing_plan(
     return BalancingPlan(scheduler, weights, adjusted or scheduler is Scheduler.LEAST_CONNECTIONS)
 
 
-def _weights(
+def _compute_weights(
     scheduler: Scheduler, request: BalancingRequest, endpoints: tuple[Endpoint, ...], adjusted: bool
 ) -> Iterator[tuple[Identity, int]]:
     for endpoint in endpoints:

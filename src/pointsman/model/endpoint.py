@@ -1,4 +1,4 @@
-"""Endpoints as a backend sees them: one packed address and port, its state and its hints."""
+"""Endpoints of service ports: packed address and port, state and hints."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pointsman.model.addresses import host_port_text
 
 NO_WEIGHT = -1
 FULL_SHARE = 100
-_STATES_REMEMBERED = 16384
+_MAX_SHARED_STATES = 16384
 
 Identity = tuple[bytes, int]
-"""Address and port; no service port has two endpoints with the same."""
+"""Address and port; unique among the endpoints of a service port."""
 
 
 class EndpointState(msgspec.Struct, frozen=True, gc=False):
-    """What endpoints have in common with others on their node; see Endpoint for the fields."""
+    """State that many endpoints share; see Endpoint for the fields."""
 
     ready: bool = True
     serving: bool = True
@@ -31,8 +31,8 @@ class EndpointState(msgspec.Struct, frozen=True, gc=False):
     share: int = FULL_SHARE
 
 
-shared_state = functools.lru_cache(_STATES_REMEMBERED)(EndpointState)
-"""Makes a state, or gives the one that is there: a hundred thousand endpoints have a few thousand different ones."""
+shared_state = functools.lru_cache(_MAX_SHARED_STATES)(EndpointState)
+"""Return a shared state: a hundred thousand endpoints have a few thousand different ones."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, gc=False):
@@ -41,7 +41,7 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     address: bytes
     port: int
     pod: str = ""
-    """The pod behind it, where the slice names one; it is in the namespace of the Service."""
+    """Name of the pod, where the slice has one; its namespace is that of the Service."""
     state: EndpointState = EndpointState()
 
     @property
@@ -62,7 +62,7 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def local(self) -> bool:
-        """Its nodeName is this node."""
+        """Whether its nodeName is this node."""
         return self.state.local
 
     @property
@@ -83,12 +83,12 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def weight(self) -> int:
-        """Given by its slice."""
+        """Weight given by the slice."""
         return self.state.weight
 
     @property
     def share(self) -> int:
-        """Percent of its weight that counts now."""
+        """Current percentage of its weight."""
         return self.state.share
 
     def with_share(self, share: int) -> Endpoint:

@@ -1,4 +1,4 @@
-"""What the proxy takes from its Node object: addresses, zone, pod ranges. Pure."""
+"""What the proxy uses of its Node object: addresses, zone, pod ranges."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pointsman.model.objects import ZONE_LABEL, Node
 
 
 class NodeFacts(msgspec.Struct, frozen=True, gc=False):
-    """The node as far as rules depend on it."""
+    """What rules use of the node."""
 
     name: str
     primary_family: Family = Family.IPV4
     ips: tuple[bytes, ...] = ()
-    """One address per family the node has, primary first."""
+    """One address per family, primary first."""
     zone: str = ""
     pod_cidrs: tuple[str, ...] = ()
 
@@ -25,11 +25,11 @@ class NodeFacts(msgspec.Struct, frozen=True, gc=False):
 
 
 def find_host_ips(node: Node) -> tuple[bytes, ...]:
-    """The node's first address and the first one of the other family: InternalIPs before ExternalIPs."""
+    """Return the first address of the node and the first of the other family, InternalIPs before ExternalIPs."""
     found: list[bytes] = []
-    for wanted in ("InternalIP", "ExternalIP"):
+    for kind in ("InternalIP", "ExternalIP"):
         for entry in node.status.addresses or ():
-            address = address_from_text(entry.address) if entry.type == wanted else None
+            address = address_from_text(entry.address) if entry.type == kind else None
             if address is not None:
                 found.append(address)
     if not found:
@@ -41,10 +41,9 @@ def find_host_ips(node: Node) -> tuple[bytes, ...]:
 def build_node_facts(
     name: str, node: Node | None, bind_address: str, fallback_ips: Sequence[bytes] = ()
 ) -> NodeFacts:
-    """Addresses as kube-proxy picks them: from the Node, `bind_address` overriding its own family.
+    """Return the facts with addresses chosen as by kube-proxy: from the Node, `bind_address` overriding its own family.
 
-    Without a Node (manifests, or one that never showed up) `fallback_ips` stand in, and localhost as the last
-    resort.
+    Without a Node (manifests, or no such object) `fallback_ips` are used, else localhost.
     """
     ips = list((find_host_ips(node) if node is not None else ()) or fallback_ips)
     bound = address_from_text(bind_address)

@@ -27,7 +27,7 @@ class LocalMode(enum.Enum):
 
 
 class LocalDetector(msgspec.Struct, frozen=True, gc=False):
-    """Tells packets of local pods from others."""
+    """Distinguishes packets of local pods from others."""
 
     mode: LocalMode = LocalMode.NONE
     cidr: Cidr | None = None
@@ -35,18 +35,18 @@ class LocalDetector(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodePortAddresses(msgspec.Struct, frozen=True, gc=False):
-    """Where node ports answer: every local address, or exactly `addresses` (already resolved, this family)."""
+    """Addresses of node ports: every local address, or exactly `addresses` (resolved, this family)."""
 
     match_all: bool = True
     addresses: tuple[bytes, ...] = ()
     loopback: bool = True
     """IPv4 loopback is among the configured ranges (127.0.0.0/8 is covered or everything is)."""
     loopback_asked: bool = False
-    """Loopback was asked for by name, as `localhost` or a range inside it (nftables, behind its gate)."""
+    """Loopback is configured by name, as `localhost` or a range inside it (nftables, behind its gate)."""
 
 
 class NodeContext(msgspec.Struct, frozen=True, gc=False):
-    """Node and configuration as the compile steps of one IP family see them."""
+    """Node and configuration of one IP family, as used by planning and compiling."""
 
     family: Family
     node_name: str
@@ -59,9 +59,9 @@ class NodeContext(msgspec.Struct, frozen=True, gc=False):
     masquerade_all: bool = False
     masquerade_bit: int = 14
     external_allow: tuple[Cidr, ...] = ()
-    """When not empty, external and load-balancer IPs outside these ranges are refused."""
+    """When not empty, external and load-balancer IPs outside these ranges are not served."""
     addresses_in_rules: tuple[bytes, ...] = ()
-    """The node's own addresses where rules name each of them (ipvs); empty elsewhere, as a new one changes no rule."""
+    """The node's own addresses where rules depend on each of them (ipvs); empty in other modes."""
     balancing: BalancingDefaults = BalancingDefaults()
 
     @property
@@ -78,7 +78,7 @@ def build_local_detector(
     bridge_interface: str = "",
     interface_prefix: str = "",
 ) -> LocalDetector:
-    """The detector; a mode without data for this family detects nothing, as in kube-proxy."""
+    """Return the configured detector; one without data for this family detects nothing, as in kube-proxy."""
     if mode == "BridgeInterface":
         return LocalDetector(LocalMode.INTERFACE, interface=bridge_interface)
     if mode == "InterfaceNamePrefix":
@@ -104,10 +104,10 @@ def resolve_node_port_addresses(
     node_ips: Sequence[bytes],
     local_addresses: Sequence[bytes],
 ) -> NodePortAddresses:
-    """Resolve ranges and keywords against the addresses the node has now.
+    """Resolve ranges and keywords with the current addresses of the node.
 
-    A list without any entry for this family means every address, as in kube-proxy, and so does an empty one (the
-    defaults of a mode have been filled in before).
+    A list without an entry for this family means every address, as in kube-proxy, and so does an empty list (the
+    defaults of the mode were applied before).
     """
     ranges = resolve_node_port_ranges(configured or ("all",), family, node_ips)
     loopback = LOOPBACK[family]
@@ -126,15 +126,15 @@ def resolve_node_port_addresses(
 def resolve_node_port_ranges(
     configured: Sequence[str], family: Family, node_ips: Sequence[bytes]
 ) -> list[Cidr]:
-    """What the entries stand for in one family."""
-    return [cidr for entry in configured for cidr in _ranges(entry, family, node_ips)]
+    """Return the ranges of one family that the entries mean."""
+    return [cidr for entry in configured for cidr in _resolve_entry(entry, family, node_ips)]
 
 
-def _ranges(entry: str, family: Family, node_ips: Sequence[bytes]) -> Sequence[Cidr]:
-    """The ranges of a family that one entry stands for.
+def _resolve_entry(entry: str, family: Family, node_ips: Sequence[bytes]) -> Sequence[Cidr]:
+    """Return the ranges of one family that an entry means.
 
-    A loopback address as the node's own (`bindAddress`, or none known) is no address to be found at, so it is none
-    to pin to either.
+    A loopback address as the primary address of the node (`bindAddress`, or no address known) is not reachable for clients
+    and means no range.
     """
     if entry == "all":
         return (Cidr(family.any_address, 0),)

@@ -19,7 +19,7 @@ TRIGGER_TIME_ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 MOST_ENTRIES = 20_000
-"""Of one list in an object: an EndpointSlice may have as many ports, and 1,000 endpoints."""
+"""Limit of one list in an object: an EndpointSlice may have as many ports, and 1,000 endpoints."""
 T = TypeVar("T")
 Entries = Annotated[list[T], msgspec.Meta(max_length=MOST_ENTRIES)]
 
@@ -38,7 +38,7 @@ class Meta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
     @property
     def key(self) -> str:
-        """`namespace/name`, or `name` for cluster-scoped objects; one string for all who keep it."""
+        """`namespace/name`, or `name` for cluster-scoped objects; one shared string."""
         return sys.intern(f"{self.namespace}/{self.name}") if self.namespace else self.name
 
     def label(self, name: str) -> str | None:
@@ -246,17 +246,17 @@ class Upsert(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False):
-    """An object is gone; `kind` is the struct's name (Service, EndpointSlice, Node, ServiceCIDR)."""
+    """An object was deleted; `kind` is its type (Service, EndpointSlice, Node, ServiceCIDR)."""
 
     kind: type[KubeObject]
     key: str
 
 
 class Synced(msgspec.Struct, frozen=True, gc=False):
-    """The initial list of this kind has been delivered completely."""
+    """The initial list of this kind is complete."""
 
     kind: type[KubeObject]
 
 
 SourceEvent = Upsert | Delete | Synced
-"""What every source yields; a relist yields only the differences."""
+"""What every source delivers; a relist delivers only differences."""

@@ -102,7 +102,7 @@ class ServicePlan(msgspec.Struct, frozen=True, gc=False):
         if self.balancing is None:
             return ""
         ipvs_only = self.balancing.scheduler is Scheduler.IPVS_ONLY
-        return self.port.service.balancing.word if ipvs_only else self.balancing.scheduler.value
+        return self.port.service.balancing.requested_name if ipvs_only else self.balancing.scheduler.value
 
     @property
     def internal_endpoints(self) -> tuple[Endpoint, ...]:

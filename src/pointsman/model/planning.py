@@ -1,4 +1,4 @@
-"""From a service port and its endpoints to its plan. Pure: the same inputs always give the same plan."""
+"""Plan of one service port: a pure function of the port, its endpoints, the node and the claims it lost."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from pointsman.model.service import SOURCE_RANGES_ANNOTATION, Protocol, ServiceP
 from pointsman.model.slots import compute_max_hash_slots, compute_max_hashed_endpoints
 from pointsman.model.topology import select_endpoints
 
-_NOTHING_LOST: Mapping[Claim, Winner] = {}
+_NO_LOST_CLAIMS: Mapping[Claim, Winner] = {}
 
 
 def plan_service_port(
     port: ServicePort,
     endpoints: tuple[Endpoint, ...],
     context: NodeContext,
-    lost: Mapping[Claim, Winner] = _NOTHING_LOST,
+    lost: Mapping[Claim, Winner] = _NO_LOST_CLAIMS,
 ) -> ServicePlan | Finding:
-    """The plan, or why there is none: another service port has its cluster IP. `lost` are claims others have won."""
+    """Return the plan, or why there is none: another service port owns the cluster IP. `lost` are claims that others own."""
     findings: list[Finding] = []
     if lost or port.external_ips or port.load_balancer_ips:
         winner = lost.get((port.cluster_ip, port.protocol, port.port))
         if winner is not None:
-            return _contested(Code.CONTESTED_CLUSTER_IP, port.cluster_ip, port, winner)
-        port = _granted_port(port, context, lost, findings)
-    ranges = _ranges_elsewhere(port, context, findings)
+            return _build_conflict(Code.CONTESTED_CLUSTER_IP, port.cluster_ip, port, winner)
+        port = _remove_lost_addresses(port, context, lost, findings)
+    ranges = _find_external_ranges(port, context, findings)
     selected = select_endpoints(port, endpoints, context.node_name, context.zone)
     selected, balancing = _plan_balancing(port, selected, context.balancing, findings)
     cluster = decide_outcome(selected.has_any, selected.cluster)
@@ -58,23 +58,23 @@ def plan_service_port(
     external = local if port.service.external_local else cluster
     return ServicePlan(
         port=port,
-        frontends=tuple(_frontends(port, internal, external, ranges)),
+        frontends=tuple(_build_frontends(port, internal, external, ranges)),
         endpoints=selected,
         findings=tuple(findings),
         balancing=balancing,
-        resets_gone=_resets_gone(port, context.balancing),
+        resets_gone=_decide_reset_gone(port, context.balancing),
     )
 
 
-def _resets_gone(port: ServicePort, defaults: BalancingDefaults) -> bool:
-    asked = port.service.balancing.reset_gone
-    return port.protocol is Protocol.TCP and (defaults.reset_gone if asked is None else asked)
+def _decide_reset_gone(port: ServicePort, defaults: BalancingDefaults) -> bool:
+    requested = port.service.balancing.reset_gone
+    return port.protocol is Protocol.TCP and (defaults.reset_gone if requested is None else requested)
 
 
 def _plan_balancing(
     port: ServicePort, selected: EndpointSelection, defaults: BalancingDefaults, findings: list[Finding]
 ) -> tuple[EndpointSelection, BalancingPlan | None]:
-    """How connections are spread, and over which of the selected endpoints."""
+    """Return the selected endpoints without drained ones, and how connections are distributed over them."""
     request = port.service.balancing
     if (
         request is NO_REQUEST
@@ -83,8 +83,8 @@ def _plan_balancing(
     ):
         return selected, None
     scheduler = choose_scheduler(request, selected.reachable, defaults, findings)
-    if scheduler.hashes and defaults.capabilities.fills_hash_tables:
-        scheduler = _affordable(scheduler, port, selected.reachable, findings)
+    if scheduler.is_hash and defaults.capabilities.fills_hash_tables:
+        scheduler = _limit_hash(scheduler, port, selected.reachable, findings)
     if scheduler is Scheduler.SOURCE_PORT_HASH and port.service.affinity_seconds:
         findings.append(Finding(Code.PORT_NOT_HASHED))
         scheduler = Scheduler.SOURCE_HASH
@@ -96,30 +96,32 @@ def _plan_balancing(
             reachable = tuple(endpoint for endpoint in selected.reachable if endpoint in kept)
             selected = msgspec.structs.replace(selected, cluster=cluster, local=local, reachable=reachable)
     max_slots = compute_max_hash_slots(
-        len(selected.reachable), port.service.port_count, _frontend_count(port)
+        len(selected.reachable), port.service.port_count, _count_frontends(port)
     )
     return selected, build_balancing_plan(scheduler, request, selected.reachable, defaults, max_slots)
 
 
-def _affordable(
+def _limit_hash(
     scheduler: Scheduler, port: ServicePort, endpoints: tuple[Endpoint, ...], findings: list[Finding]
 ) -> Scheduler:
-    """The hash that is wanted, unless filling its tables would keep every node from its other Services for seconds."""
-    most = compute_max_hashed_endpoints(port.service.port_count, _frontend_count(port))
-    if len(endpoints) <= most:
+    """Return the requested hash, or a fallback where filling its tables would delay the other Services for seconds."""
+    limit = compute_max_hashed_endpoints(port.service.port_count, _count_frontends(port))
+    if len(endpoints) <= limit:
         return scheduler
     used = choose_fallback_scheduler(port.service.balancing, endpoints)
-    parameters: dict[str, Value] = {"limit": most, "used": used.value, "scheduler": scheduler.value}
+    parameters: dict[str, Value] = {"limit": limit, "used": used.value, "scheduler": scheduler.value}
     findings.append(Finding(Code.TOO_MANY_TO_HASH, Severity.NOTICE, parameters=parameters))
     return used
 
 
-def _frontend_count(port: ServicePort) -> int:
+def _count_frontends(port: ServicePort) -> int:
     return 1 + len(port.external_ips) + len(port.load_balancer_ips) + bool(port.node_port)
 
 
-def _ranges_elsewhere(port: ServicePort, context: NodeContext, findings: list[Finding]) -> tuple[Cidr, ...]:
-    """The source ranges that hold at external IPs and the node port."""
+def _find_external_ranges(
+    port: ServicePort, context: NodeContext, findings: list[Finding]
+) -> tuple[Cidr, ...]:
+    """Return the source ranges that restrict external IPs and the node port."""
     if port.service.source_ranges.other_family_only and (
         port.load_balancer_ips or (port.service.source_ranges.all_frontends and port.externally_accessible)
     ):
@@ -135,7 +137,7 @@ def _ranges_elsewhere(port: ServicePort, context: NodeContext, findings: list[Fi
     return ()
 
 
-def _frontends(
+def _build_frontends(
     port: ServicePort, internal: Outcome, external: Outcome, ranges: tuple[Cidr, ...]
 ) -> Iterator[Frontend]:
     yield Frontend(FrontendKind.CLUSTER_IP, port.cluster_ip, port.port, port.service.internal_local, internal)
@@ -158,10 +160,10 @@ def _frontends(
         )
 
 
-def _granted_port(
+def _remove_lost_addresses(
     port: ServicePort, context: NodeContext, lost: Mapping[Claim, Winner], findings: list[Finding]
 ) -> ServicePort:
-    """The service port without the addresses it may not have; adds to `findings` what its author should know."""
+    """Return the service port without the addresses that it does not get; report them."""
     node_port = port.node_port
     winner = lost.get((b"", port.protocol, node_port)) if node_port else None
     if winner is not None:
@@ -171,30 +173,30 @@ def _granted_port(
     found = {
         address: problem
         for address in (*port.external_ips, *port.load_balancer_ips)
-        if (problem := _address_problem(address, port, context, lost)) is not None
+        if (problem := _check_address(address, port, context, lost)) is not None
     }
     findings += found.values()
-    refused = {address for address, problem in found.items() if problem.severity is not Severity.NOTICE}
-    if not refused and winner is None:
+    not_served = {address for address, problem in found.items() if problem.severity is not Severity.NOTICE}
+    if not not_served and winner is None:
         return port
     return msgspec.structs.replace(
         port,
         node_port=node_port,
-        external_ips=tuple(a for a in port.external_ips if a not in refused),
-        load_balancer_ips=tuple(a for a in port.load_balancer_ips if a not in refused),
+        external_ips=tuple(a for a in port.external_ips if a not in not_served),
+        load_balancer_ips=tuple(a for a in port.load_balancer_ips if a not in not_served),
     )
 
 
-def _address_problem(
+def _check_address(
     address: bytes, port: ServicePort, context: NodeContext, lost: Mapping[Claim, Winner]
 ) -> Finding | None:
-    """Why the service port may not have an external address that it asks for, or why it should ask for another."""
+    """Return why the service port does not get an external address, or a notice about one that it gets."""
     winner = lost.get((address, port.protocol, port.port))
     text = address_text(address)
     if winner is not None and winner.has_address:
         return Finding(Code.ADDRESS_IS_CLUSTER_IP, parameters={"address": text, "holder": winner.name.key})
     if winner is not None:
-        return _contested(Code.CONTESTED_ADDRESS, address, port, winner)
+        return _build_conflict(Code.CONTESTED_ADDRESS, address, port, winner)
     allowed = context.external_allow
     if allowed and not any(cidr.contains(address) for cidr in allowed):
         return Finding(Code.ADDRESS_NOT_ALLOWED, parameters={"address": text})
@@ -203,7 +205,7 @@ def _address_problem(
     return None
 
 
-def _contested(code: Code, address: bytes, port: ServicePort, winner: Winner) -> Finding:
+def _build_conflict(code: Code, address: bytes, port: ServicePort, winner: Winner) -> Finding:
     severity = Severity.ERROR if code is Code.CONTESTED_CLUSTER_IP else Severity.WARNING
     place = host_port_text(address, port.port)
     parameters = {"address": address_text(address), "frontend": place, "holder": str(winner.name)}

@@ -1,7 +1,7 @@
-"""Shares of endpoints that change by themselves: slow start, and least-connections. Pure: time and counts come from outside.
+"""Shares of endpoints that are adjusted continuously: slow start and least-connections. Time and counts are arguments.
 
-A share is the percentage of its weight that an endpoint gets. It begins small for a newcomer that starts slowly and
-grows in steps; with least-connections it follows the connections that are open.
+A share is the percentage of its weight that an endpoint gets. In slow start it begins small and grows in steps; with
+least-connections it follows the number of open connections.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from pointsman.model.endpoint import FULL_SHARE, Endpoint, Identity
 from pointsman.model.service import ServicePort, ServicePortName
 
 FIRST_SHARE = 10
-"""Of a newcomer; also the size of the steps in which it grows."""
+"""First share of an endpoint in slow start, and the size of its steps."""
 
 MIN_SHARE, MAX_SHARE = 25, 400
-_CUSHION = 8
-"""Connections everybody is taken to have besides: a handful of them says little."""
+_BASE_CONNECTIONS = 8
+"""Connections added to every endpoint, so that a few of them have little effect."""
 _GAIN = 0.25
-"""The part of the way to the wanted share covered per step. With twice this, and connections so short that they follow
-shares within one reading, a step would overshoot."""
-_CLOSE_ENOUGH = 0.05
+"""Fraction of the distance to the target covered per step. Twice as much would overshoot with connections so short that they
+follow shares within one reading."""
+_TOLERANCE = 0.05
 
 
 def compute_warm_up_share(elapsed: float, seconds: int) -> int:
-    """The share of an endpoint so long after it became usable: ten steps at most."""
+    """Return the share of an endpoint this long after it became usable, in at most ten steps."""
     if elapsed >= seconds:
         return FULL_SHARE
     return max(FIRST_SHARE, int(FULL_SHARE / FIRST_SHARE * elapsed / seconds) * FIRST_SHARE)
@@ -43,34 +43,34 @@ def compute_warm_up_share(elapsed: float, seconds: int) -> int:
 def compute_shares(
     shares: Mapping[Identity, float], connections: Mapping[Identity, int], weights: Mapping[Identity, int]
 ) -> dict[Identity, float]:
-    """The next shares of endpoints with these weights that have so many connections open.
+    """Return the next shares of endpoints with these weights and open connections.
 
-    Who has more connections for its weight than the average gets fewer new ones, by the square of the ratio, within
-    bounds and in small steps: no step ever leads past the share that the count asks for.
+    An endpoint with more connections for its weight than the average gets fewer new ones, by the square of the ratio, within
+    limits and in small steps: a step never overshoots the target.
     """
-    heavy = sum(weights.values())
-    if not heavy:
+    total_weight = sum(weights.values())
+    if not total_weight:
         return {}
-    average = sum(connections.get(one, 0) for one in weights) / heavy
+    average = sum(connections.get(one, 0) for one in weights) / total_weight
     found: dict[Identity, float] = {}
     for one, weight in weights.items():
         share = shares.get(one, float(FULL_SHARE))
         held = connections.get(one, 0) / weight
-        ratio = (average + _CUSHION) / (held + _CUSHION)
-        wanted = min(max(MIN_SHARE, FULL_SHARE * ratio * ratio), MAX_SHARE)
-        near = abs(wanted - share) < _CLOSE_ENOUGH * share
-        found[one] = share if near else share + _GAIN * (wanted - share)
+        ratio = (average + _BASE_CONNECTIONS) / (held + _BASE_CONNECTIONS)
+        target = min(max(MIN_SHARE, FULL_SHARE * ratio * ratio), MAX_SHARE)
+        near = abs(target - share) < _TOLERANCE * share
+        found[one] = share if near else share + _GAIN * (target - share)
     return found
 
 
 def compute_weights(endpoints: Iterable[Endpoint], request: BalancingRequest) -> dict[Identity, int]:
-    """Those that new connections may reach, by weight."""
+    """Return the weights of the endpoints that new connections may reach."""
     weighed = ((e.identity, compute_weight(e, request)) for e in endpoints if e.ready)
     return {one: weight for one, weight in weighed if weight}
 
 
 class ShareMode(msgspec.Struct, frozen=True):
-    """What keeps the shares of a service port changing."""
+    """Why the shares of a service port are adjusted continuously."""
 
     slow_start: int = 0
     least_connections: bool = False

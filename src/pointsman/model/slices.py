@@ -1,8 +1,8 @@
-"""EndpointSlices into endpoints per service port: decode once, merge cheaply.
+"""From EndpointSlices to endpoints per service port.
 
-A Service may have many slices, and the same address may stand in two of them with different conditions while a
-controller moves it, or a pod network gives the address of a leaving pod to a new one. What stays wins over what
-leaves, then the better state, so the result does not depend on the order of events.
+A Service may have many slices, and the same address may be in two of them with different conditions while a controller
+moves it, or when a pod network reuses the address of a terminating pod. The entry that is not terminating wins, then the
+better state, so the result does not depend on the order of events.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from pointsman.model.objects import EndpointSlice, Hint, SliceEndpoint, SlicePor
 from pointsman.model.service import Protocol
 
 PortKey = tuple[str, Protocol]
-"""Port name and protocol: what connects a slice's port with a Service's."""
+"""Port name and protocol, which connect a port of a slice with a port of a Service."""
 
 SliceEndpoints = dict[PortKey, tuple[Endpoint, ...]]
 
 MAX_ENDPOINT_PORTS = 100_000
-"""Of one slice: endpoints times ports. The API allows 1,000 and 20,000, of which no node could hold a few."""
+"""Limit of endpoints times ports of one slice. The API allows 1,000 times 20,000, too much for a node."""
 
 
 def parse_slice_endpoints(
     endpoint_slice: EndpointSlice, family: Family, node_name: str
 ) -> tuple[SliceEndpoints, list[Finding]]:
-    """Sorted endpoints of this family by port, and what had to be left out. Never raises on bad content."""
+    """Return sorted endpoints of this family by port, and findings. Never raises on bad content."""
     findings: list[Finding] = []
     if endpoint_slice.address_type != family.value:
         return {}, findings
-    usable = sorted(_usable_endpoints(endpoint_slice, family, findings), key=_ORDER)
+    usable = sorted(_find_usable_endpoints(endpoint_slice, family, findings), key=_SORT_KEY)
     unique = len({address for _, address, _ in usable}) == len(usable)
     weights = parse_weights(endpoint_slice.metadata, findings)
     found: SliceEndpoints = {}
-    room = MAX_ENDPOINT_PORTS
+    capacity = MAX_ENDPOINT_PORTS
     for port in endpoint_slice.ports or ():
-        key = _port_key(port, findings)
+        key = _parse_port_key(port, findings)
         if key is None or port.port is None:
             continue
-        room -= len(usable)
-        if room < 0:
+        capacity -= len(usable)
+        if capacity < 0:
             parameters: dict[str, Value] = {
                 "port": clip(port.name or ""),
                 "endpoints": len(usable),
@@ -58,7 +58,9 @@ def parse_slice_endpoints(
             findings.append(Finding(Code.TOO_MANY_ENDPOINT_PORTS, parameters=parameters))
             break
         number = port.port
-        entries = tuple([_endpoint(address, number, item, node_name, weights) for _, address, item in usable])
+        entries = tuple(
+            [_build_endpoint(address, number, item, node_name, weights) for _, address, item in usable]
+        )
         if key in found:
             found[key] = merge_endpoints([found[key], entries])
         else:
@@ -67,7 +69,7 @@ def parse_slice_endpoints(
 
 
 def merge_endpoints(lists: Iterable[tuple[Endpoint, ...]]) -> tuple[Endpoint, ...]:
-    """One entry per address and port, the better state winning, ordered by the text `ip:port` as kube-proxy."""
+    """Return one entry per address and port, in the better state, ordered by the text `ip:port` as kube-proxy does."""
     best: dict[Identity, Endpoint] = {}
     for endpoints in lists:
         for endpoint in endpoints:
@@ -96,12 +98,11 @@ def _rank(
 
 
 _Located = tuple[str, bytes, SliceEndpoint]
-"""A usable endpoint: what it is ordered by, so that slices sort as `merge_endpoints` does, once for all their ports; its packed
-address; itself."""
-_ORDER = itemgetter(0)
+"""Sort key, packed address and endpoint. The key sorts as `merge_endpoints` does, once for all ports of a slice."""
+_SORT_KEY = itemgetter(0)
 
 
-def _usable_endpoints(
+def _find_usable_endpoints(
     endpoint_slice: EndpointSlice, family: Family, findings: list[Finding]
 ) -> list[_Located]:
     found: list[_Located] = []
@@ -132,7 +133,7 @@ def _shared_key(name: str, protocol: str) -> PortKey:
     return sys.intern(name), Protocol[protocol]
 
 
-def _port_key(port: SlicePort, findings: list[Finding]) -> PortKey | None:
+def _parse_port_key(port: SlicePort, findings: list[Finding]) -> PortKey | None:
     name = port.name or ""
     if port.port is None or not 1 <= port.port <= 65535:
         parameters = {"port": clip(name), "field": "number", "value": str(port.port)}
@@ -146,7 +147,9 @@ def _port_key(port: SlicePort, findings: list[Finding]) -> PortKey | None:
         return None
 
 
-def _endpoint(address: bytes, port: int, item: SliceEndpoint, node_name: str, weights: Weights) -> Endpoint:
+def _build_endpoint(
+    address: bytes, port: int, item: SliceEndpoint, node_name: str, weights: Weights
+) -> Endpoint:
     conditions, hints, target = item.conditions, item.hints, item.target_ref
     node, zone = item.node_name or "", item.zone or ""
     pod = target.name if target is not None and target.kind == "Pod" else ""
@@ -157,12 +160,12 @@ def _endpoint(address: bytes, port: int, item: SliceEndpoint, node_name: str, we
         node != "" and node == node_name,
         node,
         zone,
-        _names(hints.for_zones) if hints else (),
-        _names(hints.for_nodes) if hints else (),
+        _intern_names(hints.for_zones) if hints else (),
+        _intern_names(hints.for_nodes) if hints else (),
         find_weight(weights, pod, node, zone) if weights else NO_WEIGHT,
     )
     return Endpoint(address, port, pod, state)
 
 
-def _names(hints: list[Hint] | None) -> tuple[str, ...]:
+def _intern_names(hints: list[Hint] | None) -> tuple[str, ...]:
     return tuple(sys.intern(hint.name) for hint in hints) if hints else ()

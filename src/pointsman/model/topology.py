@@ -23,11 +23,11 @@ def select_endpoints(
     mode, note = TopologyMode.NONE, ""
     if port.uses_cluster_endpoints:
         mode, note = choose_topology(endpoints, node_name, zone)
-        cluster = _ready_or_draining(endpoints, mode, node_name, zone)
+        cluster = _select_ready_or_terminating(endpoints, mode, node_name, zone)
         if not port.uses_local_endpoints:
             return EndpointSelection(endpoints, cluster, (), cluster, bool(cluster), mode, note)
     local_candidates = tuple(endpoint for endpoint in endpoints if endpoint.local)
-    local = _ready_or_draining(local_candidates, TopologyMode.NONE, node_name, zone)
+    local = _select_ready_or_terminating(local_candidates, TopologyMode.NONE, node_name, zone)
     if not port.uses_cluster_endpoints:
         anywhere = any(e.ready or (e.serving and e.terminating) for e in endpoints)
         return EndpointSelection(endpoints, (), local, local, anywhere)
@@ -36,10 +36,10 @@ def select_endpoints(
     return EndpointSelection(endpoints, cluster, local, reachable, bool(reachable), mode, note)
 
 
-def _ready_or_draining(
+def _select_ready_or_terminating(
     endpoints: tuple[Endpoint, ...], mode: TopologyMode, node_name: str, zone: str
 ) -> tuple[Endpoint, ...]:
-    """Ready endpoints that the hints allow; when none is ready, terminating ones that still serve."""
+    """Return ready endpoints that the hints select; when there is none, terminating ones that still serve."""
     if mode is TopologyMode.NODE:
         chosen = tuple(e for e in endpoints if e.ready and node_name in e.node_hints)
     elif mode is TopologyMode.ZONE:
@@ -52,7 +52,7 @@ def _ready_or_draining(
 
 
 def choose_topology(endpoints: Sequence[Endpoint], node_name: str, zone: str) -> tuple[TopologyMode, str]:
-    """Hints count only when every ready endpoint has them and at least one names this node or zone."""
+    """Return which hints apply and, if none does, why: every ready endpoint must have them and one must name this node or zone."""
     hinted = False
     for endpoint in endpoints:
         if endpoint.zone_hints or endpoint.node_hints:
@@ -66,7 +66,7 @@ def choose_topology(endpoints: Sequence[Endpoint], node_name: str, zone: str) ->
     if not ready:
         return TopologyMode.NONE, f"hints ignored: 0 of {len(endpoints)} endpoints are ready"
     if any(e.node_hints for e in ready) and not any(e.zone_hints for e in ready):
-        return TopologyMode.NONE, f"hints ignored: {_node_hints_lack(ready, node_name)}"
+        return TopologyMode.NONE, f"hints ignored: {_explain_node_hints(ready, node_name)}"
     without = sum(not e.zone_hints for e in ready)
     if without:
         return (
@@ -82,7 +82,7 @@ def choose_topology(endpoints: Sequence[Endpoint], node_name: str, zone: str) ->
     return TopologyMode.ZONE, ""
 
 
-def _node_hints_lack(ready: Sequence[Endpoint], node_name: str) -> str:
+def _explain_node_hints(ready: Sequence[Endpoint], node_name: str) -> str:
     without = sum(not e.node_hints for e in ready)
     if without:
         return f"{without} of {len(ready)} ready endpoints have no node hint"
@@ -99,7 +99,7 @@ def endpoint_reason(
         return False, f"policy Local: it {where}, this node is {node_name}"
     if used:
         if endpoint.ready:
-            return True, _used_reason(plan, endpoint, local_policy=local_policy)
+            return True, _explain_use(plan, endpoint, local_policy=local_policy)
         return True, "terminating but still serving, and no endpoint is ready"
     if not endpoint.ready:
         if endpoint.terminating and endpoint.serving:
@@ -114,7 +114,7 @@ def endpoint_reason(
     return False, "no frontend with this policy"
 
 
-def _used_reason(plan: ServicePlan, endpoint: Endpoint, *, local_policy: bool) -> str:
+def _explain_use(plan: ServicePlan, endpoint: Endpoint, *, local_policy: bool) -> str:
     state = "ready (and terminating)" if endpoint.terminating else "ready"
     if local_policy:
         return f"{state}, on this node"

@@ -66,7 +66,11 @@ def test_a_service_without_annotations_asks_for_nothing_and_is_balanced_evenly()
 )
 def test_our_words_and_those_of_ipvs_are_understood(word: str, scheduler: Scheduler) -> None:
     port, findings = asked({"scheduler": word})
-    assert (port.service.balancing.scheduler, port.service.balancing.word, findings) == (scheduler, word, [])
+    assert (port.service.balancing.scheduler, port.service.balancing.requested_name, findings) == (
+        scheduler,
+        word,
+        [],
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from pointsman.model.slots import (
     assign_slots,
     compute_max_hash_slots,
     compute_max_hashed_endpoints,
+    compute_table_size,
     count_slots,
-    hash_slots,
 )
 
 weights = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
@@ -118,7 +118,14 @@ def test_hash_slots_follow_weights() -> None:
 
 
 def test_the_table_grows_in_large_steps_only() -> None:
-    assert [hash_slots(512, count) for count in (1, 2, 32, 33, 128, 129)] == [1, 512, 512, 2048, 2048, 8192]
+    assert [compute_table_size(512, count) for count in (1, 2, 32, 33, 128, 129)] == [
+        1,
+        512,
+        512,
+        2048,
+        2048,
+        8192,
+    ]
 
 
 @pytest.mark.parametrize("wanted", [64, 100, 512, 65536])
@@ -128,7 +135,7 @@ def test_nobody_can_ask_for_tables_that_take_long_to_fill_or_to_load(
 ) -> None:
     limit = compute_max_hashed_endpoints(ports, frontends)
     for count in {count for count in (1, 2, 3, 50, 300, 1000, 2048, limit) if count <= limit}:
-        size = hash_slots(wanted, count, compute_max_hash_slots(count, ports, frontends))
+        size = compute_table_size(wanted, count, compute_max_hash_slots(count, ports, frontends))
         assert size >= count
         assert size * count * ports <= 1 << 23
         assert size * ports * frontends <= 1 << 18
@@ -136,8 +143,8 @@ def test_nobody_can_ask_for_tables_that_take_long_to_fill_or_to_load(
 
 def test_the_bounds_leave_usual_services_what_they_ask_for() -> None:
     assert compute_max_hashed_endpoints(1, 3) == 2048
-    assert hash_slots(65536, 100, compute_max_hash_slots(100, 1, 3)) == 65536
-    assert hash_slots(512, 32, compute_max_hash_slots(32, 10, 4)) == 512
+    assert compute_table_size(65536, 100, compute_max_hash_slots(100, 1, 3)) == 65536
+    assert compute_table_size(512, 32, compute_max_hash_slots(32, 10, 4)) == 512
 
 
 def test_filling_a_large_table_holds_few_scores_at_a_time() -> None:

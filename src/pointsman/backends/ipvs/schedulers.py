@@ -52,7 +52,7 @@ def _request(plan: ServicePlan) -> _Request | None:
     port, balancing = plan.port, plan.balancing
     if port.service.ipvs_scheduler:
         return _Request(port.service.ipvs_scheduler, IPVS_SCHEDULER_ANNOTATION)
-    word, scheduler = port.service.balancing.word, port.service.balancing.scheduler
+    word, scheduler = port.service.balancing.requested_name, port.service.balancing.scheduler
     if scheduler is None and balancing is not None and balancing.scheduler is Scheduler.WEIGHTED:
         scheduler = Scheduler.WEIGHTED
     if scheduler is None or word in KNOWN:

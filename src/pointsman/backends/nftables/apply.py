@@ -284,7 +284,7 @@ class NftablesBackend(Backend):
         """Note which of them ask for a hash that this kernel lacks; raises KernelError when it cannot say now."""
         for name, plan in plans.items():
             self._unhashed.discard(name)
-            if plan is None or plan.balancing is None or not plan.balancing.scheduler.hashes:
+            if plan is None or plan.balancing is None or not plan.balancing.scheduler.is_hash:
                 continue
             if self._without_hash is None:
                 self._without_hash = self._ask_for_hash(self._open(), self._traits)
