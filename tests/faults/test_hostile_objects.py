@@ -276,7 +276,7 @@ async def _feed(objects: list[tuple[type[KubeObject], Any]]) -> None:
         found = [plan for name, plan in programmed.items() if name.namespace == "fuzz-free"]
         assert len(found) == 1
         assert len(found[0].internal_endpoints) == 1
-        assert all(record.last_error == "" for record in world.proxy.reporter.records.values())
+        assert all(record.last_error == "" for record in world.proxy.reporter.statuses.values())
 
 
 def _impatient(world: Assembly) -> KubeProxyConfiguration:

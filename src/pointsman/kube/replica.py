@@ -11,6 +11,9 @@ from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity
 from pointsman.model.objects import Delete, KubeObject, SourceEvent, Synced, Upsert
 
+MAX_REJECTED = 1000
+"""Objects whose error is kept; of further ones only the key."""
+
 _MAX_DETAIL_CHARACTERS = 500
 """An object can make its own error message as long as itself."""
 
@@ -26,6 +29,8 @@ class Replica(Generic[T]):
         self._status = status
         self._on_finding = on_finding
         self._versions: dict[str, str] = {}
+        self._unlisted: set[str] = set()
+        """Rejected objects beyond MAX_REJECTED."""
 
     def upsert(self, result: T | BadObject) -> Upsert | None:
         """Return the event; None for an object that cannot be decoded, or that was delivered in this version."""
@@ -34,7 +39,7 @@ class Replica(Generic[T]):
             return None
         metadata = result.metadata
         key, version = metadata.key, metadata.resource_version
-        self._status.rejected.pop(key, None)
+        self._accept(key)
         if version and self._versions.get(key) == version:
             return None
         self._versions[key] = version
@@ -54,7 +59,7 @@ class Replica(Generic[T]):
 
     def delete(self, key: str) -> Delete | None:
         """Return the event; None for an object that was never delivered."""
-        self._status.rejected.pop(key, None)
+        self._accept(key)
         found = self._versions.pop(key, None)
         self._status.objects = len(self._versions)
         return None if found is None else Delete(self._kind, key)
@@ -65,8 +70,8 @@ class Replica(Generic[T]):
         gone = [key for key in self._versions if key not in seen]
         for key in gone:
             del self._versions[key]
-        for key in status.rejected.keys() - seen:
-            del status.rejected[key]
+        for key in (status.rejected.keys() | self._unlisted) - seen:
+            self._accept(key)
         status.objects = len(self._versions)
         events: list[SourceEvent] = [Delete(self._kind, key) for key in gone]
         if not status.synced:
@@ -82,6 +87,18 @@ class Replica(Generic[T]):
             ObjectReference(self._kind.__name__, bad.key),
             {"detail": bad.error[:_MAX_DETAIL_CHARACTERS]},
         )
-        if self._status.rejected.get(bad.key) != rejection:
-            self._status.rejected[bad.key] = rejection
-            self._on_finding(rejection)
+        rejected = self._status.rejected
+        if rejected.get(bad.key) == rejection or bad.key in self._unlisted:
+            return
+        if bad.key in rejected or len(rejected) < MAX_REJECTED:
+            rejected[bad.key] = rejection
+        else:
+            self._unlisted.add(bad.key)
+            self._status.unlisted = len(self._unlisted)
+        self._on_finding(rejection)
+
+    def _accept(self, key: str) -> None:
+        """Forget that an object was rejected."""
+        self._status.rejected.pop(key, None)
+        self._unlisted.discard(key)
+        self._status.unlisted = len(self._unlisted)

@@ -19,7 +19,6 @@ from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.model.tracker import Tracker
 from pointsman.node.health import ProxyHealth
-from pointsman.node.reporter import FamilyRecord
 from pointsman.node.share_adjuster import ShareAdjuster
 from pointsman.obs.log import get_log
 from pointsman.sync.loop import SyncListener, SyncLoop
@@ -156,8 +155,8 @@ class PeriodicComparison:
     read on a thread of its own while syncs continue.
     """
 
-    def __init__(self, family: FamilyProxy, record: FamilyRecord) -> None:
-        self._family, self._record = family, record
+    def __init__(self, family: FamilyProxy) -> None:
+        self._family = family
 
     async def run(self, period: float) -> None:
         """Compare until cancelled, the first time after one period."""
@@ -190,8 +189,7 @@ class PeriodicComparison:
             return False
         if len(compared.taken.plans) >= _MANY_PLANS:
             await asyncio.to_thread(trim_heap)
-        rejected = set(self._record.rejected)
-        found = [one for one in compared.differences if one.owner not in rejected]
+        found = [one for one in compared.differences if one.owner not in compared.taken.rejected]
         as_synced = compared.taken.context == context and not compared.taken.unsynced
         if found and as_synced:
             others = len(found) - 1

@@ -141,20 +141,13 @@ class Inspector:
         return self._states[1]
 
     def _family_status(self, family: FamilyProxy) -> FamilyStatus:
-        record = self._proxy.reporter.records[family.family]
-        totals, history = record.totals, tuple(record.history)
-        last = next((point.at for point in reversed(history) if not point.error), None)
-        return FamilyStatus(
-            family=family.family.value,
+        status = self._proxy.reporter.statuses[family.family]
+        last = next((point.at for point in reversed(status.history) if not point.error), None)
+        return msgspec.structs.replace(
+            status,
             last_sync_age=None if last is None else max(0.0, time.time() - last),
             pending=family.pending,
-            service_ports=totals.service_ports,
-            endpoints=totals.endpoints,
-            without_local_endpoints=totals.without_local_internal + totals.without_local_external,
-            rejected={str(name): reason for name, reason in record.rejected.items()},
-            last_error=record.last_error,
-            drift_repaired=record.drift_repaired,
-            history=history,
+            history=list(status.history),
         )
 
     async def services(
@@ -173,8 +166,8 @@ class Inspector:
 
     def _version(self) -> str:
         """Return a value that differs after every sync."""
-        records = self._proxy.reporter.records.values()
-        return ":".join(str(record.history[-1].at) if record.history else "" for record in records)
+        statuses = self._proxy.reporter.statuses.values()
+        return ":".join(str(status.history[-1].at) if status.history else "" for status in statuses)
 
     async def _overview(self) -> View:
         """Collect all plans, without reading the kernel."""
@@ -205,7 +198,7 @@ class Inspector:
 
     async def _view(self, family: FamilyProxy, target: Target, *, kernel: bool) -> FamilyView:
         context = self._proxy.node.context(family.family)
-        error = self._proxy.reporter.records[family.family].last_error
+        error = self._proxy.reporter.statuses[family.family].last_error
 
         def asked_about(plans: Mapping[ServicePortName, ServicePlan]) -> list[ServicePortName]:
             services = find_concerned_services(plans, target)
@@ -227,7 +220,7 @@ class Inspector:
     def _family_view(self, family: FamilyProxy, taken: Snapshot) -> FamilyView:
         node = self._proxy.node
         context = node.context(family.family)
-        record = self._proxy.reporter.records[family.family]
+        status = self._proxy.reporter.statuses[family.family]
         return FamilyView(
             context=context,
             plans=taken.plans,
@@ -235,9 +228,9 @@ class Inspector:
             node_addresses=tuple({*node.addresses[family.family], *context.node_ips}),
             localhost_node_ports=mode_named(node.config.mode).localhost_node_ports(node.config),
             pod_ranges=parse_pod_ranges(node.facts),
-            rejected=dict(record.rejected),
+            rejected=taken.rejected,
             unsynced=taken.unsynced | family.tracker.pending_names,
-            last_error=record.last_error,
+            last_error=status.last_error,
         )
 
     async def verify(self) -> Verification:

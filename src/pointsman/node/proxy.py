@@ -118,8 +118,7 @@ class Proxy:
                 tasks.create_task(family.loop.run())
                 tasks.create_task(family.shares.run())
                 if period is not None:
-                    comparison = PeriodicComparison(family, self.reporter.records[family.family])
-                    tasks.create_task(comparison.run(period))
+                    tasks.create_task(PeriodicComparison(family).run(period))
 
     async def close(self) -> None:
         """Close everything, after `run`; the rules stay in the kernel."""

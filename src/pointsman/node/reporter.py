@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-
-import msgspec
+from collections.abc import Callable, Iterable
 
 from pointsman.backends.contract import Difference
 from pointsman.model.addresses import Family
 from pointsman.model.findings import Finding, Severity
 from pointsman.model.objects import Meta
-from pointsman.model.service import ServicePortName
 from pointsman.model.service_findings import ServiceFindings
 from pointsman.node.interfaces import Recorder
 from pointsman.obs.log import LogLimiter, get_log
 from pointsman.obs.registry import Metrics
-from pointsman.report.status import SyncPoint
+from pointsman.report.status import FamilyStatus, SyncPoint
 from pointsman.sync.loop import SyncListener
-from pointsman.sync.reconcile import SyncFailed, SyncOutcome, Totals
+from pointsman.sync.reconcile import SyncFailed, SyncOutcome
 from pointsman.wording.findings import render_message
 
 MAX_HISTORY = 240
 """Syncs kept for `status` and the status page."""
 
 _log = get_log(__name__)
-
-
-class FamilyRecord(msgspec.Struct):
-    """What the syncs of one IP family have come to so far."""
-
-    history: deque[SyncPoint] = msgspec.field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
-    totals: Totals = Totals()
-    last_error: str = ""
-    rejected: Mapping[ServicePortName, str] = {}
-    """Service ports the kernel refused in the last sync that succeeded."""
-    drift_repaired: int = 0
 
 
 class Reporter(SyncListener):
@@ -50,11 +35,11 @@ class Reporter(SyncListener):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.service_findings = ServiceFindings()
-        self.records = {family: FamilyRecord() for family in families}
+        self.statuses = {family: FamilyStatus(family.value) for family in families}
         self._metrics = metrics
         self._recorder = recorder
         self._log_limiter = LogLimiter(clock)
-        for family in self.records:
+        for family in self.statuses:
             self._create_counters(family.value)
 
     def _create_counters(self, label: str) -> None:
@@ -75,11 +60,12 @@ class Reporter(SyncListener):
         family, report, now = outcome.family, outcome.report, time.time()
         self._measure(outcome, now)
         self.report_findings(outcome.findings)
-        record = self.records[family]
-        record.rejected = report.rejected
-        record.totals = outcome.totals
-        record.last_error = ""
-        record.history.append(SyncPoint(now, outcome.seconds, report.full, len(outcome.changes)))
+        totals, status = outcome.totals, self.statuses[family]
+        status.rejected = {str(name): reason for name, reason in report.rejected.items()}
+        status.service_ports, status.endpoints = totals.service_ports, totals.endpoints
+        status.without_local_endpoints = totals.without_local_internal + totals.without_local_external
+        status.last_error = ""
+        _remember(status, SyncPoint(now, outcome.seconds, report.full, len(outcome.changes)))
         for note in report.notes:
             _log.info("Sync note", ipFamily=family.value, note=note)
         _log.info(
@@ -98,9 +84,9 @@ class Reporter(SyncListener):
         if not failure.full:
             metrics.modes.partial_restore_failures.labels(ip_family=label).inc()
         self.report_findings(failure.findings)
-        record = self.records[family]
-        record.last_error = str(failure)
-        record.history.append(SyncPoint(time.time(), 0.0, failure.full, changed=0, error=str(failure)))
+        status = self.statuses[family]
+        status.last_error = str(failure)
+        _remember(status, SyncPoint(time.time(), 0.0, failure.full, changed=0, error=str(failure)))
         _log.error(
             "Sync failed, keeping previous rules", err=failure, ipFamily=label, retryIn=f"{retry_in:.0f}s"
         )
@@ -109,7 +95,7 @@ class Reporter(SyncListener):
         _log.warning("Drift check failed, rewriting the rules", err=error, ipFamily=family.value)
 
     def on_drift(self, family: Family, drift: Difference, restored_in: float) -> None:
-        self.records[family].drift_repaired += 1
+        self.statuses[family].drift_repaired += 1
         self._metrics.sync.drift_repaired.labels(ip_family=family.value).inc()
         _log.warning(
             "Rules were modified externally, restoring them",
@@ -166,3 +152,8 @@ class Reporter(SyncListener):
             ("external", totals.without_local_external),
         ):
             metrics.sync.no_local_endpoints.labels(traffic_policy=policy, ip_family=label).set(lacking)
+
+
+def _remember(status: FamilyStatus, point: SyncPoint) -> None:
+    status.history.append(point)
+    del status.history[:-MAX_HISTORY]

@@ -45,23 +45,24 @@ class SyncPoint(msgspec.Struct, frozen=True, rename="camel"):
     error: str = ""
 
 
-class FamilyStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """One IP family."""
+class FamilyStatus(msgspec.Struct, rename="camel"):
+    """Syncs of one IP family so far."""
 
     family: str
-    last_sync_age: float | None
-    """Seconds since the last successful sync; None before the first."""
-    pending: int
-    """Service ports that changed and are not in the kernel yet."""
-    service_ports: int
-    endpoints: int
-    without_local_endpoints: int
+    last_sync_age: float | None = None
+    """Seconds since the last successful sync, as of a report; None before the first."""
+    pending: int = 0
+    """Service ports that changed and are not in the kernel yet, as of a report."""
+    service_ports: int = 0
+    endpoints: int = 0
+    without_local_endpoints: int = 0
     """Policies Local, internal and external, of service ports that have no endpoint here."""
-    rejected: dict[str, str]
-    """Service ports the kernel refused, with the reason."""
-    last_error: str
-    drift_repaired: int
-    history: tuple[SyncPoint, ...] = ()
+    rejected: dict[str, str] = {}
+    """Service ports that the kernel rejected, with the reason."""
+    last_error: str = ""
+    drift_repaired: int = 0
+    history: list[SyncPoint] = []
+    """The last syncs, successful or not."""
 
 
 class WatchReport(msgspec.Struct, frozen=True, rename="camel"):

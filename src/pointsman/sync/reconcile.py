@@ -99,6 +99,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Number of syncs begun before: nothing was written between two snapshots with the same number."""
     context: NodeContext | None
     """Context of the last sync."""
+    rejected: Mapping[ServicePortName, str] = {}
+    """Service ports that the kernel rejected in the last successful sync, with the reason."""
 
 
 class Reconciler:
@@ -113,6 +115,7 @@ class Reconciler:
         self._tally = _Tally(count_services=count_services)
         self._findings = _Findings()
         self._states: dict[ServicePortName, PortState] = {}
+        self._rejected: Mapping[ServicePortName, str] = {}
         self._claims = ClaimIndex()
         self._before: dict[ServicePortName, ServicePlan | None] = {}
         """Plans in the kernel, of service ports whose plan was replaced since the last successful sync."""
@@ -156,6 +159,7 @@ class Reconciler:
                 findings=self._findings.take(),
             ) from error
         self._findings.by_kernel(report.rejected)
+        self._rejected = report.rejected
         accepted = {
             name: PlanChange(old, new)
             for name, old in self._before.items()
@@ -179,7 +183,7 @@ class Reconciler:
 
     def snapshot(self) -> Snapshot:
         """Return a copy of the current plans."""
-        return Snapshot(dict(self.plans), frozenset(self._before), self._syncs, self._context)
+        return Snapshot(dict(self.plans), frozenset(self._before), self._syncs, self._context, self._rejected)
 
     def comparison(
         self, taken: Snapshot, context: NodeContext, only: Collection[ServicePortName] | None = None

@@ -83,7 +83,7 @@ class LiveProxy:
         assembly, loop = self._assembly, self._loop
         assert assembly is not None
         assert loop is not None
-        record = assembly.proxy.reporter.records[Family.IPV4]
+        record = assembly.proxy.reporter.statuses[Family.IPV4]
         before = len(record.history)
         loop.call_soon_threadsafe(assembly.source.put, *objects)
         until = time.monotonic() + 20

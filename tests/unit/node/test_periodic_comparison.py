@@ -33,8 +33,8 @@ class Node:
     def __init__(self, assembly: Assembly) -> None:
         self.assembly = assembly
         self.family = assembly.proxy.families[Family.IPV4]
-        self.record = assembly.proxy.reporter.records[Family.IPV4]
-        self.comparison = PeriodicComparison(self.family, self.record)
+        self.record = assembly.proxy.reporter.statuses[Family.IPV4]
+        self.comparison = PeriodicComparison(self.family)
 
     @property
     def backend(self) -> RecordingBackend:

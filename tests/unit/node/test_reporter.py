@@ -41,7 +41,7 @@ class Desk:
         self.metrics = Metrics(mode, mode_named(mode).metrics)
         self.events = Events()
         self.reporter = Reporter([Family.IPV4], self.metrics, self.events, clock=lambda: self.now)
-        self.record = self.reporter.records[Family.IPV4]
+        self.record = self.reporter.statuses[Family.IPV4]
 
     def metric(self, name: str) -> float | None:
         lines = self.metrics.render().decode().splitlines()
@@ -94,8 +94,8 @@ def test_one_sync_sets_all_its_metrics_and_its_history() -> None:
     }
     assert {name: desk.metric(name) for name in expected} == expected
     assert [(point.seconds, point.full, point.changed) for point in desk.record.history] == [(0.5, False, 1)]
-    assert desk.record.totals.endpoints == 12
-    assert desk.record.rejected == {WEB.name: "EINVAL"}
+    assert (desk.record.endpoints, desk.record.without_local_endpoints) == (12, 3)
+    assert desk.record.rejected == {str(WEB.name): "EINVAL"}
 
 
 @pytest.mark.parametrize(("full", "counted"), [(True, 0), (False, 1)])
