@@ -13,7 +13,7 @@ from tests.fake.apiserver import FakeApiServer
 from tests.faults.churn import flood
 from tests.harness.kube_objects import endpoint_slice, node, service
 from tests.harness.waiting import wait_until
-from tests.unit.kube.consumer import all_watched, consuming, until
+from tests.unit.kube.consumer import consuming, wait_for_services, wait_for_watches
 from tests.unit.kube.lies import LIES, Lie
 
 FORMS = 40
@@ -124,10 +124,10 @@ async def _send_lies(forms: Sequence[Lie], times: int) -> int:
             for item in (node("n1"), service("before"), endpoint_slice("before-1", "10.1.0.1")):
                 server.add(item)
             async with consuming(server, watch_list=False) as consumer:
-                await all_watched(server)
+                await wait_for_watches(server)
                 for turn in range(times):
                     _send_lie(server, lie)
                     server.add(service(f"after-{turn}"))
-                    await until(consumer, "before", f"after-{turn}")
+                    await wait_for_services(consumer, "before", f"after-{turn}")
                     arrived += 1
     return arrived

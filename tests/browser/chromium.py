@@ -9,15 +9,15 @@ import itertools
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from tests.harness.waiting import wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-_PATIENCE = 60.0
+_TIMEOUT_SECONDS = 60.0
 
 
 class Browser:
@@ -33,7 +33,7 @@ class Browser:
 
     async def _command(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
         number = next(self._numbers)
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             await self._tab.send_json({"id": number, "method": method, "params": parameters})
             while True:
                 answer = json.loads((await self._tab.receive()).data)
@@ -50,12 +50,9 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def until(self, expression: str) -> None:
+    def wait_for(self, expression: str) -> None:
         """Wait for an expression to become true."""
-        deadline = time.monotonic() + _PATIENCE
-        while not self.evaluate(expression):
-            assert time.monotonic() < deadline, (expression, self.text())
-            time.sleep(0.02)
+        wait_until(lambda: self.evaluate(expression), details=lambda: (expression, self.text()))
 
     def visit(self, address: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """A page afresh, in a window of this size."""
@@ -123,12 +120,10 @@ def running_chromium(directory: Path) -> Iterator[Browser]:
 
 
 def _debugging_port(port_file: Path) -> str:
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
-        if port_file.exists() and (words := port_file.read_text().split()):
-            return words[0]
-        time.sleep(0.05)
-    raise AssertionError("the browser did not start")
+    fields = wait_until(
+        lambda: port_file.read_text().split() if port_file.exists() else [], seconds=_TIMEOUT_SECONDS
+    )
+    return fields[0]
 
 
 async def _connected(port: str) -> tuple[aiohttp.ClientSession, aiohttp.ClientWebSocketResponse]:

@@ -61,7 +61,7 @@ def opened(
 ) -> str:
     """What a reader sees once the page has its data."""
     browser.visit(f"{proxy.page_address}#{quote(search)}", width=width, dark=dark)
-    browser.until(
+    browser.wait_for(
         "document.readyState === 'complete' && document.getElementById('refreshed').textContent !== ''"
     )
     return browser.text()
@@ -87,9 +87,9 @@ def test_nothing_is_green_where_something_is_degraded_or_down(browser: Browser, 
 def test_the_count_of_services_that_are_down_leads_to_them(browser: Browser, proxy: LiveProxy) -> None:
     opened(browser, proxy)
     browser.evaluate("document.querySelector('#conditions .notice a').click()")
-    browser.until("document.getElementById('found').textContent.startsWith('1 of')")
+    browser.wait_for("document.getElementById('found').textContent.startsWith('1 of')")
     assert "onerror" in browser.text()
-    browser.until("document.querySelector('.detail') !== null")
+    browser.wait_for("document.querySelector('.detail') !== null")
 
 
 def test_searching_narrows_and_a_single_hit_opens_with_its_explanation_and_advice(
@@ -111,8 +111,8 @@ def test_columns_sort_both_ways(browser: Browser, proxy: LiveProxy) -> None:
     for column, ways in {"state": ("onerror", "default/svc-"), "name": ("<img", "svc-119")}.items():
         for way, name in zip(("ascending", "descending"), ways, strict=True):
             browser.evaluate(f"document.querySelector('th.{column} button').click()")
-            browser.until(f"document.querySelector('th.{column}').getAttribute('aria-sort') === '{way}'")
-            browser.until(f"{first}.includes({json.dumps(name)})")
+            browser.wait_for(f"document.querySelector('th.{column}').getAttribute('aria-sort') === '{way}'")
+            browser.wait_for(f"{first}.includes({json.dumps(name)})")
 
 
 def test_names_are_text_and_never_markup(browser: Browser, proxy: LiveProxy) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.fake.recording import RecordingBackend
+from tests.harness.waiting import async_wait_until
 
 from pointsman.conditions import Condition, ConditionBoard
 from pointsman.config.defaults import with_file_defaults, with_mode
@@ -32,15 +33,6 @@ from pointsman.node.state import Settings
 from pointsman.obs.registry import Metrics
 from pointsman.serve.connections import Connections
 from pointsman.sync.loop import SyncListener
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait a few seconds at most."""
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came true")
 
 
 class ScriptedSource:
@@ -149,7 +141,7 @@ class Assembly:
 
     async def settled(self) -> None:
         """Until everything put in so far is programmed."""
-        await until(self.source.queue.empty)
+        await async_wait_until(self.source.queue.empty)
         await asyncio.sleep(0)
         for family in self.proxy.families.values():
             await family.loop.wait_idle()

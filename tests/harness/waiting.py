@@ -14,14 +14,19 @@ TIME_FACTOR: Final = float(os.environ.get("POINTSMAN_TEST_TIME_FACTOR", "1"))
 """Timeouts of tests are multiplied by it. `tests.kernels` sets it for emulated processors."""
 
 
-def wait_until(read: Callable[[], T], wanted: Callable[[T], bool] = bool, seconds: float = 30.0) -> T:
-    """Read a value until it is as wanted, and return it. Fails with the last value after a timeout."""
+def wait_until(
+    read: Callable[[], T],
+    wanted: Callable[[T], bool] = bool,
+    seconds: float = 30.0,
+    details: Callable[[], object] = str,
+) -> T:
+    """Read a value until it is as wanted, and return it. After a timeout fail with the last value and `details`."""
     deadline = time.monotonic() + seconds * TIME_FACTOR
     while True:
         value = read()
         if wanted(value):
             return value
-        assert time.monotonic() < deadline, f"still {value!r} after {seconds:.0f} s"
+        assert time.monotonic() < deadline, f"still {value!r} after {seconds:.0f} s {details()}"
         time.sleep(0.02)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests import factory
-from tests.harness.waiting import TIME_FACTOR
+from tests.harness.waiting import TIME_FACTOR, wait_until
 from tests.unit.cli.live_proxy import live_proxy
 from tests.unit.cli.walkthrough import DOCS, Shell, compare, sessions, settled
 
@@ -56,12 +55,8 @@ class RunningNode:
         )
         with self.namespace.entered(), (self._directory / "log").open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        until = time.monotonic() + 30 * TIME_FACTOR
-        while main(["verify", "--control-socket", str(self.socket)]) != 0:
-            log_text = (self._directory / "log").read_text()
-            assert time.monotonic() < until, log_text
-            assert self._process.poll() is None, log_text
-            time.sleep(0.1)
+        verify = ["verify", "--control-socket", str(self.socket)]
+        wait_until(lambda: main(verify) == 0, details=(self._directory / "log").read_text)
 
     def stop(self) -> None:
         if self._process is not None:

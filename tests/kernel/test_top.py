@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness.waiting import TIME_FACTOR
+from tests.harness.waiting import TIME_FACTOR, wait_until
 from tests.process.terminal import POINTSMAN, ROOT, terminal
 
 from pointsman.cli.main import main
@@ -90,10 +90,8 @@ def _proxy(namespace: Namespace, directory: Path, *flags: str) -> Iterator[Path]
     with namespace.entered(), (directory / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
     try:
-        until = time.monotonic() + 30 * TIME_FACTOR
-        while main(["verify", "--control-socket", str(control)]) != 0:
-            assert time.monotonic() < until, (directory / "log").read_text()
-            time.sleep(0.1)
+        verify = ["verify", "--control-socket", str(control)]
+        wait_until(lambda: main(verify) == 0, details=(directory / "log").read_text)
         yield control
     finally:
         process.terminate()

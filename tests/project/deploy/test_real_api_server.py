@@ -12,13 +12,13 @@ import shutil
 import socket
 import ssl
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.harness.waiting import wait_until
 from tests.project.deploy.rendering import KUSTOMIZATIONS, Rendering, chart, kustomized, needs_helm
 
 BINARY = os.environ.get("KUBE_APISERVER_BINARY", "")
@@ -111,10 +111,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
             ending.callback(process.wait)
             ending.callback(process.terminate)
         made = ApiServer(port)
-        until = time.monotonic() + 120
-        while made.ask("readyz")[0] != 200 or made.ask("api/v1/namespaces/kube-system")[0] != 200:
-            assert time.monotonic() < until, (directory / "1.log").read_text()[-2000:]
-            time.sleep(0.5)
+        paths = ("readyz", "api/v1/namespaces/kube-system")
+        server_log = directory / "1.log"
+        wait_until(
+            lambda: all(made.ask(path)[0] == 200 for path in paths),
+            seconds=120,
+            details=lambda: server_log.read_text()[-2000:],
+        )
         yield made
 
 

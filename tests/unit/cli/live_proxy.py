@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.fake.recording import RecordingBackend
 from tests.harness.assembled import Assembly
+from tests.harness.waiting import wait_until
 
 from pointsman.app.control_handlers import control_routes, page_data_routes
 from pointsman.conditions import Condition
@@ -86,10 +87,7 @@ class LiveProxy:
         record = assembly.proxy.reporter.statuses[Family.IPV4]
         before = len(record.history)
         loop.call_soon_threadsafe(assembly.source.put, *objects)
-        until = time.monotonic() + 20
-        while len(record.history) == before:
-            assert time.monotonic() < until, "no sync was tried"
-            time.sleep(0.01)
+        wait_until(lambda: len(record.history) > before)
 
     def raise_conditions(self, *conditions: Condition) -> None:
         """Have checks of the node fail."""

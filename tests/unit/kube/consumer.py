@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 from tests.fake.apiserver import FakeApiServer
 from tests.fake.skipping_clock import SkippingClock
+from tests.harness.waiting import async_wait_until
 
 from pointsman.kube.client import ApiClient
 from pointsman.kube.timing import Timing
@@ -58,14 +59,10 @@ async def consuming(
         await consumer.client.close()
 
 
-async def until(consumer: Consumer, *names: str) -> None:
+async def wait_for_services(consumer: Consumer, *names: str) -> None:
     wanted = {f"default/{name}" for name in names}
-    async with asyncio.timeout(60):
-        while not wanted <= consumer.services:  # noqa: ASYNC110  HTTP signals nothing
-            await asyncio.sleep(0.01)
+    await async_wait_until(lambda: wanted <= consumer.services, seconds=60)
 
 
-async def all_watched(server: FakeApiServer) -> None:
-    async with asyncio.timeout(60):
-        while server.watch_count() < 4:  # noqa: ASYNC110  HTTP signals nothing
-            await asyncio.sleep(0.01)
+async def wait_for_watches(server: FakeApiServer) -> None:
+    await async_wait_until(lambda: server.watch_count() >= 4, seconds=60)

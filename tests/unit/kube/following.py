@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -94,12 +94,6 @@ async def following(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await follower.client.close()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  the condition is about HTTP, which signals nothing
-            await asyncio.sleep(0.005)
 
 
 async def given_up(reading: asyncio.Future[str]) -> None:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.fake.apiserver import FakeApiServer
 from tests.fake.http2_front import Http2Front
 from tests.harness.kube_objects import node, service
+from tests.harness.waiting import async_wait_until
 from tests.unit.kube.certificates import server_tls
-from tests.unit.kube.consumer import all_watched, consuming, until
-from tests.unit.kube.following import eventually
+from tests.unit.kube.consumer import consuming, wait_for_services, wait_for_watches
 from tests.unit.kube.raw_servers import Answering, client_to, listening
 
 from pointsman.errors import KubeError
@@ -51,8 +51,8 @@ async def test_watches_lists_and_events_share_one_connection(pki: Path) -> None:
         server.add(node("n1"))
         server.add(service("a"))
         async with consuming(server, watch_list=True) as consumer:
-            await until(consumer, "a")
-            await all_watched(server)
+            await wait_for_services(consumer, "a")
+            await wait_for_watches(server)
             recorder = EventRecorder(consumer.client, node_name="n1")
             sending = asyncio.create_task(recorder.run())
             recorder.record(node_reference("n1"), "Starting", "")
@@ -69,11 +69,11 @@ async def test_requests_after_a_goaway_use_a_new_connection_and_open_streams_go_
             (first,) = front.connections
             first.send_goaway()
             assert (await client.request("GET", PATH)).status == 200
-            await eventually(lambda: front.accepted == 2)
+            await async_wait_until(lambda: front.accepted == 2)
             server.send_raw("Service", b"still here")
             assert await stream.read() == b"still here"
             assert len(front.connections) == 2
-        await eventually(lambda: first not in front.connections)
+        await async_wait_until(lambda: first not in front.connections)
         assert (await client.request("GET", PATH)).status == 200
         assert front.accepted == 2
 
@@ -87,7 +87,7 @@ async def test_a_request_that_a_goaway_leaves_out_is_sent_again_whatever_its_met
         (first,) = front.connections
         server.answer_raw(b"", path="events", hold=True)
         posting = asyncio.create_task(client.request("POST", EVENTS, body=b'{"metadata":{"name":"e"}}'))
-        await eventually(lambda: any(seen.method == "POST" for seen in server.requests))
+        await async_wait_until(lambda: any(seen.method == "POST" for seen in server.requests))
         first.send_goaway(last_stream=1)
         assert (await posting).status == 201
         assert front.accepted == 2
@@ -97,7 +97,7 @@ async def test_a_reset_stream_fails_alone(pki: Path) -> None:
     async with serving(pki) as (server, front), client_to(server.access) as client:
         async with client.stream(PATH, params=WATCH) as kept:
             reading = asyncio.ensure_future(read_of(client, "/api/v1/nodes"))
-            await eventually(lambda: server.watch_count("Node") == 1)
+            await async_wait_until(lambda: server.watch_count("Node") == 1)
             server.break_watches("Node")
             with pytest.raises(KubeError, match=r"the server reset the stream \(INTERNAL_ERROR\)"):
                 await reading
@@ -111,9 +111,9 @@ async def test_as_many_streams_as_the_server_allows_use_a_connection(pki: Path) 
         front.max_streams = 2
         server.add(node("n1"))
         async with consuming(server, watch_list=True) as consumer:
-            await all_watched(server)
+            await wait_for_watches(server)
             server.add(service("a"))
-            await until(consumer, "a")
+            await wait_for_services(consumer, "a")
             assert front.accepted == 2
             assert all(status.failures_total == 0 for status in consumer.source.statuses.values())
 
@@ -128,7 +128,7 @@ async def test_a_peer_that_answers_no_ping_is_given_up(pki: Path, monkeypatch: p
             server.send_raw("Service", b"pings were answered")
             assert await stream.read() == b"pings were answered"
         reading = asyncio.ensure_future(read_of(client, "/api/v1/nodes"))
-        await eventually(lambda: server.watch_count("Node") == 1)
+        await async_wait_until(lambda: server.watch_count("Node") == 1)
         await asyncio.sleep(0.3)
         connection.is_deaf = True
         with pytest.raises(KubeError, match=r"no answer to a ping within 0\.2 s"):
@@ -183,7 +183,7 @@ async def test_only_a_read_is_repeated_when_the_connection_turns_out_to_be_broke
         (connection,) = front.connections
         server.answer_raw(b"", hold=True)
         asking = asyncio.create_task(client.request(method, EVENTS, body=b"{}" if method == "POST" else None))
-        await eventually(lambda: len(server.requests) == 2)
+        await async_wait_until(lambda: len(server.requests) == 2)
         connection.abort()
         if method == "GET":
             assert (await asking).status == 200
@@ -197,7 +197,7 @@ async def test_a_connection_that_ended_while_idle_is_replaced(pki: Path) -> None
         await client.request("GET", PATH)
         (connection,) = front.connections
         connection.abort()
-        await eventually(lambda: not front.connections)
+        await async_wait_until(lambda: not front.connections)
         assert (await client.request("POST", EVENTS, body=b'{"metadata":{"name":"e"}}')).status == 201
 
 
@@ -205,11 +205,11 @@ async def test_closing_the_client_ends_its_streams_and_its_connection(pki: Path)
     async with serving(pki) as (server, front):
         client = ApiClient(server.access, environ={})
         reading = asyncio.ensure_future(read_of(client, PATH))
-        await eventually(lambda: server.watch_count() == 1)
+        await async_wait_until(lambda: server.watch_count() == 1)
         await client.close()
         with pytest.raises(KubeError, match="the connection was closed"):
             await reading
-        await eventually(lambda: not front.connections)
+        await async_wait_until(lambda: not front.connections)
 
 
 async def test_new_credentials_mean_a_new_connection_and_open_streams_go_on(

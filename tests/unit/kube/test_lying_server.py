@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fake.apiserver import FakeApiServer
 from tests.harness.kube_objects import endpoint_slice, node, service
-from tests.unit.kube.consumer import all_watched, consuming, until
+from tests.unit.kube.consumer import consuming, wait_for_services, wait_for_watches
 from tests.unit.kube.lies import LIES, Lie, chunked, http, listing
 
 from pointsman.errors import KubeError
@@ -35,14 +35,14 @@ async def test_what_is_true_arrives_after_a_lie(lie: Lie, watch_list: bool) -> N
         server.add(endpoint_slice("before-1", "10.1.0.1"))
         patience = 0.3 if lie.hold else 30.0
         async with consuming(server, watch_list=watch_list, patience=patience) as consumer:
-            await until(consumer, "before")
-            await all_watched(server)
+            await wait_for_services(consumer, "before")
+            await wait_for_watches(server)
             server.answer_raw(lie.answer, path="services", times=3, watch=lie.watch or None, hold=lie.hold)
             if not lie.watch:
                 server.compact()
             server.break_watches("Service")
             server.add(service("after"))
-            await until(consumer, "before", "after")
+            await wait_for_services(consumer, "before", "after")
             statuses = consumer.source.statuses
             if not lie.hold:
                 assert statuses["EndpointSlice"].failures_total == 0
@@ -139,9 +139,9 @@ async def _followed(answer: bytes, *, watch: bool) -> None:
         server.add(service("before"))
         server.answer_raw(answer, path="services", watch=watch, times=2)
         async with consuming(server, watch_list=False) as consumer:
-            await until(consumer, "before")
+            await wait_for_services(consumer, "before")
             server.add(service("after"))
-            await until(consumer, "after")
+            await wait_for_services(consumer, "after")
 
 
 @FUZZ

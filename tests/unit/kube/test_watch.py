@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from tests.fake.apiserver import FakeApiServer
 from tests.harness.kube_objects import endpoint_slice, service
-from tests.unit.kube.following import both_ways, eventually, following, given_up
+from tests.harness.waiting import async_wait_until
+from tests.unit.kube.following import both_ways, following, given_up
 
 from pointsman.kube.resources import ENDPOINT_SLICES
 from pointsman.model.objects import EndpointSlice, Upsert
@@ -23,7 +24,7 @@ async def test_gone_leads_to_a_relist_that_yields_only_differences(watch_list: b
         async with following(server) as follower:
             await follower.until_synced()
             reading = asyncio.ensure_future(follower.next_text())
-            await eventually(lambda: server.watch_count() == 1)
+            await async_wait_until(lambda: server.watch_count() == 1)
             server.break_watches()
             server.store.listeners.clear()
             server.delete("Service", "default/removed")
@@ -44,7 +45,7 @@ async def test_http_410_on_a_watch_also_leads_to_a_relist() -> None:
         async with following(server, watch_list=False) as follower:
             await follower.until_synced()
             reading = asyncio.ensure_future(follower.next_text())
-            await eventually(lambda: server.watch_count() == 1)
+            await async_wait_until(lambda: server.watch_count() == 1)
             server.add(service("b"))
             assert await reading == "+default/b@102"
             assert follower.status.lists == 2
@@ -57,12 +58,12 @@ async def test_stream_broken_inside_an_object_is_resumed_without_loss_or_repetit
         async with following(server) as follower:
             await follower.until_synced()
             reading = asyncio.ensure_future(follower.next_text())
-            await eventually(lambda: server.watch_count() == 1)
+            await async_wait_until(lambda: server.watch_count() == 1)
             server.add(service("b"))
             assert await reading == "+default/b@102"
             reading = asyncio.ensure_future(follower.next_text())
             server.break_watches(partial=b'{"type":"MODIFIED","object":{"metadata":{"na')
-            await eventually(lambda: len(server.requests) == 3 and server.watch_count() == 1)
+            await async_wait_until(lambda: len(server.requests) == 3 and server.watch_count() == 1)
             server.add(service("c"))
             assert await reading == "+default/c@103"
             assert follower.status.lists == 1
@@ -86,9 +87,9 @@ async def test_garbage_in_a_watch_leads_to_a_relist(garbage: bytes) -> None:
         async with following(server) as follower:
             await follower.until_synced()
             reading = asyncio.ensure_future(follower.next_text())
-            await eventually(lambda: server.watch_count() == 1)
+            await async_wait_until(lambda: server.watch_count() == 1)
             server.send_raw("Service", garbage)
-            await eventually(lambda: follower.status.lists == 2 and server.watch_count() == 1)
+            await async_wait_until(lambda: follower.status.lists == 2 and server.watch_count() == 1)
             server.add(service("b"))
             assert await reading == "+default/b@102"
             assert "unreadable event" in follower.status.last_error
@@ -100,9 +101,9 @@ async def test_error_event_other_than_gone_is_followed_by_a_pause_and_a_relist()
         async with following(server) as follower:
             await follower.until_synced()
             reading = asyncio.ensure_future(follower.next_text())
-            await eventually(lambda: server.watch_count() == 1)
+            await async_wait_until(lambda: server.watch_count() == 1)
             server.send_error("Service", 500, "InternalError", "etcd is unwell")
-            await eventually(lambda: follower.status.lists == 2 and server.watch_count() == 1)
+            await async_wait_until(lambda: follower.status.lists == 2 and server.watch_count() == 1)
             server.add(service("b"))
             assert await reading == "+default/b@102"
             assert "etcd is unwell" in follower.status.last_error
@@ -124,7 +125,7 @@ async def test_silent_connection_is_replaced_by_a_new_watch_and_silent_watches_b
                 )
 
             opened = watches()
-            await eventually(lambda: watches() > opened and server.watch_count() == 1)
+            await async_wait_until(lambda: watches() > opened and server.watch_count() == 1)
 
         await another_watch()
         time.now += 0.3
@@ -146,12 +147,12 @@ async def test_bookmarks_move_the_place_to_resume_from() -> None:
     async with FakeApiServer() as server, following(server) as follower:
         await follower.until_synced()
         reading = asyncio.ensure_future(follower.next_text())
-        await eventually(lambda: server.watch_count() == 1)
+        await async_wait_until(lambda: server.watch_count() == 1)
         server.store.version = 5000
         server.send_bookmark("Service")
         server.end_watches()
-        await eventually(lambda: server.requests[-1].query.get("resourceVersion") == "5000")
-        await eventually(lambda: server.watch_count() == 1)
+        await async_wait_until(lambda: server.requests[-1].query.get("resourceVersion") == "5000")
+        await async_wait_until(lambda: server.watch_count() == 1)
         server.add(service("a"))
         assert await reading == "+default/a@5001"
         assert follower.status.lists == 1
@@ -161,7 +162,7 @@ async def test_lines_of_any_length_in_pieces_of_any_size() -> None:
     async with FakeApiServer() as server, following(server, ENDPOINT_SLICES) as follower:
         await follower.until_synced()
         reading = asyncio.ensure_future(follower.next())
-        await eventually(lambda: server.watch_count() == 1)
+        await async_wait_until(lambda: server.watch_count() == 1)
         huge = endpoint_slice("huge", *(f"10.1.{n // 250}.{n % 250 + 1}" for n in range(12_000)))
         server.add(huge)
         event = await reading
@@ -183,7 +184,7 @@ async def test_a_place_to_resume_from_that_the_server_refuses_is_given_up_at_onc
         async with following(server, watch_list=False) as follower:
             await follower.until_synced()
             reading = asyncio.ensure_future(follower.next_text())
-            await eventually(lambda: server.watch_count() == 1)
+            await async_wait_until(lambda: server.watch_count() == 1)
             assert follower.status.lists == 2
             server.add(service("a"))
             assert await reading == "+default/a@101"
@@ -196,6 +197,6 @@ async def test_a_server_that_cannot_resume_three_times_is_asked_for_a_list() -> 
         async with following(server, watch_list=False) as follower:
             await follower.until_synced()
             reading = asyncio.ensure_future(follower.next_text())
-            await eventually(lambda: server.watch_count() == 1)
+            await async_wait_until(lambda: server.watch_count() == 1)
             assert follower.status.lists == 2
             await given_up(reading)

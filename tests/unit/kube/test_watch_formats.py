@@ -11,7 +11,8 @@ import pytest
 from tests.fake import protobuf as server_side
 from tests.fake.apiserver import FakeApiServer
 from tests.harness.kube_objects import service
-from tests.unit.kube.following import eventually, following, text
+from tests.harness.waiting import async_wait_until
+from tests.unit.kube.following import following, text
 
 from pointsman.kube.formats import JSON, PREFER_PROTOBUF
 from pointsman.model.objects import Service, Upsert
@@ -110,9 +111,9 @@ async def test_a_malformed_frame_leads_to_a_relist(garbage: bytes) -> None:
         async with following(server) as follower:
             await follower.until_synced()
             reading = asyncio.ensure_future(follower.next_text())
-            await eventually(lambda: server.watch_count() == 1)
+            await async_wait_until(lambda: server.watch_count() == 1)
             server.send_raw("Service", garbage)
-            await eventually(lambda: follower.status.lists == 2 and server.watch_count() == 1)
+            await async_wait_until(lambda: follower.status.lists == 2 and server.watch_count() == 1)
             server.add(service("b"))
             assert await reading == "+default/b@102"
             assert "unreadable event" in follower.status.last_error
@@ -125,9 +126,9 @@ async def test_a_stream_broken_inside_a_frame_is_resumed_without_loss_or_repetit
         async with following(server) as follower:
             await follower.until_synced()
             reading = asyncio.ensure_future(follower.next_text())
-            await eventually(lambda: server.watch_count() == 1)
+            await async_wait_until(lambda: server.watch_count() == 1)
             server.break_watches(partial=partial)
-            await eventually(lambda: len(server.requests) == 3 and server.watch_count() == 1)
+            await async_wait_until(lambda: len(server.requests) == 3 and server.watch_count() == 1)
             server.add(service("b"))
             assert await reading == "+default/b@102"
             assert follower.status.lists == 1

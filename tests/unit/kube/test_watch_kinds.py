@@ -8,7 +8,8 @@ import logging
 import pytest
 from tests.fake.apiserver import FakeApiServer
 from tests.harness.kube_objects import endpoint_slice, node, service, service_cidr
-from tests.unit.kube.following import both_ways, eventually, following, text
+from tests.harness.waiting import async_wait_until
+from tests.unit.kube.following import both_ways, following, text
 
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, own_node
 from pointsman.model.objects import EndpointSlice, Node, ServiceCIDR, Synced, Upsert
@@ -31,7 +32,7 @@ async def test_undecodable_object_is_left_out_by_name_and_the_rest_kept(watch_li
             assert "ports[0].port" in str(bad.parameters["detail"])
             assert follower.status.bad_objects == 1
             reading = asyncio.ensure_future(follower.next_text())
-            await eventually(lambda: server.watch_count() == 1)
+            await async_wait_until(lambda: server.watch_count() == 1)
             server.update(service("bad", namespace="shop"))
             assert await reading == "+shop/bad@104"
             assert follower.status.bad_objects == 0
@@ -43,14 +44,14 @@ async def test_object_that_becomes_undecodable_keeps_its_last_good_version_until
         async with following(server) as follower:
             await follower.until_synced()
             reading = asyncio.ensure_future(follower.next_text())
-            await eventually(lambda: server.watch_count() == 1)
+            await async_wait_until(lambda: server.watch_count() == 1)
             server.update(service("a", clusterIP=17))
             server.compact()
             server.end_watches()
-            await eventually(lambda: follower.status.lists == 2)
+            await async_wait_until(lambda: follower.status.lists == 2)
             assert not reading.done()
             assert [bad.object.key for bad in follower.bad] == ["default/a"]
-            await eventually(lambda: server.watch_count() == 1)
+            await async_wait_until(lambda: server.watch_count() == 1)
             server.delete("Service", "default/a")
             assert await reading == "-default/a"
             assert follower.status.bad_objects == 0
@@ -69,7 +70,7 @@ async def test_selectors_leave_out_what_other_proxies_serve_and_what_is_headless
                 "synced Service",
             ]
             reading = asyncio.ensure_future(follower.next_text())
-            await eventually(lambda: server.watch_count() == 1)
+            await async_wait_until(lambda: server.watch_count() == 1)
             given_away = service("mine")
             given_away["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "else"}
             server.update(given_away)
@@ -154,10 +155,10 @@ async def test_a_role_that_is_taken_and_given_back_is_noticed_within_seconds(
     async with FakeApiServer(watch_list=False) as server, following(server, watch_list=False) as follower:
         await follower.until_synced()
         reading = asyncio.ensure_future(follower.next_text())
-        await eventually(lambda: server.watch_count() == 1)
+        await async_wait_until(lambda: server.watch_count() == 1)
         server.fail_next(403, path="services", times=30)
         server.break_watches()
-        await eventually(lambda: follower.status.failures_total == 31 and server.watch_count() == 1)
+        await async_wait_until(lambda: follower.status.failures_total == 31 and server.watch_count() == 1)
         assert max(follower.time.pauses) <= 10.0
         server.add(service("a"))
         assert await reading == "+default/a@101"

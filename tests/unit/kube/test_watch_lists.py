@@ -8,7 +8,8 @@ import json
 import pytest
 from tests.fake.apiserver import FakeApiServer
 from tests.harness.kube_objects import service
-from tests.unit.kube.following import both_ways, eventually, following, text
+from tests.harness.waiting import async_wait_until
+from tests.unit.kube.following import both_ways, following, text
 from tests.unit.kube.lies import LIES
 
 from pointsman.model.objects import Service, Upsert
@@ -158,7 +159,7 @@ async def test_a_list_of_another_kind_deletes_nothing(name: str) -> None:
         async with following(server, watch_list=False) as follower:
             await follower.until_synced()
             reading = asyncio.ensure_future(follower.next_text())
-            await eventually(lambda: server.watch_count() == 1)
+            await async_wait_until(lambda: server.watch_count() == 1)
             server.answer_raw(lie.answer, path="services", watch=False)
             server.compact()
             server.break_watches()

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.harness.waiting import async_wait_until
 
 from pointsman.serve.connections import Connections, ErrorLog, HttpError
 from pointsman.serve.handlers import route, with_deadline
@@ -31,11 +32,6 @@ def noted_in(failures: list[str]) -> Callable[[BindFailed], Awaitable[None]]:
         failures.append(str(failure))
 
     return note
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
 
 
 async def get(host: str, port: int, path: str = "/hello") -> tuple[int, str]:
@@ -96,11 +92,11 @@ async def test_a_taken_port_is_reported_and_served_once_it_is_free(caplog: pytes
         holder.listen()
         port = holder.getsockname()[1]
         await listener.start(f"127.0.0.1:{port}")
-        await until(lambda: len(failures) >= 2)
+        await async_wait_until(lambda: len(failures) >= 2)
         assert listener.addresses == ()
         assert settled == []
         assert f"failed to start metrics server on 127.0.0.1:{port}" in failures[0]
-    await until(lambda: bool(listener.addresses))
+    await async_wait_until(lambda: bool(listener.addresses))
     assert await get("127.0.0.1", port) == (200, "hello")
     assert settled == [True]
     assert [record.getMessage().count("Cannot listen") for record in caplog.records].count(1) == 1
@@ -216,7 +212,7 @@ async def test_accepting_goes_on_after_a_lack_of_descriptors(caplog: pytest.LogC
         resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
         try:
             await asyncio.get_running_loop().sock_connect(client, listener.addresses[0])
-            await until(lambda: errors.count(HttpError.ACCEPT_FAILED) >= 2)
+            await async_wait_until(lambda: errors.count(HttpError.ACCEPT_FAILED) >= 2)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         client.send(b"GET /hello HTTP/1.0\r\n\r\n")
