@@ -28,6 +28,7 @@ from pointsman.conditions import ConditionBoard
 from pointsman.config.command_line import parse_run
 from pointsman.config.defaults import with_mode
 from pointsman.explain.target import target_from_text
+from pointsman.kube.event_recorder import Recorder
 from pointsman.kube.status import WatchStatus
 from pointsman.lab.netns import Namespace
 from pointsman.machine.footprint import freeze_heap
@@ -35,7 +36,6 @@ from pointsman.machine.own_addresses import LinuxMachine
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR, SourceEvent, Synced, Upsert
 from pointsman.node.inspector import Inspector
-from pointsman.node.interfaces import SilentRecorder
 from pointsman.node.proxy import Proxy
 from pointsman.node.state import Settings
 from pointsman.obs.registry import Metrics
@@ -121,7 +121,7 @@ async def measure(
             {Family.IPV4: backend},
             LinuxMachine(),
             metrics,
-            SilentRecorder(),
+            Recorder(),
             ConditionBoard(),
             Connections(),
             unsupported={},

@@ -15,6 +15,7 @@ from pointsman.config.defaults import with_file_defaults, with_mode
 from pointsman.config.mode_table import NFTABLES
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import KernelError
+from pointsman.kube.event_recorder import SYNCING, Recorder
 from pointsman.kube.status import WatchStatus
 from pointsman.model.addresses import Family
 from pointsman.model.objects import (
@@ -27,7 +28,6 @@ from pointsman.model.objects import (
     Synced,
     Upsert,
 )
-from pointsman.node.interfaces import SYNCING, SilentRecorder
 from pointsman.node.proxy import Proxy
 from pointsman.node.state import Settings
 from pointsman.obs.registry import Metrics
@@ -79,7 +79,7 @@ class ScriptedMachine:
             yield
 
 
-class ServiceEvents(SilentRecorder):
+class ServiceEvents(Recorder):
     """Keeps what was said about Services: key, reason, action."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.fake import toy_mode
 from tests.harness.waiting import async_wait_until
 
-from pointsman.app.assembly import Running, assembled
+from pointsman.app.assembly import Running, assemble
 from pointsman.app.host_preparation import Host
 from pointsman.app.modes import Choice
 from pointsman.app.reload_record import ReloadRecord
@@ -92,7 +92,7 @@ class Assembler:
 
     @contextlib.asynccontextmanager
     async def __call__(self, options: RunOptions, reloads: ReloadRecord) -> AsyncIterator[Assembled]:
-        async with assembled(options, reloads, UntouchedHost(options.paths.state_dir)) as running:
+        async with assemble(options, reloads, UntouchedHost(options.paths.state_dir)) as running:
             self.made.append(running)
             self.standing += 1
             try:
@@ -370,7 +370,7 @@ async def test_settings_are_put_back_when_the_start_fails_though_they_could_not_
     host = SettingHost(tmp_path / "file/state", tmp_path)
 
     async def fail() -> None:
-        async with assembled(_read(arguments), ReloadRecord(), host) as running:
+        async with assemble(_read(arguments), ReloadRecord(), host) as running:
             assert setting.read_text() == "1"
             running.proxy.start.has_started = started
             raise NotSupported("not on this machine")
@@ -392,7 +392,7 @@ async def test_the_files_that_a_kubeconfig_names_are_read_before_the_host_is_tou
     from_api = [flag for flag in arguments if not flag.startswith("--manifests=")]
     options = _read([*from_api, f"--kubeconfig={kubeconfig}"])
     with pytest.raises(ConfigError, match=r"certificate-authority /nope/ca\.crt: No such file") as caught:
-        await assembled(options, ReloadRecord(), NoHost(options.paths.state_dir)).__aenter__()
+        await assemble(options, ReloadRecord(), NoHost(options.paths.state_dir)).__aenter__()
     assert str(kubeconfig) in str(caught.value)
 
 
@@ -410,7 +410,7 @@ async def test_ports_are_closed_before_the_proxy_whose_threads_their_requests_ne
         await close(proxy)
 
     monkeypatch.setattr(Proxy, "close", note_port)
-    async with assembled(options, ReloadRecord(), UntouchedHost(tmp_path)):
+    async with assemble(options, ReloadRecord(), UntouchedHost(tmp_path)):
         with socket.create_connection(("127.0.0.1", port)):
             pass
     assert refused == [True]

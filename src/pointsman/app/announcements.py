@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 from pointsman.backends.contract import Mode
 from pointsman.config.options import KUBE_PROXY, RunOptions
+from pointsman.kube.event_recorder import Recorder
 from pointsman.model.balancing import BalancingDefaults, Scheduler
 from pointsman.model.findings import Finding
-from pointsman.node.interfaces import Recorder
 from pointsman.obs.log import LogLimiter, get_log
 from pointsman.obs.registry import Metrics
 from pointsman.wording.findings import render_finding, render_message

@@ -1,4 +1,4 @@
-"""From options to running parts: a source of objects, backends, the proxy, what follows its syncs, what listens."""
+"""Assembly of the process from options: source of objects, backends, proxy, sync listeners, servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pointsman.kernel.command import SystemCommands
 from pointsman.kube.auth import Credentials
 from pointsman.kube.client import ApiClient
 from pointsman.kube.client_metrics import ClientMetrics
-from pointsman.kube.event_recorder import EventRecorder
+from pointsman.kube.event_recorder import EventRecorder, Recorder
 from pointsman.kube.formats import accept_header
 from pointsman.kube.kubeconfig import load_access
 from pointsman.machine.footprint import freeze_heap
@@ -41,7 +41,7 @@ from pointsman.model.decision import ClientKind
 from pointsman.node.checks import LooseTrackingCheck
 from pointsman.node.cleanup import Background, CleanupResult, FlowCleanup, PostSyncJobs
 from pointsman.node.inspector import Inspector
-from pointsman.node.interfaces import ApiRecorder, EventSource, Recorder, SilentRecorder
+from pointsman.node.interfaces import EventSource
 from pointsman.node.loopback_node_ports import LoopbackNodePorts
 from pointsman.node.proxy import Proxy
 from pointsman.node.service_metrics import ServiceMetrics
@@ -80,7 +80,7 @@ class Running(msgspec.Struct):
             work.append(reading.run(proxy.families.values()))
         if self.options.probe_addresses:
             work.append(self._probe_datapath())
-        await first_ended(*work)
+        await run_until_first_ends(*work)
 
     async def _probe_datapath(self) -> None:
         from pointsman.node.datapath_probe import DatapathProbe
@@ -113,8 +113,8 @@ class Running(msgspec.Struct):
         self.proxy.health.is_draining = True
 
 
-async def first_ended(*work: Coroutine[Any, Any, Any]) -> None:
-    """Run all of it until the first ends, by itself or with an error, which is raised."""
+async def run_until_first_ends(*work: Coroutine[Any, Any, Any]) -> None:
+    """Run all of it until the first ends; raises its error."""
     tasks = [asyncio.create_task(part) for part in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -128,10 +128,10 @@ async def first_ended(*work: Coroutine[Any, Any, Any]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def assembled(
+async def assemble(
     options: RunOptions, reloads: ReloadRecord, host: Host | None = None
 ) -> AsyncIterator[Running]:
-    """Everything these options ask for, standing; in the end only the kernel's rules stay."""
+    """Start everything that these options configure, and stop it in the end; the rules stay in the kernel."""
     configure(options.config.logging.to_settings())
     for warning in options.warnings:
         _log.warning(warning)
@@ -140,10 +140,10 @@ async def assembled(
     mode, config = choice.mode, choice.setup.config
     node_name = config.hostname_override or socket.gethostname().strip().lower()
     _log.info("Starting", mode=mode.name, why=choice.why, node=node_name)
-    metrics = _metrics(mode, reloads)
+    metrics = _build_metrics(mode, reloads)
     board = ConditionBoard()
     async with contextlib.AsyncExitStack() as closing:
-        source, recorder = await closing.enter_async_context(_outside(options, config, node_name, metrics))
+        source, recorder = await closing.enter_async_context(_connect(options, config, node_name, metrics))
         attempt = closing.enter_context(Attempt(host.sysctls))
         host.prepare(choice, board)
         backends = modes.build_backends(choice, host.sysctls)
@@ -214,7 +214,7 @@ async def assembled(
         yield Running(choice, options, proxy, servers, host, inspector)
 
 
-def _metrics(mode: Mode, reloads: ReloadRecord) -> Metrics:
+def _build_metrics(mode: Mode, reloads: ReloadRecord) -> Metrics:
     metrics = Metrics(mode.name, mode.metrics)
     reloads.continue_in(metrics)
     for counter in mode.counters:
@@ -233,16 +233,16 @@ def _freeze_heap() -> CleanupResult:
 
 
 @contextlib.asynccontextmanager
-async def _outside(
+async def _connect(
     options: RunOptions, config: KubeProxyConfiguration, node_name: str, metrics: Metrics
 ) -> AsyncIterator[tuple[EventSource, Recorder]]:
-    """The source of objects and the sink of events."""
+    """Yield the source of objects and the recorder of events."""
     if options.manifests is not None:
         from pointsman.source.manifests import ManifestSource
 
-        silent = SilentRecorder()
-        report = FindingReport(metrics, silent)
-        yield ManifestSource(options.manifests, node_name=node_name, on_finding=report), silent
+        recorder = Recorder()
+        report = FindingReport(metrics, recorder)
+        yield ManifestSource(options.manifests, node_name=node_name, on_finding=report), recorder
         return
     connection = config.client_connection
     access = load_access(connection.kubeconfig, options.master)
@@ -252,18 +252,17 @@ async def _outside(
     client = ApiClient(
         access, qps=connection.qps, burst=connection.burst, credentials=credentials, listener=listener
     )
-    sender = EventRecorder(client, node_name=node_name)
-    recorder = ApiRecorder(sender, node_name)
+    events = EventRecorder(client, node_name=node_name)
     source = ApiSource(
         client,
         node_name=node_name,
-        on_finding=FindingReport(metrics, recorder),
+        on_finding=FindingReport(metrics, events),
         accept=accept_header(connection.content_type, connection.accept_content_types),
         watch_list=effective_gates(config.feature_gates).enabled("WatchListClient"),
     )
-    sending = asyncio.create_task(sender.run())
+    sending = asyncio.create_task(events.run())
     try:
-        yield source, recorder
+        yield source, events
     finally:
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)

@@ -13,8 +13,8 @@ from pointsman.app.taken_ports import TakenPorts
 from pointsman.config.gates import effective_gates, gate_states
 from pointsman.config.load import config_to_json
 from pointsman.config.types import KubeProxyConfiguration
+from pointsman.kube.event_recorder import Recorder
 from pointsman.node.inspector import Inspector
-from pointsman.node.interfaces import Recorder
 from pointsman.node.proxy import Proxy
 from pointsman.obs.log import recent_lines, set_verbosity
 from pointsman.serve.connections import Connections

@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
-from pointsman.app.assembly import assembled, first_ended
+from pointsman.app.assembly import assemble, run_until_first_ends
 from pointsman.app.reload_record import ReloadRecord
 from pointsman.config.command_line import parse_run
 from pointsman.config.options import RunOptions
@@ -62,7 +62,7 @@ class Supervisor:
         options: RunOptions,
         read_again: Callable[[], RunOptions],
         *,
-        assemble: Assemble = assembled,
+        assemble: Assemble = assemble,
         first_retry_seconds: float = FIRST_RETRY_SECONDS,
     ) -> None:
         """`read_again` parses the command line and the file it names once more, or raises ConfigError."""
@@ -137,7 +137,7 @@ class Supervisor:
             if self._draining:
                 running.drain()
             try:
-                await first_ended(
+                await run_until_first_ends(
                     running.run(),
                     self._stop.wait(),
                     self._restart.wait(),

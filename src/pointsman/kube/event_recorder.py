@@ -34,6 +34,10 @@ _NOTE_BYTES = 1024
 _MERGE_PATCH = "application/merge-patch+json"
 
 
+SYNCING, LISTENING = "SyncProxyRules", "Listen"
+"""Actions of events, as kube-proxy names them."""
+
+
 class ObjectReference(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The object an event is about."""
 
@@ -74,8 +78,18 @@ class _Series:
     sent: bool = False
 
 
-class EventRecorder:
-    """Queues events with `record` and sends them in `run`."""
+class Recorder:
+    """Takes events; never blocks, never fails. This one drops them, for runs without an API server: logs say the same."""
+
+    def node_event(self, reason: str, note: str, *, warning: bool = True) -> None:
+        """Record an event about this Node."""
+
+    def service_event(self, key: str, reason: str, note: str, *, action: str = SYNCING) -> None:
+        """Record a warning about the Service `namespace/name`; `action` is what was being done."""
+
+
+class EventRecorder(Recorder):
+    """Queues events and sends them in `run`."""
 
     def __init__(
         self,
@@ -87,6 +101,7 @@ class EventRecorder:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
+        self._node = node_reference(node_name)
         self._instance = f"{controller}-{node_name}"[:128]
         self._controller = controller
         self._clock = clock
@@ -97,6 +112,13 @@ class EventRecorder:
         self._numbers = itertools.count(time.time_ns())
         self.dropped = 0
         """Events that were not sent: queue full, rate exceeded or refused by the server."""
+
+    def node_event(self, reason: str, note: str, *, warning: bool = True) -> None:
+        self.record(self._node, reason, note, warning=warning)
+
+    def service_event(self, key: str, reason: str, note: str, *, action: str = SYNCING) -> None:
+        namespace, _, name = key.rpartition("/")
+        self.record(ObjectReference("Service", name, namespace), reason, note, warning=True, action=action)
 
     def record(
         self,

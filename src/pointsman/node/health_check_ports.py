@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from pointsman.conditions import Blocks, Condition
+from pointsman.kube.event_recorder import LISTENING, Recorder
 from pointsman.model.addresses import Family, address_text
 from pointsman.model.node_context import NodeContext
 from pointsman.model.tracker import Tracker
 from pointsman.node.health import ProxyHealth, join_first
-from pointsman.node.interfaces import LISTENING, Recorder
 from pointsman.serve.connections import Connections
 from pointsman.serve.service_health import ServiceHealth, ServiceHealthPorts
 from pointsman.sync.loop import SyncListener

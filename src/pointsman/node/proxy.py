@@ -17,6 +17,7 @@ from pointsman.conditions import ConditionBoard
 from pointsman.config.gates import effective_gates
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.errors import ConfigError, KernelError, PointsmanError
+from pointsman.kube.event_recorder import Recorder
 from pointsman.model.addresses import Family
 from pointsman.model.objects import KubeObject, Meta, Node, Upsert
 from pointsman.model.tracker import Tracker
@@ -24,7 +25,7 @@ from pointsman.node.checks import find_unserved_families
 from pointsman.node.family import FamilyProxy, PeriodicComparison
 from pointsman.node.health import ProxyHealth, SyncConditions
 from pointsman.node.health_check_ports import HealthCheckPorts
-from pointsman.node.interfaces import EventSource, Machine, Recorder
+from pointsman.node.interfaces import EventSource, Machine
 from pointsman.node.objects import ObjectHandler
 from pointsman.node.reporter import Reporter
 from pointsman.node.start import Start

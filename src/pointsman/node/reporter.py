@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from pointsman.backends.contract import Difference
+from pointsman.kube.event_recorder import Recorder
 from pointsman.model.addresses import Family
 from pointsman.model.findings import Finding, Severity
 from pointsman.model.objects import Meta
 from pointsman.model.service_findings import ServiceFindings
-from pointsman.node.interfaces import Recorder
 from pointsman.obs.log import LogLimiter, get_log
 from pointsman.obs.registry import Metrics
 from pointsman.report.status import FamilyStatus, SyncPoint

@@ -7,9 +7,10 @@ import pytest
 from pointsman.app.announcements import announce
 from pointsman.backends import mode_named
 from pointsman.config.command_line import parse_run
+from pointsman.kube.event_recorder import Recorder
 
 
-class Notes:
+class Notes(Recorder):
     """Keeps the events of the node."""
 
     def __init__(self) -> None:

@@ -6,6 +6,7 @@ import pytest
 from tests.harness.metrics import read_metric
 
 from pointsman.app.announcements import FindingReport
+from pointsman.kube.event_recorder import Recorder
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity
 from pointsman.obs.registry import Metrics
 
@@ -17,7 +18,7 @@ BAD = Finding(
 )
 
 
-class Events:
+class Events(Recorder):
     """Records what would become Kubernetes events."""
 
     def __init__(self) -> None:

@@ -10,6 +10,7 @@ from tests import factory
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import PRESENT, Difference, SyncReport
+from pointsman.kube.event_recorder import Recorder
 from pointsman.model.addresses import Family
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity, bad_annotation
 from pointsman.node.reporter import Reporter
@@ -20,7 +21,7 @@ from pointsman.wording.findings import render_message
 WEB = factory.service_port()
 
 
-class Events:
+class Events(Recorder):
     """A recorder that keeps what it is told."""
 
     def __init__(self) -> None:
