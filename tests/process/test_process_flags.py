@@ -103,7 +103,7 @@ def test_a_taken_port_is_tried_again_or_fatal_as_configured(node: LabNode, proce
     wait_until(lambda: node.get("/healthz", HEALTH_PORT).status == 200)
 
 
-def test_a_taken_port_in_a_new_configuration_is_fatal_where_that_is_asked_for(
+def test_a_new_configuration_with_a_taken_port_is_rejected_though_that_is_fatal_at_start(
     node: LabNode, process: NodeProcess
 ) -> None:
     with node.namespace.entered():
@@ -116,10 +116,12 @@ def test_a_taken_port_in_a_new_configuration_is_fatal_where_that_is_asked_for(
         process.start()
         process.wait_synced()
         process.configure(bindAddressHardFail=True, metricsBindAddress="127.0.0.1:11249")
-        assert process.wait_exit() == 1
+        wait_until(lambda: "New configuration rejected" in process.log_text)
         assert "11249" in process.log_text
         assert "Traceback" not in process.log_text
+        assert node.get("/metrics").status == 200
         node.assert_served("10.96.0.10")
+        assert process.stop() == 0
 
 
 def test_a_read_only_proc_sys_degrades_until_nothing_is_asked_of_it_and_is_not_fatal(

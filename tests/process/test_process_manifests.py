@@ -31,10 +31,10 @@ def test_pipes_and_gigabytes_among_the_manifests_stop_neither_updates_nor_sigter
         node.assert_served("10.96.0.10")
         (status,) = json.loads(node.get("/status.json").body)["watches"]
         assert status["badObjects"] == 3
-        told = {entry["place"]: entry["message"] for entry in status["rejected"]}
-        assert told["pipe.yaml"] == "cannot be read: not a regular file"
-        assert told["huge.yaml"] == "cannot be read: larger than 64 MiB"
-        assert "10.96.0.300" in told["bad.json"]
+        messages = {entry["object"]["place"]: entry["message"] for entry in status["rejected"]}
+        assert messages["pipe.yaml"] == "cannot be read: not a regular file"
+        assert messages["huge.yaml"] == "cannot be read: larger than 64 MiB"
+        assert "10.96.0.300" in messages["bad.json"]
         explained = node.get("/explain.json?target=default/broken").body
         assert "10.96.0.300" in explained
         later = {"kind": "List", "items": [web_service("later", 20), *web_slices("later")]}
