@@ -121,7 +121,7 @@ MODE = Mode(
     backend=_backend,
     render=_render,
     cleanup=_cleanup,
-    quirks=PacketQuirks(refuses_other_ports_of=frozenset(FrontendKind)),
+    quirks=PacketQuirks(rejects_other_ports_of=frozenset(FrontendKind)),
     localhost_node_ports=lambda _config: False,
     drift_seconds=0.05,
     compare_seconds=float(os.environ[COMPARE]) if COMPARE in os.environ else None,

@@ -32,12 +32,12 @@ class PacketQuirks(msgspec.Struct, frozen=True, kw_only=True):
     """Policy Local without local endpoints leads to remote ones instead of nowhere."""
     holds_addresses: bool = False
     """Service addresses are addresses of the node, so its own packets to them have them as their source."""
-    refuses_denied_when_empty: bool = False
-    """Clients outside the source ranges are refused, not dropped, while the Service has no endpoints."""
+    rejects_denied_when_empty: bool = False
+    """Clients outside the source ranges are rejected, not dropped, while the Service has no endpoints."""
     own_packets_leave: bool = False
-    """The node's own packets to an external address without endpoints leave the node instead of being refused."""
-    refuses_other_ports_of: frozenset[FrontendKind] = frozenset()
-    """At addresses of these kinds, ports that no Service has are refused."""
+    """The node's own packets to an external address without endpoints leave the node instead of being rejected."""
+    rejects_other_ports_of: frozenset[FrontendKind] = frozenset()
+    """At addresses of these kinds, ports that no Service has are rejected."""
     drops_unallocated: bool = False
     """Packets to addresses of the service range that no Service has are dropped."""
     usual_node_ports: str = ""

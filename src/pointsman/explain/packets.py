@@ -102,7 +102,7 @@ def decide(plan: ServicePlan, frontend: Frontend, client: Client, view: FamilyVi
     """Return what happens to a connection of this client to this frontend."""
     quirks = mode.quirks
     if is_excluded(frontend, client, view):
-        rejects = quirks.refuses_denied_when_empty and not plan.endpoints.has_any
+        rejects = quirks.rejects_denied_when_empty and not plan.endpoints.has_any
         return Decision(Outcome.REJECTED if rejects else Outcome.DROPPED, DecisionReason.SOURCE_RANGES)
     if frontend.kind is FrontendKind.NODE_PORT and serves_no_node_ports(view):
         return Decision(Outcome.REJECTED, DecisionReason.NODE_PORT_ADDRESSES)

@@ -94,7 +94,7 @@ def _check_other_ports(view: View, family: FamilyView, address: bytes) -> Iterat
     }
     if not holders:
         return
-    rejected = bool(view.mode.quirks.refuses_other_ports_of.intersection(holders.values()))
+    rejected = bool(view.mode.quirks.rejects_other_ports_of.intersection(holders.values()))
     yield error(
         Code.WRONG_PORT,
         address=address_text(address),

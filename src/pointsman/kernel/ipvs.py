@@ -51,7 +51,7 @@ _NEST = struct.Struct("=HH")
 _U32 = struct.Struct("=I")
 _PORT = struct.Struct(">H")
 _LISTED_ID = slice(8, 8 + _SERVICE_ID.size)
-"""Where the identity of a virtual server stands in an answer: after the headers of message and nest."""
+"""Position of the identity of a virtual server in an answer: after the headers of message and nest."""
 _LISTED = slice(8, _LISTED_ID.stop + 8 + _SERVICE_REST.size)
 """And its settings; behind a scheduler's long name the network mask is cut off, which is always the same."""
 _PROBE_MARK = 0x7F504D01

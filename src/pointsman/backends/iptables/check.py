@@ -261,7 +261,7 @@ def check_canaries(
     """Return which tables were flushed, None when all canaries exist; raises KernelError when that cannot be read.
 
     A program that reloads a firewall flushes table after table. The result waits a moment for that to end, or the repair would
-    be flushed as well. A taken lock or a failing program counts neither as a flush nor as tables in order.
+    be flushed as well. A held lock or a failing program counts neither as a flush nor as its absence.
     """
     missing = find_flushed_tables(runner)
     waited = 0.0

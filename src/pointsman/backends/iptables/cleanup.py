@@ -1,8 +1,8 @@
-"""Removes what iptables mode, ours or upstream's, left in the tables, and undoes changed kernel settings.
+"""Removes what iptables mode, ours or upstream's, left in the tables, and its packet counters.
 
-Each table is cleaned in one restore, so there is never a jump into a chain that is gone. Chains that rules of others
-lead to are emptied and kept. The chain KUBE-FIREWALL is shared with the kubelet: it goes only when no kubelet has left
-its marks on this host and 127.0.0.0/8 is no longer routed, because until then it keeps neighbours out (CVE-2020-8558).
+Each table is cleaned in one restore, so there is never a jump into a missing chain. Chains that rules of other programs lead to
+are emptied and kept. The chain KUBE-FIREWALL is shared with the kubelet: it is removed only when there is no sign of a kubelet
+on this host and 127.0.0.0/8 is no longer routed, because until then it protects from neighbours (CVE-2020-8558).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cleanup(
     *,
     delete_counter: Callable[[str], bool] = nfacct.delete,
 ) -> Iterator[CleanupItem]:
-    """Clean every family, each whatever the others meet. Fine to repeat."""
+    """Clean every family, even if another one fails; a second run has no effect."""
     loopback_is_routed = cleaning.sysctls.read_int(ROUTE_LOCALNET) == 1
     for runner in runners:
         try:
@@ -70,7 +70,7 @@ def _clean_family(
     for table, chains in held.items():
         kept = keep.get(table, ())
         ours = {chain for chain in chains if _is_ours(table, kept, chain)}
-        if table == FILTER and not has_kubelet and not loopback_is_routed and _guards_only(chains):
+        if table == FILTER and not has_kubelet and not loopback_is_routed and _has_only_guard(chains):
             ours |= {names.KUBELET_FIREWALL}.difference(kept)
         if ours:
             yield from _clean_table(runner, table, chains, ours)
@@ -86,8 +86,8 @@ def _where(runner: Iptables, table: str) -> str:
     return f"{runner.programs.edit} table {table}"
 
 
-def _guards_only(chains: dict[str, list[str]]) -> bool:
-    """KUBE-FIREWALL exists and holds nothing but the rule that we put there."""
+def _has_only_guard(chains: dict[str, list[str]]) -> bool:
+    """Return whether KUBE-FIREWALL exists and holds nothing but our own rule."""
     rules = chains.get(names.KUBELET_FIREWALL)
     return rules is not None and all(canonical(rule) == canonical(static.localnet_guard()) for rule in rules)
 
@@ -102,19 +102,19 @@ def _clean_table(
         for rule in rules
         if _is_our_jump(table, rule, ours)
     ]
-    kept = _referred_to(chains, ours, jumps)
+    kept = _find_referenced(chains, ours, jumps)
     text = [f"*{table}", *(f":{chain} - [0:0]" for chain in sorted(ours))]
     text += [f"-D {rule.removeprefix('-A ')}" for rule in jumps]
     text += [f"-X {chain}" for chain in sorted(ours - kept)]
     runner.restore(("\n".join(text) + "\nCOMMIT\n").encode())
     where = _where(runner, table)
     for rule in jumps:
-        yield CleanupItem("jump", f"{rule.split()[1]} -> {_target(rule)}", where)
-    gone = sorted(ours - kept)
-    for chain in gone:
+        yield CleanupItem("jump", f"{rule.split()[1]} -> {_find_target(rule)}", where)
+    removed = sorted(ours - kept)
+    for chain in removed:
         if not names.is_service_chain(chain):
             yield CleanupItem("chain", chain, where)
-    services = sum(map(names.is_service_chain, gone))
+    services = sum(map(names.is_service_chain, removed))
     if services:
         yield CleanupItem("chains of services", where=where, count=services)
     for chain in sorted(kept):
@@ -124,14 +124,16 @@ def _clean_table(
 
 
 def _is_our_jump(table: str, rule: str, ours: set[str]) -> bool:
-    """A jump from a built-in chain, in upstream's spelling; others may jump to our chains on purpose."""
-    return _target(rule) in ours and any(jump.table == table and jump.is_rule(rule) for jump in static.JUMPS)
+    """Return whether a rule is one of upstream's jumps; other programs may jump to our chains on purpose."""
+    return _find_target(rule) in ours and any(
+        jump.table == table and jump.is_rule(rule) for jump in static.JUMPS
+    )
 
 
-def _referred_to(chains: dict[str, list[str]], ours: set[str], jumps: Iterable[str]) -> set[str]:
+def _find_referenced(chains: dict[str, list[str]], ours: set[str], jumps: Iterable[str]) -> set[str]:
     removed = set(jumps)
     targets = (
-        _target(rule)
+        _find_target(rule)
         for chain, rules in chains.items()
         if chain not in ours
         for rule in rules
@@ -140,6 +142,6 @@ def _referred_to(chains: dict[str, list[str]], ours: set[str], jumps: Iterable[s
     return {target for target in targets if target in ours}
 
 
-def _target(rule: str) -> str:
+def _find_target(rule: str) -> str:
     found = _TARGET.findall(rule)
     return found[-1] if found else ""

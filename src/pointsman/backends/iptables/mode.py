@@ -1,4 +1,4 @@
-"""iptables mode as the rest of the program sees it."""
+"""The `Mode` value of iptables mode."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from pointsman.model.node_context import resolve_node_port_addresses
 from pointsman.obs import MetricGroup
 
 
-def _loopback_denial(asked: LoopbackNodePort) -> str:
-    if len(asked.address) != 4:
+def _loopback_denial(node_port: LoopbackNodePort) -> str:
+    if len(node_port.address) != 4:
         return "iptables mode does not serve node ports on IPv6 loopback"
-    if asked.allowed and asked.where.loopback:
+    if node_port.allowed and node_port.where.loopback:
         return ""
     return "node ports on loopback are switched off (iptables.localhostNodePorts or nodePortAddresses)"
 
@@ -90,7 +90,7 @@ MODE = Mode(
     cleanup=lambda cleaning: cleanup(runners_in_use(cleaning.families), cleaning),
     chains=static.CHAINS,
     quirks=PacketQuirks(
-        refuses_denied_when_empty=True, own_packets_leave=True, loopback_denial=_loopback_denial
+        rejects_denied_when_empty=True, own_packets_leave=True, loopback_denial=_loopback_denial
     ),
     localhost_node_ports=lambda config: config.iptables.localhost_node_ports,
     compare_seconds=300.0,

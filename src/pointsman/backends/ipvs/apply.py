@@ -258,26 +258,26 @@ class IpvsBackend(Backend):
             self._send(part, progress)
 
     def _send(self, step: NetlinkStep[Any], progress: _Progress) -> None:
-        refused = self._sockets.send(step)
-        step.apply_to(self._state, refused)
+        errors = self._sockets.send(step)
+        step.apply_to(self._state, errors)
         if isinstance(step, AddServers | RemoveServers):
             self._drift_check.forget_servers()
-        progress.add(step, refused)
+        progress.add(step, errors)
         if isinstance(step, Bind):
-            self._await_routes([address for address in step.items if address not in refused], progress)
-        if not refused:
+            self._await_routes([address for address in step.items if address not in errors], progress)
+        if not errors:
             return
         match step:
             case AddEntries() | Bind():
                 kind = ADDRESS if isinstance(step, Bind) else step.set_name
-                for key, error in refused.items():
+                for key, error in errors.items():
                     progress.rejected.update(dict.fromkeys(self._desired.owners(kind, key), str(error)))
             case AddServers():
-                self._on_servers_rejected({server.key: error for server, error in refused.items()}, progress)
+                self._on_servers_rejected({server.key: error for server, error in errors.items()}, progress)
             case AddReals():
-                self._on_servers_rejected({item.server: error for item, error in refused.items()}, progress)
+                self._on_servers_rejected({item.server: error for item, error in errors.items()}, progress)
             case _:
-                raise next(iter(refused.values()))
+                raise next(iter(errors.values()))
         abort_if_mostly_rejected(progress.rejected, progress.total, self._rejected)
 
     def _await_routes(self, addresses: Sequence[bytes], progress: _Progress) -> None:
@@ -288,12 +288,12 @@ class IpvsBackend(Backend):
     def _on_servers_rejected(self, errors: Mapping[VirtualKey, KernelError], progress: _Progress) -> None:
         """Handle rejected virtual servers or real servers of them: they were changed externally, or are not accepted."""
         for key, error in errors.items():
-            if key in progress.refused:
+            if key in progress.failed:
                 continue
             if error.errno in _CHANGED_EXTERNALLY and key not in progress.reread:
                 progress.changed.add(key)
             else:
-                progress.refused.add(key)
+                progress.failed.add(key)
                 progress.rejected[self._desired.rows(SERVER)[key].owner] = str(error)
 
     def _excluded(self, key: VirtualKey) -> bool:
@@ -310,7 +310,7 @@ class _Progress:
         self.full = full
         self.total = total
         self.rejected = dict(rejected)
-        self.refused: set[VirtualKey] = set()
+        self.failed: set[VirtualKey] = set()
         """Virtual servers, or some of their real servers."""
         self.changed: set[VirtualKey] = set()
         """Virtual servers that were changed externally."""
@@ -319,8 +319,8 @@ class _Progress:
         self.notes: list[str] = []
         self.batch_bytes = 0
 
-    def add(self, step: NetlinkStep[Any], refused: Container[object]) -> None:
-        self.written[step.counts_as] += sum(item not in refused for item in step.items)
+    def add(self, step: NetlinkStep[Any], rejected: Container[object]) -> None:
+        self.written[step.counts_as] += sum(item not in rejected for item in step.items)
         if not self.full:
             return
         if isinstance(step, RemoveServers):

@@ -1,4 +1,4 @@
-"""ipvs mode as the rest of the program sees it."""
+"""The `Mode` value of ipvs mode."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MODE = Mode(
     quirks=PacketQuirks(
         local_falls_back=True,
         holds_addresses=True,
-        refuses_other_ports_of=frozenset(FrontendKind),
+        rejects_other_ports_of=frozenset(FrontendKind),
         untraceable="IPVS chooses the endpoint itself, between the hooks input and output; how cannot be followed",
     ),
     localhost_node_ports=lambda _config: False,

@@ -1,4 +1,4 @@
-"""What ipvs mode needs before its first sync: kernel features, sysctls, timeouts; checked and set once per process."""
+"""What ipvs mode needs before its first sync: kernel features, sysctls and timeouts, checked and set once per process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _REUSE_MODE_HARMLESS = (5, 9)
 
 
 def scheduler_of(setup: Setup) -> str:
-    """The configured scheduler, or kube-proxy's default."""
+    """Return the configured scheduler, or kube-proxy's default."""
     return setup.config.ipvs.scheduler or "rr"
 
 
 def preflight(setup: Setup, family: Family) -> list[str]:
-    """What is missing; raises NotSupported naming the kernel option where that is IPVS itself or a type of ipset."""
+    """Return what is missing; raises NotSupported, naming the kernel option, without IPVS or a type of ipset."""
     scheduler = scheduler_of(setup)
     if scheduler not in KNOWN:
         return [f"ipvs.scheduler {scheduler!r} is unknown; use one of {', '.join(sorted(KNOWN))}"]
@@ -45,7 +45,7 @@ def preflight(setup: Setup, family: Family) -> list[str]:
 
 
 def prepare(setup: Setup, sysctls: Sysctls, _families: Sequence[Family]) -> list[Condition]:
-    """Sysctls and timeouts; a timeout of 0 leaves the kernel's value."""
+    """Set sysctls and timeouts; a timeout of 0 keeps the kernel's value."""
     ipvs = setup.config.ipvs
     wanted = wanted_sysctls(os.uname().release, strict_arp=ipvs.strict_arp)
     conditions = [found for name, value in wanted.items() if (found := sysctls.ensure(name, value))]
@@ -66,10 +66,10 @@ def prepare(setup: Setup, sysctls: Sysctls, _families: Sequence[Family]) -> list
 
 
 def wanted_sysctls(kernel_release: str, *, strict_arp: bool) -> dict[str, int]:
-    """Settings and values for this kernel.
+    """Return the sysctls and values for this kernel.
 
     conn_reuse_mode 0 keeps early kernels from delaying reused ports by a second, at the price of sending them to
-    dead real servers; from 5.9 on the delay is gone and the default is right (k8s 93297).
+    dead real servers; from 5.9 on there is no delay and the default is right (k8s 93297).
     """
     wanted = {
         "net/ipv4/vs/conntrack": 1,

@@ -51,7 +51,7 @@ JUMPS = (
     Jump(FILTER, "INPUT", names.IPVS_FILTER, "kubernetes ipvs access filter"),
     Jump(FILTER, "OUTPUT", names.IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
 )
-"""In the order in which they are prepended, so the last one of a chain stands first."""
+"""In the order in which they are prepended, so the last one of a chain ends up first."""
 
 _NODE_PORT_RULES = (
     (sets.NODE_PORT_LOCAL_TCP, "tcp", "RETURN"),
@@ -73,7 +73,7 @@ class RuleSet(NamedTuple):
         return ((NAT, self.nat), (FILTER, self.filter))
 
     def restore_text(self, missing_jumps: Collection[Jump] = ()) -> bytes:
-        """Input for one iptables-restore --noflush: our chains replaced, other chains left alone."""
+        """Return the input of one iptables-restore --noflush that replaces our chains and keeps all others."""
         lines: list[str] = []
         for table, rules in self.tables():
             lines.append(f"*{table}")
@@ -158,7 +158,7 @@ class _Writer:
                 yield f"{chain} {self._set(spec, comment=False)} -j ACCEPT"
 
     def _cluster_ip_match(self) -> str:
-        """Which cluster IP traffic loses its source: all, or what does not come from local pods.
+        """Return which cluster IP traffic is masqueraded: all, or what does not come from local pods.
 
         Without local detection the set is matched with the source instead, which finds nothing but the node's
         own packets to a cluster IP that answered through itself; kube-proxy does the same.

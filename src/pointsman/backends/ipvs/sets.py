@@ -143,5 +143,5 @@ def names(family: Family) -> tuple[str, ...]:
 
 
 def headers(family: Family) -> list[SetHeader]:
-    """Every set of a family as the kernel is asked to make it."""
+    """Return every set of a family as it is created."""
     return [SetHeader(spec.name(family), spec.type, family if spec.type.has_family else None) for spec in ALL]

@@ -130,7 +130,7 @@ class Sockets:
         present = self._ipset.headers()
         for header in sets.headers(self._family):
             held = present.get(header.name)
-            # The kernel compares everything else when it is asked for a set that exists.
+            # The kernel compares everything but the family when a set exists already.
             if held is not None and held.family is not header.family:
                 self._remove_set(header)
             try:

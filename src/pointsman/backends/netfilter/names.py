@@ -1,4 +1,4 @@
-"""Names of chains and of the table. Other tools and people know them, so they are upstream's to the letter."""
+"""Names of tables and chains: upstream's to the letter, because other programs and people depend on them."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ IPVS_OUT_FILTER = "KUBE-IPVS-OUT-FILTER"
 # the kubelet's
 KUBELET_FIREWALL = "KUBE-FIREWALL"
 KUBELET_TOO = frozenset((KUBELET_FIREWALL, POSTROUTING, MARK_MASQUERADE))
-"""Chains of a proxy that some kubelets make as well."""
+"""Chains of a proxy that some kubelets create as well."""
 KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
-"""Chains only a kubelet makes, in table mangle."""
+"""Chains in table mangle that only a kubelet creates."""
 
 _SERVICE_CHAIN = re.compile(r"KUBE-(?:SVC|SVL|EXT|FW|SEP|XLB)-\S+")
 """Every per-service chain of this and earlier versions of upstream."""
@@ -62,7 +62,7 @@ _PROXY_CHAINS = frozenset(
 
 
 def is_proxy_chain(chain: str) -> bool:
-    """A chain of a service proxy, or the kubelet's: not one of a firewall of the host."""
+    """Return whether a chain is a service proxy's or the kubelet's, not one of the host's firewall."""
     return chain in _PROXY_CHAINS or is_service_chain(chain)
 
 

@@ -47,7 +47,7 @@ MODE = Mode(
     render=lambda setup, request: render(request, counters=setup.service_metrics),
     cleanup=cleanup,
     quirks=PacketQuirks(
-        refuses_other_ports_of=frozenset((FrontendKind.CLUSTER_IP,)),
+        rejects_other_ports_of=frozenset((FrontendKind.CLUSTER_IP,)),
         drops_unallocated=True,
         usual_node_ports="the node's primary address",
         loopback_denial=_loopback_denial,
