@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.golden import scenario as scenarios
 
-from pointsman.backends.nftables.render import render
+from pointsman.backends.nftables.mode import render
 from pointsman.model.addresses import Family
 
 EXPECTED = Path(__file__).parent / "nftables"

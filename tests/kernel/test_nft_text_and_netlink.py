@@ -14,7 +14,7 @@ from tests.unit.backends.nftables.nft_strategies import contexts, histories, pla
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
-from pointsman.backends.nftables.render import render
+from pointsman.backends.nftables.mode import render
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
 

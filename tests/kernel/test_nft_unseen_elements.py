@@ -14,7 +14,7 @@ from tests.factory import context, endpoint, plan, service_port
 from tests.kernel.nft_kernel import everything, find_drift, needs_nft, part, table
 
 from pointsman.backends.nftables.apply import NftablesBackend
-from pointsman.backends.nftables.element_counts import element_counts
+from pointsman.backends.nftables.counters import element_counts
 from pointsman.backends.nftables.reader import KernelTable, Reader
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -203,3 +204,33 @@ def _answer(reply: Reply, what: str) -> Answer | None:
     if reply.errno:
         raise netlink.kernel_error(reply.errno, what, reply.text, needs=NEED_NFTABLES)
     return reply.answers[0] if reply.answers else None
+
+
+class CommitLog:
+    """Tells ruleset generations that commits of this process made from those of other programs.
+
+    Shared by the backends of both IP families, which commit on threads of their own: a change of one family is not
+    an external change to the other.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first = self._last = -1
+        """Each generation after the first, up to the last, is one of our commits."""
+
+    def commit(self, socket: NftablesSocket, messages: Sequence[Message]) -> int:
+        """Commit, and return the number of bytes sent; raises KernelError."""
+        with self._lock:
+            size = socket.commit(messages)
+            generation = socket.generation()
+            if generation != self._last + 1:
+                self._first = generation
+            self._last = generation
+            return size
+
+    def read(self, socket: NftablesSocket, since: int) -> tuple[int, bool]:
+        """Return the current generation, and whether other programs committed after generation `since`."""
+        with self._lock:
+            generation = socket.generation()
+            own = generation == since or (self._first <= since and generation == self._last)
+            return generation, not own

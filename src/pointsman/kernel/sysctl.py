@@ -198,3 +198,9 @@ def _load(journal: Path | None) -> dict[str, dict[str, Change]]:
             "Cannot read the record of changed sysctls; starting a new one", journal=str(journal), err=error
         )
         return {}
+
+
+def parse_kernel_version(release: str) -> tuple[int, int]:
+    """Return major and minor number of a kernel release; (0, 0) when it cannot be parsed."""
+    match = re.match(r"(\d+)\.(\d+)", release)
+    return (int(match[1]), int(match[2])) if match else (0, 0)

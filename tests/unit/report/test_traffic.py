@@ -10,7 +10,7 @@ from tests.unit.explain.explaining import view_of
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Count
 from pointsman.backends.ipvs.mode import MODE as IPVS_MODE
-from pointsman.backends.nftables.element_counts import counts_of
+from pointsman.backends.nftables.counters import counts_of
 from pointsman.backends.nftables.key_fields import packed_port, packed_protocol, packed_slots
 from pointsman.backends.nftables.reader import KernelElement
 from pointsman.backends.nftables.schema import ENDPOINTS, SERVICE_NODEPORTS, static_sets

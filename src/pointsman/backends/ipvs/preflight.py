@@ -12,8 +12,7 @@ from pointsman.backends.netfilter.runners import missing_programs
 from pointsman.conditions import Condition
 from pointsman.kernel.ipset import IpsetSocket
 from pointsman.kernel.ipvs import IpvsSocket
-from pointsman.kernel.release import kernel_version
-from pointsman.kernel.sysctl import Sysctls
+from pointsman.kernel.sysctl import Sysctls, parse_kernel_version
 from pointsman.model.addresses import Family
 
 _REUSE_MODE_APPEARED = (4, 1)
@@ -77,7 +76,7 @@ def wanted_sysctls(kernel_release: str, *, strict_arp: bool) -> dict[str, int]:
         "net/ipv4/vs/expire_quiescent_template": 1,
         "net/ipv4/ip_forward": 1,
     }
-    if _REUSE_MODE_APPEARED <= kernel_version(kernel_release) < _REUSE_MODE_HARMLESS:
+    if _REUSE_MODE_APPEARED <= parse_kernel_version(kernel_release) < _REUSE_MODE_HARMLESS:
         wanted["net/ipv4/vs/conn_reuse_mode"] = 0
     if strict_arp:
         wanted["net/ipv4/conf/all/arp_ignore"] = 1

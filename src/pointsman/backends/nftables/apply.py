@@ -22,7 +22,6 @@ from pointsman.backends.contract import (
 from pointsman.backends.nftables.batch import Batch
 from pointsman.backends.nftables.change import Change
 from pointsman.backends.nftables.check import (
-    CommitLog,
     DriftCheck,
     NftablesComparison,
     can_be_filled,
@@ -44,7 +43,7 @@ from pointsman.backends.nftables.rejections import (
 from pointsman.backends.nftables.schema import TABLE
 from pointsman.conditions import Condition
 from pointsman.errors import Busy, KernelError, Rejected
-from pointsman.kernel.nfnl import BatchRefused, Fault, NftablesSocket
+from pointsman.kernel.nfnl import BatchRefused, CommitLog, Fault, NftablesSocket
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName

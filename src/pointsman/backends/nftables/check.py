@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -37,11 +36,9 @@ from pointsman.backends.nftables.reader import (
     Reader,
     TableHead,
 )
-from pointsman.backends.nftables.schema import COMMENT_PREFIX, TABLE, Chain, Data, Hook, SetSpec
-from pointsman.backends.nftables.set_shape import set_shape
+from pointsman.backends.nftables.schema import COMMENT_PREFIX, TABLE, Chain, Data, Hook, SetSpec, set_shape
 from pointsman.kernel import nf_tables as nf
-from pointsman.kernel.netlink import Message
-from pointsman.kernel.nfnl import NftablesSocket
+from pointsman.kernel.nfnl import CommitLog, NftablesSocket
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -246,36 +243,6 @@ def _format_element(contents: Contents, spec: SetSpec, key: bytes, key_end: byte
 
 
 # --- drift --------------------------------------------------------------------------------------------------
-
-
-class CommitLog:
-    """Tells ruleset generations that commits of this process made from those of other programs.
-
-    Shared by the backends of both IP families, which commit on threads of their own: a change of one family is not
-    an external change to the other.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._first = self._last = -1
-        """Each generation after the first, up to the last, is one of our commits."""
-
-    def commit(self, socket: NftablesSocket, messages: Sequence[Message]) -> int:
-        """Commit, and return the number of bytes sent; raises KernelError."""
-        with self._lock:
-            size = socket.commit(messages)
-            generation = socket.generation()
-            if generation != self._last + 1:
-                self._first = generation
-            self._last = generation
-            return size
-
-    def read(self, socket: NftablesSocket, since: int) -> tuple[int, bool]:
-        """Return the current generation, and whether other programs committed after generation `since`."""
-        with self._lock:
-            generation = socket.generation()
-            own = generation == since or (self._first <= since and generation == self._last)
-            return generation, not own
 
 
 class DriftCheck:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import schema, userdata
-from pointsman.backends.nftables.affinity import affinity_chains
+from pointsman.backends.nftables.affinity import affinity_chains, digest_of
 from pointsman.backends.nftables.balancers import (
     RESET,
     RESET_KNOWN,
@@ -14,14 +15,16 @@ from pointsman.backends.nftables.balancers import (
     Pick,
     shared_balancer,
 )
+from pointsman.backends.nftables.clauses import rule
+from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arranged
 from pointsman.backends.nftables.key_fields import packed_port, packed_protocol
 from pointsman.backends.nftables.schema import Chain
-from pointsman.backends.nftables.source_ranges import node_port_guard
 from pointsman.model.balancing import Scheduler
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Frontend, FrontendKind, Outcome, ServicePlan
+from pointsman.model.service import ServicePortName
 from pointsman.model.slots import assign_slots
 
 _PICKS = {Scheduler.SOURCE_HASH: Pick.SOURCE, Scheduler.SOURCE_PORT_HASH: Pick.SOURCE_PORT}
@@ -87,7 +90,7 @@ class _Compilation:
             self._put(Element(refusals, key, self._refusal(frontend.outcome)))
         target = self._target(frontend, key, on_node)
         if frontend.source_ranges and on_node:
-            guard = node_port_guard(self._plan.name, frontend, target, self._context, self._label)
+            guard = _build_node_port_guard(self._plan.name, frontend, target, self._context, self._label)
             self._guards.append(guard)
             target = guard.name
         if target:
@@ -160,6 +163,22 @@ class _Compilation:
             if endpoint.local:
                 key = endpoint.address * 2 + self._protocol + packed_port(endpoint.port)
                 yield Element(schema.HAIRPIN, key)
+
+
+def _build_node_port_guard(
+    name: ServicePortName, frontend: Frontend, target: str, context: NodeContext, label: str
+) -> Chain:
+    """Return the chain of a node port with source ranges: allowed clients go to `target`, or back without one; others are dropped.
+
+    Other frontends are guarded by two sets that all services share (schema.py), but a node port has no address of its own.
+    """
+    admitted = c.goto(target) if target else c.RETURN
+    traits = traits_of(context.family)
+    rules = [rule(c.source_in(cidr, traits), admitted) for cidr in frontend.source_ranges]
+    if frontend.admits_any(context.node_ips):
+        # To one of its own addresses a node speaks from that very address.
+        rules.append(rule(c.SOURCE_IS_NODE, admitted, comment="the node itself"))
+    return Chain(f"nodeport-ranges-{digest_of(name)}", (*rules, rule(c.DROP_PACKET)), label)
 
 
 def _packed(endpoints: tuple[Endpoint, ...]) -> tuple[bytes, ...]:

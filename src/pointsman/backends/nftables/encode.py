@@ -11,8 +11,15 @@ from pointsman.backends.nftables.clauses import Rule
 from pointsman.backends.nftables.family_traits import FamilyTraits
 from pointsman.backends.nftables.fragment import Element
 from pointsman.backends.nftables.key_fields import field_length
-from pointsman.backends.nftables.schema import AFFINITY_SIZE, TABLE, Chain, Data, SetSpec
-from pointsman.backends.nftables.set_shape import ENDPOINT_FIELDS, set_shape
+from pointsman.backends.nftables.schema import (
+    AFFINITY_SIZE,
+    ENDPOINT_FIELDS,
+    TABLE,
+    Chain,
+    Data,
+    SetSpec,
+    set_shape,
+)
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.attributes import NLA_F_NESTED, attribute, nested, text, u32be
 from pointsman.kernel.netlink import NLM_F_APPEND, NLM_F_CREATE, Message

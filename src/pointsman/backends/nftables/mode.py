@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from pointsman.backends.contract import Counting, Mode
+from pointsman.backends.contract import Counting, Mode, SyncRequest, compile_each
 from pointsman.backends.nftables.apply import NftablesBackend
-from pointsman.backends.nftables.check import CommitLog
 from pointsman.backends.nftables.cleanup import cleanup
-from pointsman.backends.nftables.element_counts import element_counts
+from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.contents import Contents
+from pointsman.backends.nftables.counters import element_counts
 from pointsman.backends.nftables.preflight import preflight
-from pointsman.backends.nftables.render import render
 from pointsman.backends.packet_quirks import LoopbackNodePort, PacketQuirks
 from pointsman.config.gates import effective_gates
 from pointsman.config.mode_table import NFTABLES
 from pointsman.config.types import KubeProxyConfiguration
+from pointsman.kernel.nfnl import CommitLog
 from pointsman.model.balancing import FULL_CAPABILITIES
 from pointsman.model.plan import FrontendKind
 from pointsman.model.service import Protocol
@@ -34,6 +35,17 @@ def _loopback_denial(asked: LoopbackNodePort) -> str:
         f"nftables mode serves node ports on loopback only for TCP, with the feature gate {_LOCALHOST_GATE} "
         "and with localhost among the nodePortAddresses"
     )
+
+
+def render(request: SyncRequest, *, counters: bool = False) -> str:
+    """What a node would hold after a full sync of this request; the same for the same request."""
+    contents = Contents(request.context, counters=counters)
+    contents.load(
+        compile_each(
+            request.plans, lambda plan: fragment_from_plan(plan, request.context, counters=counters), {}
+        )
+    )
+    return contents.text()
 
 
 MODE = Mode(

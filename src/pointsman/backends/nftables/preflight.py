@@ -16,7 +16,7 @@ from pointsman.backends.nftables.schema import Chain, Hook, HookPoint
 from pointsman.errors import KernelError
 from pointsman.kernel.netlink import Message
 from pointsman.kernel.nfnl import NEED_NFTABLES, Fault, NftablesSocket
-from pointsman.kernel.release import kernel_version
+from pointsman.kernel.sysctl import parse_kernel_version
 from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol
 
@@ -87,7 +87,7 @@ def lacks_hash(socket: Checker, traits: FamilyTraits) -> bool:
 
 def version_problems(release: str, environment: Mapping[str, str]) -> list[str]:
     """kube-proxy's rule: distributions that ported everything back set the variable."""
-    if environment.get(SKIP_VERSION_CHECK) or not (0, 0) < kernel_version(release) < OLDEST_KERNEL:
+    if environment.get(SKIP_VERSION_CHECK) or not (0, 0) < parse_kernel_version(release) < OLDEST_KERNEL:
         return []
     oldest = ".".join(map(str, OLDEST_KERNEL))
     return [f"kernel {release} is older than {oldest}; set {SKIP_VERSION_CHECK}=1 to try it all the same"]

@@ -11,8 +11,7 @@ from pointsman.backends.nftables import encode
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.expressions import packets_of
 from pointsman.backends.nftables.family_traits import FamilyTraits
-from pointsman.backends.nftables.schema import TABLE, Data, Hook, SetSpec
-from pointsman.backends.nftables.set_shape import SetShape
+from pointsman.backends.nftables.schema import TABLE, Data, Hook, SetShape, SetSpec
 from pointsman.errors import NotSupported
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf

@@ -7,6 +7,7 @@ endpoints (balancers.py), so nothing here grows with the number of services.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +16,7 @@ from pointsman.backends.netfilter.names import PROXY_TABLE
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables.clauses import Rule, rule
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
-from pointsman.backends.nftables.key_fields import Field
+from pointsman.backends.nftables.key_fields import Field, key_length
 from pointsman.kernel import nf_tables as nf
 from pointsman.model.addresses import cidr_from_text, is_loopback
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
@@ -276,3 +277,52 @@ def node_port_addresses(context: NodeContext) -> tuple[bytes, ...]:
 def affinity_set(name: str, comment: str) -> SetSpec:
     """Clients that stick to one endpoint; filled by the packets themselves, so it survives restarts."""
     return SetSpec(name, (Field.SOURCE,), comment=comment, dynamic=True)
+
+
+# --- shapes of sets -------------------------------------------------------------------------------------------
+
+ENDPOINT_FIELDS = (Field.DESTINATION, Field.PORT)
+"""What an endpoint map leads to."""
+
+_TYPE_INTEGER, _TYPE_PROTOCOL, _TYPE_SERVICE = 4, 12, 13
+_TYPE_BITS = 6
+"""nft numbers the type of a concatenation with six bits per field."""
+
+
+class SetShape(NamedTuple):
+    """Flags, types and lengths, as the kernel stores them."""
+
+    flags: int
+    key_type: int
+    key_length: int
+    data_type: int = 0
+    data_length: int = 0
+
+
+def set_shape(spec: SetSpec, traits: FamilyTraits) -> SetShape:
+    flags = (
+        (nf.NFT_SET_MAP if spec.data is not Data.NOTHING else 0)
+        | (nf.NFT_SET_INTERVAL | nf.NFT_SET_CONCAT if spec.interval else 0)
+        | (nf.NFT_SET_TIMEOUT | nf.NFT_SET_EVAL if spec.dynamic else 0)
+    )
+    key_type, length = _datatype(spec.key, traits), key_length(spec.key, traits)
+    if spec.data is Data.VERDICT:
+        return SetShape(flags, key_type, length, nf.NFT_DATA_VERDICT)
+    if spec.data is Data.ENDPOINT:
+        data_type = _datatype(ENDPOINT_FIELDS, traits)
+        return SetShape(flags, key_type, length, data_type, key_length(ENDPOINT_FIELDS, traits))
+    return SetShape(flags, key_type, length)
+
+
+def _datatype(fields: Sequence[Field], traits: FamilyTraits) -> int:
+    numbers = {
+        Field.SOURCE: traits.address_datatype,
+        Field.DESTINATION: traits.address_datatype,
+        Field.PROTOCOL: _TYPE_PROTOCOL,
+        Field.PORT: _TYPE_SERVICE,
+        Field.SLOT: _TYPE_INTEGER,
+    }
+    value = 0
+    for field in fields:
+        value = value << _TYPE_BITS | numbers[field]
+    return value

@@ -8,8 +8,16 @@ from pointsman.backends.nftables.clauses import Rule, key_text
 from pointsman.backends.nftables.family_traits import FamilyTraits
 from pointsman.backends.nftables.fragment import Element
 from pointsman.backends.nftables.key_fields import Field, field_length, slot_number
-from pointsman.backends.nftables.schema import AFFINITY_SIZE, TABLE, Chain, Data, Hook, HookPoint, SetSpec
-from pointsman.backends.nftables.set_shape import ENDPOINT_FIELDS
+from pointsman.backends.nftables.schema import (
+    AFFINITY_SIZE,
+    ENDPOINT_FIELDS,
+    TABLE,
+    Chain,
+    Data,
+    Hook,
+    HookPoint,
+    SetSpec,
+)
 from pointsman.kernel import nf_tables as nf
 from pointsman.model.addresses import Cidr, address_text
 

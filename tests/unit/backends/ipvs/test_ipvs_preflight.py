@@ -16,7 +16,7 @@ from pointsman.backends.ledger import Ledger, Row
 from pointsman.config.types import IPVirtualServer, KubeProxyConfiguration
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import RealKey, VirtualKey, VirtualServer
-from pointsman.kernel.release import kernel_version
+from pointsman.kernel.sysctl import parse_kernel_version
 from pointsman.model.addresses import Family
 from pointsman.model.service import Protocol, ServicePortName
 
@@ -42,8 +42,8 @@ def test_arp_is_touched_only_when_asked_for() -> None:
 
 
 def test_a_strange_kernel_release_is_old() -> None:
-    assert kernel_version("6.18.5-cloud") == (6, 18)
-    assert kernel_version("unknown") == (0, 0)
+    assert parse_kernel_version("6.18.5-cloud") == (6, 18)
+    assert parse_kernel_version("unknown") == (0, 0)
 
 
 def test_an_unknown_scheduler_names_the_known_ones() -> None:

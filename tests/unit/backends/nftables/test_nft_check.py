@@ -10,7 +10,6 @@ import pytest
 from tests.factory import context, endpoint, plan, service_port
 
 from pointsman.backends.nftables import encode
-from pointsman.backends.nftables.check import CommitLog
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.family_traits import traits_of
@@ -22,7 +21,7 @@ from pointsman.errors import NotSupported
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.attributes import attribute, nested
 from pointsman.kernel.netlink import Answer, Message, Reply
-from pointsman.kernel.nfnl import Fault, NftablesSocket, header
+from pointsman.kernel.nfnl import CommitLog, Fault, NftablesSocket, header
 from pointsman.model.addresses import Family
 from pointsman.model.service import ServicePortName
 
