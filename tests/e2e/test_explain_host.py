@@ -85,7 +85,7 @@ TROUBLES = {
     ),
     "interface": Trouble(
         "InterfaceNotForwarding",
-        "come in by cni0",
+        "arrive on cni0",
         ("sysctl -qw net.ipv4.conf.cni0.forwarding=0",),
         ("sysctl -qw net.ipv4.conf.cni0.forwarding=1",),
         prober="",
@@ -120,7 +120,7 @@ TROUBLES = {
     ),
     "untracked": Trouble(
         "NotTracked",
-        "takes packets",
+        "excludes packets",
         **chain("prerouting", f"ip daddr {FAR_IP} notrack", priority=-300),
     ),
     "earlier": Trouble(
@@ -137,7 +137,7 @@ TROUBLES = {
     ),
     "route": Trouble(
         "NoRoute",
-        f"no way to {FAR_POD}:8080",
+        f"no route to {FAR_POD}:8080",
         ("ip route replace unreachable 10.244.2.0/24",),
         ("ip route del unreachable 10.244.2.0/24", "ip route add 10.244.2.0/24 via 172.30.0.20"),
     ),
@@ -265,9 +265,9 @@ def test_a_probe_connects_to_endpoints_and_through_the_frontend(
 ) -> None:
     status, text = probed(world, FAR, capsys, "--probe-source=10.244.1.1")
     assert status == 0, text
-    assert f"probed from here at {FAR_IP}:80: connected in " in text
-    assert "in   ready; probed from here: connected in " in text
-    assert "all that were made from here were answered" in text
+    assert f"probe from this node to {FAR_IP}:80: connected in " in text
+    assert "in   ready; probe from this node: connected in " in text
+    assert "all probes from this node connected" in text
 
 
 def test_a_probe_tells_dead_silent_blocked_and_unknown_endpoints_apart(
@@ -275,7 +275,7 @@ def test_a_probe_tells_dead_silent_blocked_and_unknown_endpoints_apart(
 ) -> None:
     status, text = probed(world, DEAD, capsys)
     assert status == 1
-    assert f"✗ EndpointRefused: connections from here to {FAR_POD}:9 fail: refused" in text
+    assert f"✗ EndpointRefused: connections from this node to {FAR_POD}:9 fail: refused" in text
     pod = world.cluster["pod4"]
     with undone(pod, "nft delete table inet deaf"):
         pod.run(
@@ -293,7 +293,7 @@ def test_a_probe_tells_dead_silent_blocked_and_unknown_endpoints_apart(
     assert "✗ EndpointBlocked" in text
     status, text = probed(world, NAMES, capsys)
     assert status == 0, text
-    assert "probed from here: UDP: nothing came back" in text or "probed from here: connected" in text
+    assert "probe from this node: UDP: nothing came back" in text or "probe from this node: connected" in text
 
 
 def test_a_frontend_that_fails_while_its_endpoints_answer_is_told(
@@ -302,5 +302,5 @@ def test_a_frontend_that_fails_while_its_endpoints_answer_is_told(
     with made(world, TROUBLES["lost frontend"]):
         status, text = probed(world, FAR, capsys)
     assert status == 1
-    assert "✗ FrontendSilent: connections from here to " in text
-    assert "in   ready; probed from here: connected in " in text
+    assert "✗ FrontendSilent: connections from this node to " in text
+    assert "in   ready; probe from this node: connected in " in text

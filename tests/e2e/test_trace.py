@@ -133,7 +133,7 @@ def test_who_drops_or_rejects_a_packet_is_named(world: World, capsys: pytest.Cap
         assert status == 1
         assert "✗ Result: dropped" in text
         assert said in text
-        assert "Connection: no answer within 0.5 s" in text
+        assert "Connection: no reply within 0.5 s" in text
     status, text, _ = traced(world, capsys, "lab/empty")
     assert status == 1
     assert "✗ Result: rejected in chain" in text

@@ -97,7 +97,7 @@ def test_verify_and_explain_and_status_know_it(toy: NodeProcess, node: LabNode) 
     assert "toy mode" in explained.stdout
     assert "delivered to 1 endpoint" in explained.stdout
     wrong_port = ask(node, "explain", "10.96.0.10:81", socket)
-    assert "packets to other ports are refused" in wrong_port.stdout
+    assert "packets to other ports are rejected" in wrong_port.stdout
     assert json.loads(ask(node, "status", socket, "-o", "json").stdout)["mode"] == "toy"
 
 

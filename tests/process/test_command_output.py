@@ -83,7 +83,7 @@ def test_a_full_disk_is_told_in_a_sentence() -> None:
 def test_a_poor_locale_gets_look_alikes_and_json_stays_json() -> None:
     shown, errors = _process(*EXPLAIN, extra=POOR).communicate(timeout=30)
     assert errors == b""
-    assert b"\nx shop/cache:redis TCP 6379 (IPv4)\n" in shown
+    assert b"\nx shop/cache:redis TCP 6379 (IPv4): down\n" in shown
     asked = ("explain", "shöp/✓", *EXPLAIN[2:], "-o", "json")
     shown, errors = _process(*asked, extra=ASCII_OUTPUT).communicate(timeout=30)
     assert json.loads(shown.decode("ascii"))["question"] == "shöp/✓"

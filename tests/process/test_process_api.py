@@ -129,9 +129,7 @@ def test_a_configuration_that_does_not_fit_the_node_is_turned_down_and_the_old_o
         serving.configure(clientConnection=connection, detectLocalMode="NodeCIDR", bindAddress=NODE_IP6)
         wait_until(lambda: node.metric("pointsman_config_reloads_total", result="rejected") == 2)
         assert node.metric("pointsman_config_reloads_total", result="restarted") == 1
-        assert (
-            "the cluster is IPv6-primary, but the Node's podCIDRs holds only IPv4 ranges" in serving.log_text
-        )
+        assert "the cluster is IPv6-primary, but the Node's podCIDRs is IPv4 only" in serving.log_text
         serving.wait_synced()
         assert '"bindAddress":"0.0.0.0"' in node.get("/configz").body
         traffic.more(20)

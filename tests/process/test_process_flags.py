@@ -214,4 +214,4 @@ def test_a_doubtful_setting_is_logged_at_the_start(process: NodeProcess) -> None
     process.objects(*OBJECTS)
     process.start()
     process.wait_synced()
-    assert "clusterCIDR holds only IPv6 ranges" in process.log_text
+    assert "clusterCIDR is IPv6 only" in process.log_text

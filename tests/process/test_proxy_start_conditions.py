@@ -149,7 +149,7 @@ async def test_ranges_that_cannot_tell_local_pods_end_the_proxy_with_the_reason(
     world = Assembly(families=[Family.IPV4], cluster_cidr="fd00:1::/64")
     world.source.put(factory.service(), ADDRESSED)
     world.source.listed()
-    with pytest.raises(ConfigError, match="clusterCIDR holds only IPv6 ranges"):
+    with pytest.raises(ConfigError, match="clusterCIDR is IPv6 only"):
         await asyncio.wait_for(world.proxy.run(), 20)
     assert world.syncs == 0
     await world.proxy.close()

@@ -92,6 +92,13 @@ class Code(enum.StrEnum):
     SOURCE_RANGES_OF_OTHER_FAMILY = "SourceRangesOfOtherFamily"
     TOO_MANY_TO_HASH = "TooManyToHash"
 
+    # A configuration that does not fit the node.
+    NODE_PORTS_EVERYWHERE = "NodePortsEverywhere"
+    NODE_PORT_ADDRESSES_UNSET = "NodePortAddressesUnset"
+    NO_POD_RANGE = "NoPodRange"
+    OTHER_FAMILY_ONLY = "OtherFamilyOnly"
+    PRIMARY_FAMILY_NOT_SERVED = "PrimaryFamilyNotServed"
+
     # A question that leads to no service port.
     AMBIGUOUS = "Ambiguous"
     ENDPOINT_NOT_USED = "EndpointNotUsed"

@@ -139,8 +139,8 @@ class Proxy:
         as well does not prevent a change of another field.
         """
         if self.start.has_started:
-            known = self.node.judged(self.config).faults
-            new = [fault for fault in self.node.judged(config).faults if fault not in known]
+            known = self.node.find_config_errors(self.config)
+            new = [error for error in self.node.find_config_errors(config) if error not in known]
             if new:
                 raise ConfigError(new)
         self.node.set_config(config)

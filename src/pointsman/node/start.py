@@ -10,6 +10,7 @@ from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, Se
 from pointsman.node.interfaces import EventSource
 from pointsman.node.state import NodeState
 from pointsman.obs.log import get_log
+from pointsman.wording.findings import render_message
 
 KINDS: tuple[type[KubeObject], ...] = (Service, EndpointSlice, Node, ServiceCIDR)
 
@@ -100,9 +101,9 @@ class Start:
     def _start_if(self, opened: bool) -> None:
         if not opened:
             return
-        faults = self._node.judged(self._node.config).faults
-        if faults:
-            self._fatal.set_exception(ConfigError(faults))
+        errors = self._node.find_config_errors(self._node.config)
+        if errors:
+            self._fatal.set_exception(ConfigError(errors))
             return
         self.has_started = True
         self._log_warnings()
@@ -110,8 +111,7 @@ class Start:
 
     def _log_warnings(self) -> None:
         """Log each warning once for as long as it lasts. A Node that changes may bring errors, and the proxy continues."""
-        found = self._node.judged(self._node.config)
-        warnings = (*found.doubts, *found.faults)
+        warnings = [render_message(finding) for finding in self._node.check_config(self._node.config)]
         for warning in warnings:
             if warning not in self._logged_warnings:
                 _log.warning("The configuration may be incomplete or incorrect", reason=warning)
@@ -172,7 +172,7 @@ class Start:
         if await self._wait_until(lambda: not self._node.lacks_pod_range, seconds):
             return
         if self._node.node_object is not None:
-            raise ConfigError(self._node.judged(self._node.config).faults)
+            raise ConfigError(self._node.find_config_errors(self._node.config))
         problem = (
             f"there is no Node {name} after {seconds:.0f} s, and detectLocalMode NodeCIDR needs its spec.podCIDRs: "
             "if the node has another name, set --hostname-override"

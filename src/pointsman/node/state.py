@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from pointsman.backends import mode_named
-from pointsman.config.doubts import Judgement, judged
+from pointsman.config.node_check import check_config_on_node
 from pointsman.config.types import KubeProxyConfiguration
 from pointsman.model.addresses import Cidr, Family, cidr_from_text, is_link_local, is_loopback
 from pointsman.model.balancing import DEFAULT_BALANCING, BalancingDefaults, Capabilities, Scheduler
+from pointsman.model.findings import Finding, Severity
 from pointsman.model.node import NodeFacts, build_node_facts, find_host_ips
 from pointsman.model.node_context import NodeContext, build_local_detector, resolve_node_port_addresses
 from pointsman.model.objects import Node
+from pointsman.wording.findings import render_message
 
 SERVICE_RANGE_WAIT_SECONDS = 5.0
 """How long the first sync waits for service ranges. They refine a few rules, so a server that cannot list them does not keep
@@ -67,12 +69,16 @@ class NodeState:
     def context(self, family: Family) -> NodeContext:
         return self._contexts[family]
 
-    def judged(self, config: KubeProxyConfiguration) -> Judgement:
-        """How a configuration fits this node. Manifests may hold less than a cluster has, so nothing is a fault there."""
-        found = judged(config, self.facts, self.addresses)
+    def check_config(self, config: KubeProxyConfiguration) -> tuple[Finding, ...]:
+        """Return how a configuration does not fit this node. Manifests may have less than a cluster: no errors there."""
+        found = check_config_on_node(config, self.facts, self.addresses)
         if self.settings.from_manifests:
-            return Judgement(doubts=(*found.doubts, *found.faults))
+            return tuple(msgspec.structs.replace(one, severity=Severity.WARNING) for one in found)
         return found
+
+    def find_config_errors(self, config: KubeProxyConfiguration) -> list[str]:
+        """Return what keeps a proxy with this configuration from starting on this node."""
+        return [render_message(finding) for finding in self.check_config(config) if finding.is_error]
 
     def set_config(self, config: KubeProxyConfiguration) -> bool:
         self.config = config

@@ -139,7 +139,7 @@ MESSAGES: Mapping[Code, Template] = {
         "packets that arrive on {interfaces} are not forwarded (forwarding of that interface is 0)"
     ),
     Code.NO_ROUTE: "this node has no route to {endpoints}: {error}",
-    Code.NOT_TRACKED: _foreign("exclude from connection tracking", "excludes from connection tracking", ""),
+    Code.NOT_TRACKED: _foreign("exclude", "excludes", " from connection tracking"),
     Code.STRICT_REVERSE_PATH: (
         "packets of {address} that arrive on {interfaces} are dropped: rp_filter is 1 there, and the route back "
         "uses {interface}"

@@ -59,6 +59,24 @@ _MESSAGES: Mapping[Code, Template] = {
     Code.NO_CLUSTER_IP: "no clusterIP yet",
     Code.NO_LOAD_BALANCER_ADDRESS: "status.loadBalancer.ingress has no IP address",
     Code.OTHER_PROXY: "its label names another service proxy",
+    # A configuration that does not fit the node.
+    Code.NODE_PORTS_EVERYWHERE: (
+        "the cluster seems to be {cluster}, but nodePortAddresses has no {family} range: node ports are served at all "
+        "local {family} addresses"
+    ),
+    Code.NODE_PORT_ADDRESSES_UNSET: (
+        "nodePortAddresses is unset: node ports are served at all local addresses; consider "
+        "--nodeport-addresses=primary"
+    ),
+    Code.NO_POD_RANGE: (
+        "detectLocalMode is NodeCIDR and the Node {node} has no spec.podCIDRs: let the controller manager allocate "
+        "ranges (--allocate-node-cidrs), or use another detectLocalMode"
+    ),
+    Code.OTHER_FAMILY_ONLY: "the cluster is {cluster}, but {field} is {family} only",
+    Code.PRIMARY_FAMILY_NOT_SERVED: (
+        "this node's first address is {family}, which this machine cannot serve: enable it in the kernel, or put the "
+        "other family first in the Node's addresses or in bindAddress"
+    ),
     # The plan of a service port.
     Code.ADDRESS_IN_SERVICE_RANGE: "{address} is in the service range: it is lost as soon as a Service gets it as its cluster IP",
     Code.ADDRESS_IS_CLUSTER_IP: "{address} is the cluster IP of {holder}",

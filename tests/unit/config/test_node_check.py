@@ -6,23 +6,25 @@ from typing import Any
 
 import pytest
 
-from pointsman.config.doubts import Judgement, judged
+from pointsman.config.node_check import check_config_on_node
 from pointsman.config.types import IPVirtualServer, KubeProxyConfiguration
 from pointsman.model.addresses import Family, address_from_text, family_of
+from pointsman.model.findings import Code, Finding
 from pointsman.model.node import NodeFacts
+from pointsman.wording.findings import render_message
 
 BOTH = (Family.IPV4, Family.IPV6)
 V4, V6 = "10.244.0.0/16", "fd00:1::/64"
 
 
-def judgement(
+def check(
     *, ips: tuple[str, ...] = ("172.30.0.10",), pods: tuple[str, ...] = (), served: Any = BOTH, **fields: Any
-) -> Judgement:
-    """Of these fields, on a node with these addresses and pod ranges."""
+) -> tuple[Finding, ...]:
+    """Check these fields on a node with these addresses and pod ranges."""
     fields = {"node_port_addresses": ("localhost",), "detect_local_mode": "ClusterCIDR", **fields}
     packed = tuple(address for text in ips if (address := address_from_text(text)) is not None)
     node = NodeFacts("n1", family_of(packed[0]), packed, pod_cidrs=pods)
-    return judged(KubeProxyConfiguration(**fields), node, served)
+    return check_config_on_node(KubeProxyConfiguration(**fields), node, served)
 
 
 @pytest.mark.parametrize(
@@ -36,49 +38,51 @@ def judgement(
             ("fd00::/8",),
             V4,
             (),
-            ["nodePortAddresses holds no IPv4 range: node ports answer on all local IPv4"],
+            ["nodePortAddresses has no IPv4 range: node ports are served at all local IPv4"],
         ),
         (("10.0.0.0/8",), V4, (), []),
-        (("10.0.0.0/8",), f"{V4},{V6}", (), ["dual-stack, but nodePortAddresses holds no IPv6 range"]),
-        (("10.0.0.0/8",), "", (V4, V6), ["dual-stack, but nodePortAddresses holds no IPv6 range"]),
-        (("primary",), f"{V4},{V6}", (), ["dual-stack, but nodePortAddresses holds no IPv6 range"]),
-        (("primary",), V6, (), ["IPv4-primary, but clusterCIDR holds only IPv6 ranges"]),
-        (("primary",), "", (V6,), ["IPv4-primary, but the Node's podCIDRs holds only IPv6 ranges"]),
+        (("10.0.0.0/8",), f"{V4},{V6}", (), ["dual-stack, but nodePortAddresses has no IPv6 range"]),
+        (("10.0.0.0/8",), "", (V4, V6), ["dual-stack, but nodePortAddresses has no IPv6 range"]),
+        (("primary",), f"{V4},{V6}", (), ["dual-stack, but nodePortAddresses has no IPv6 range"]),
+        (("primary",), V6, (), ["IPv4-primary, but clusterCIDR is IPv6 only"]),
+        (("primary",), "", (V6,), ["IPv4-primary, but the Node's podCIDRs is IPv6 only"]),
     ],
 )
 def test_doubtful_settings_are_named_as_kube_proxy_names_them(
     node_ports: tuple[str, ...], cluster_cidr: str, pods: tuple[str, ...], words: list[str]
 ) -> None:
-    found = judgement(node_port_addresses=node_ports, cluster_cidr=cluster_cidr, pods=pods)
-    assert found.faults == ()
-    assert len(found.doubts) == len(words)
-    assert all(part in doubt for part, doubt in zip(words, found.doubts, strict=True))
+    found = check(node_port_addresses=node_ports, cluster_cidr=cluster_cidr, pods=pods)
+    assert not any(finding.is_error for finding in found)
+    assert len(found) == len(words)
+    assert all(part in render_message(finding) for part, finding in zip(words, found, strict=True))
 
 
 def test_the_word_primary_limits_nothing_on_a_node_without_an_address() -> None:
-    (doubt,) = judgement(ips=("127.0.0.1",), node_port_addresses=("primary",)).doubts
-    assert "node ports answer on all local IPv4 addresses" in doubt
+    (finding,) = check(ips=("127.0.0.1",), node_port_addresses=("primary",))
+    assert (finding.code, finding.parameters["family"]) == (Code.NODE_PORTS_EVERYWHERE, "IPv4")
 
 
 def test_node_ports_of_a_family_that_is_not_served_are_not_worried_about() -> None:
-    found = judgement(node_port_addresses=("primary",), cluster_cidr=f"{V4},{V6}", served=(Family.IPV4,))
-    assert found == Judgement()
+    found = check(node_port_addresses=("primary",), cluster_cidr=f"{V4},{V6}", served=(Family.IPV4,))
+    assert found == ()
 
 
 def test_an_ipv6_cluster_is_judged_by_its_own_family() -> None:
-    found = judgement(ips=("2001:db8::1",), node_port_addresses=("primary",), cluster_cidr=V4)
-    assert found == Judgement(("the cluster is IPv6-primary, but clusterCIDR holds only IPv4 ranges",))
+    found = check(ips=("2001:db8::1",), node_port_addresses=("primary",), cluster_cidr=V4)
+    assert [(finding.is_error, render_message(finding)) for finding in found] == [
+        (False, "the cluster is IPv6-primary, but clusterCIDR is IPv4 only")
+    ]
 
 
 @pytest.mark.parametrize(
     ("mode", "fields", "served", "fault"),
     [
         ("ClusterCIDR", {"cluster_cidr": V6}, BOTH, ""),
-        ("ClusterCIDR", {"cluster_cidr": V6}, BOTH[:1], "IPv4-only, but clusterCIDR holds only IPv6 ranges"),
+        ("ClusterCIDR", {"cluster_cidr": V6}, BOTH[:1], "IPv4-only, but clusterCIDR is IPv6 only"),
         ("BridgeInterface", {"cluster_cidr": V6}, BOTH[:1], ""),
         ("ClusterCIDR", {"pods": (V6,)}, BOTH[:1], ""),
-        ("NodeCIDR", {"pods": (V6,)}, BOTH[:1], "podCIDRs holds only IPv6 ranges"),
-        ("NodeCIDR", {"pods": (V6,)}, BOTH, "podCIDRs holds only IPv6 ranges"),
+        ("NodeCIDR", {"pods": (V6,)}, BOTH[:1], "podCIDRs is IPv6 only"),
+        ("NodeCIDR", {"pods": (V6,)}, BOTH, "podCIDRs is IPv6 only"),
         ("NodeCIDR", {"pods": (V4, V6)}, BOTH[:1], ""),
         ("NodeCIDR", {}, BOTH, "the Node n1 has no spec.podCIDRs"),
         (
@@ -92,9 +96,10 @@ def test_an_ipv6_cluster_is_judged_by_its_own_family() -> None:
 def test_what_kube_proxy_ends_at_is_a_fault(
     mode: str, fields: dict[str, Any], served: tuple[Family, ...], fault: str
 ) -> None:
-    faults = judgement(detect_local_mode=mode, served=served, **fields).faults
-    assert len(faults) == bool(fault)
-    assert all(fault in found for found in faults)
+    found = check(detect_local_mode=mode, served=served, **fields)
+    errors = [render_message(finding) for finding in found if finding.is_error]
+    assert len(errors) == bool(fault)
+    assert all(fault in error for error in errors)
 
 
 def test_where_one_family_is_served_addresses_of_the_other_are_of_no_use() -> None:
@@ -103,12 +108,11 @@ def test_where_one_family_is_served_addresses_of_the_other_are_of_no_use() -> No
         "healthz_bind_address": "[2001:db8::1]:10256",
         "metrics_bind_address": "[::1]:10249",
     }
-    assert judgement(**fields) == Judgement()
-    alone = judgement(**fields, served=(Family.IPV4,)).doubts
-    assert [doubt.partition(", but ")[2] for doubt in alone] == [
-        "ipvs.excludeCIDRs holds only IPv6 ranges",
-        "healthzBindAddress is an IPv6 address",
-        "metricsBindAddress is an IPv6 address",
+    assert check(**fields) == ()
+    alone = check(**fields, served=(Family.IPV4,))
+    assert [(finding.code, finding.parameters["field"]) for finding in alone] == [
+        (Code.OTHER_FAMILY_ONLY, field)
+        for field in ("ipvs.excludeCIDRs", "healthzBindAddress", "metricsBindAddress")
     ]
     anywhere: dict[str, Any] = {"healthz_bind_address": "[::]:10256", "metrics_bind_address": ""}
-    assert judgement(**anywhere, served=(Family.IPV4,)) == Judgement()
+    assert check(**anywhere, served=(Family.IPV4,)) == ()
