@@ -8,6 +8,7 @@ traffic only: a restart would not help. Ages are taken from a monotonic clock, s
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -24,7 +25,7 @@ from pointsman.sync.reconcile import SyncFailed, SyncOutcome
 Nanoseconds = int
 Clock = Callable[[], Nanoseconds]
 
-MAX_REJECTED_NAMED = 20
+MAX_NAMED = 20
 _SECOND = 1_000_000_000
 
 
@@ -165,12 +166,13 @@ class SyncConditions(SyncListener):
         found = self._families[outcome.family]
         found.sync = Condition.true(found.sync.type, Blocks.READINESS)
         found.from_backend = outcome.report.conditions
-        rejected = [f"{name}: {reason}" for name, reason in outcome.report.rejected.items()]
+        rejected = outcome.report.rejected
         if rejected:
+            texts = (f"{name}: {reason}" for name, reason in rejected.items())
             found.service_ports = Condition.false(
                 found.service_ports.type,
                 "RejectedByKernel",
-                f"the kernel rejected {len(rejected)} service ports: {join_first(rejected)}",
+                f"the kernel rejected {len(rejected)} service ports: {join_first(texts, len(rejected))}",
                 blocks=Blocks.SERVICES,
             )
         else:
@@ -218,8 +220,8 @@ def _first_conditions(label: str) -> _FamilyConditions:
     )
 
 
-def join_first(texts: Sequence[str]) -> str:
-    """Join what fits into a message."""
-    named = "; ".join(texts[:MAX_REJECTED_NAMED])
-    more = len(texts) - MAX_REJECTED_NAMED
+def join_first(texts: Iterable[str], total: int) -> str:
+    """Join what fits into a message; texts may be generated, because only the first are needed."""
+    named = "; ".join(itertools.islice(texts, MAX_NAMED))
+    more = total - MAX_NAMED
     return f"{named}; and {more} more (status -o json lists them)" if more > 0 else named

@@ -73,7 +73,9 @@ class HealthCheckPorts(SyncListener):
         closed = [f"{key}: {why}" for found in self._closed.values() for key, why in found.items()]
         type_ = "HealthCheckNodePorts"
         if closed:
-            yield Condition.false(type_, "BindFailed", join_first(closed), blocks=Blocks.READINESS)
+            yield Condition.false(
+                type_, "BindFailed", join_first(closed, len(closed)), blocks=Blocks.READINESS
+            )
         else:
             yield Condition.true(type_, Blocks.READINESS)
 

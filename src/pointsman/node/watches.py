@@ -93,7 +93,7 @@ def _objects_condition(kind: str, status: WatchStatus) -> Condition:
     type_ = f"Objects{kind[0].upper()}{kind[1:]}"
     if not status.bad_objects:
         return Condition.true(type_, Blocks.SERVICES)
-    found = join_first([render_finding(finding) for finding in status.rejected.values()])
+    found = join_first(map(render_finding, status.rejected.values()), status.bad_objects)
     noun = "object" if status.bad_objects == 1 else "objects"
     message = f"{status.bad_objects} {noun} cannot be used: {found}"
     return Condition.false(type_, "ObjectsRejected", message, blocks=Blocks.SERVICES)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from tests.factory import endpoint_slice, packed, service
 from tests.fake import virtual_time
+from tests.harness.waiting import async_wait_until
 
 from pointsman.daemon_thread import run_in_daemon_thread
 from pointsman.errors import KernelError
@@ -111,10 +112,9 @@ async def test_a_service_that_stops_asking_gets_its_even_shares_back() -> None:
     running = asyncio.create_task(adjuster.run())
     await asyncio.wait_for(moved.wait(), 20)
     tracker.upsert_service(service())
-    await asyncio.sleep(0.01)
+    await async_wait_until(lambda: shares(tracker) == [100, 100])
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert shares(tracker) == [100, 100]
 
 
 def test_the_end_does_not_wait_for_a_count_that_is_under_way() -> None:
