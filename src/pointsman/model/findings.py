@@ -91,6 +91,7 @@ class Code(enum.StrEnum):
     SOURCE_RANGES_NOT_POSSIBLE = "SourceRangesNotPossible"
     SOURCE_RANGES_OF_OTHER_FAMILY = "SourceRangesOfOtherFamily"
     TOO_MANY_TO_HASH = "TooManyToHash"
+    HASH_BUDGET_EXCEEDED = "HashBudgetExceeded"
 
     # A configuration that does not fit the node.
     NODE_PORTS_EVERYWHERE = "NodePortsEverywhere"

@@ -41,6 +41,8 @@ def plan_service_port(
     endpoints: tuple[Endpoint, ...],
     context: NodeContext,
     lost: Mapping[Claim, Winner] = _NO_LOST_CLAIMS,
+    *,
+    exceeds_hash_budget: bool = False,
 ) -> ServicePlan | Finding:
     """Return the plan, or why there is none: another service port owns the cluster IP. `lost` are claims that others own."""
     findings: list[Finding] = []
@@ -51,7 +53,9 @@ def plan_service_port(
         port = _remove_lost_addresses(port, context, lost, findings)
     ranges = _find_external_ranges(port, context, findings)
     selected = select_endpoints(port, endpoints, context.node_name, context.zone)
-    selected, balancing = _plan_balancing(port, selected, context.balancing, findings)
+    selected, balancing = _plan_balancing(
+        port, selected, context.balancing, findings, exceeds_hash_budget=exceeds_hash_budget
+    )
     cluster = decide_outcome(selected.has_any, selected.cluster)
     local = decide_outcome(selected.has_any, selected.local)
     internal = local if port.service.internal_local else cluster
@@ -72,7 +76,12 @@ def _decide_reset_gone(port: ServicePort, defaults: BalancingDefaults) -> bool:
 
 
 def _plan_balancing(
-    port: ServicePort, selected: EndpointSelection, defaults: BalancingDefaults, findings: list[Finding]
+    port: ServicePort,
+    selected: EndpointSelection,
+    defaults: BalancingDefaults,
+    findings: list[Finding],
+    *,
+    exceeds_hash_budget: bool,
 ) -> tuple[EndpointSelection, BalancingPlan | None]:
     """Return the selected endpoints without drained ones, and how connections are distributed over them."""
     request = port.service.balancing
@@ -95,9 +104,10 @@ def _plan_balancing(
             kept = {*cluster, *local}
             reachable = tuple(endpoint for endpoint in selected.reachable if endpoint in kept)
             selected = msgspec.structs.replace(selected, cluster=cluster, local=local, reachable=reachable)
-    max_slots = compute_max_hash_slots(
-        len(selected.reachable), port.service.port_count, _count_frontends(port)
-    )
+    max_slots = compute_max_hash_slots(len(selected.reachable), port.service.port_count, port.frontend_count)
+    if exceeds_hash_budget and scheduler.is_hash:
+        max_slots = min(max_slots, defaults.hash_slots)
+        findings.append(Finding(Code.HASH_BUDGET_EXCEEDED, Severity.NOTICE, parameters={"limit": max_slots}))
     return selected, build_balancing_plan(scheduler, request, selected.reachable, defaults, max_slots)
 
 
@@ -105,17 +115,13 @@ def _limit_hash(
     scheduler: Scheduler, port: ServicePort, endpoints: tuple[Endpoint, ...], findings: list[Finding]
 ) -> Scheduler:
     """Return the requested hash, or a fallback where filling its tables would delay the other Services for seconds."""
-    limit = compute_max_hashed_endpoints(port.service.port_count, _count_frontends(port))
+    limit = compute_max_hashed_endpoints(port.service.port_count, port.frontend_count)
     if len(endpoints) <= limit:
         return scheduler
     used = choose_fallback_scheduler(port.service.balancing, endpoints)
     parameters: dict[str, Value] = {"limit": limit, "used": used.value, "scheduler": scheduler.value}
     findings.append(Finding(Code.TOO_MANY_TO_HASH, Severity.NOTICE, parameters=parameters))
     return used
-
-
-def _count_frontends(port: ServicePort) -> int:
-    return 1 + len(port.external_ips) + len(port.load_balancer_ips) + bool(port.node_port)
 
 
 def _find_external_ranges(

@@ -116,6 +116,10 @@ class ServicePort(msgspec.Struct, frozen=True, gc=False):
         return bool(self.node_port or self.load_balancer_ips or self.external_ips)
 
     @property
+    def frontend_count(self) -> int:
+        return 1 + len(self.external_ips) + len(self.load_balancer_ips) + bool(self.node_port)
+
+    @property
     def has_external_chain(self) -> bool:
         """External frontends exist, or would exist if external IPs were not switched off."""
         return self.externally_accessible or self.service.external_ips_ignored

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -20,15 +21,27 @@ from pointsman.model.addresses import Family
 from pointsman.model.claims import Claim, ClaimIndex, Winner
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity
+from pointsman.model.hash_budget import HashBudget
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Outcome, ServicePlan
 from pointsman.model.planning import plan_service_port
 from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.tracker import Changes, PortState
 
-Planner = Callable[
-    [ServicePort, tuple[Endpoint, ...], NodeContext, Mapping[Claim, Winner]], ServicePlan | Finding
-]
+
+class Planner(Protocol):
+    """The signature of `plan_service_port`."""
+
+    def __call__(
+        self,
+        port: ServicePort,
+        endpoints: tuple[Endpoint, ...],
+        context: NodeContext,
+        lost: Mapping[Claim, Winner],
+        /,
+        *,
+        exceeds_hash_budget: bool,
+    ) -> ServicePlan | Finding: ...
 
 
 MAX_TRIGGER_TIMES = 1000
@@ -117,6 +130,7 @@ class Reconciler:
         self._states: dict[ServicePortName, PortState] = {}
         self._rejected: Mapping[ServicePortName, str] = {}
         self._claims = ClaimIndex()
+        self._hash_budget = HashBudget()
         self._before: dict[ServicePortName, ServicePlan | None] = {}
         """Plans in the kernel, of service ports whose plan was replaced since the last successful sync."""
         self._not_planned: set[ServicePortName] = set()
@@ -202,6 +216,7 @@ class Reconciler:
             self._claims.replace(
                 old.port if old is not None else None, state.port if state is not None else None
             )
+            self._account_hash(name, state, context)
         dirty |= self._claims.take_affected()
         for key, times in changes.trigger_times.items():
             known = self._trigger_times.setdefault(key, [])
@@ -210,8 +225,15 @@ class Reconciler:
             self._context = context
             self._full_needed = True
             dirty = set(self._states) | dirty
+            for name, known_state in self._states.items():
+                self._account_hash(name, known_state, context)
+        dirty |= self._hash_budget.take_affected()
         for name in dirty:
             self._replan(name, context)
+
+    def _account_hash(self, name: ServicePortName, state: PortState | None, context: NodeContext) -> None:
+        port, endpoints = (state.port, len(state.endpoints)) if state is not None else (None, 0)
+        self._hash_budget.replace(name, port, endpoints, context.balancing)
 
     def _replan(self, name: ServicePortName, context: NodeContext) -> None:
         planned = self._plan(name, context)
@@ -238,7 +260,11 @@ class Reconciler:
             return None
         try:
             return self._plan_service_port(
-                state.port, state.endpoints, context, self._claims.find_lost(state.port)
+                state.port,
+                state.endpoints,
+                context,
+                self._claims.find_lost(state.port),
+                exceeds_hash_budget=name in self._hash_budget.exceeding,
             )
         except Exception as error:  # noqa: BLE001 one object must never keep the others from being served
             self._not_planned.add(name)

@@ -98,6 +98,10 @@ _MESSAGES: Mapping[Code, Template] = {
         "a Service with this many ports and addresses is hashed over at most {limit} endpoints; "
         "{used} is used instead of {scheduler}"
     ),
+    Code.HASH_BUDGET_EXCEEDED: (
+        "the hash tables of older Services use up the memory that this node has for large ones; "
+        "this Service gets at most {limit} slots"
+    ),
 }
 
 
@@ -129,6 +133,7 @@ _REMEDIES: Mapping[Code, Template] = {
         "split the Service, or use sessionAffinity ClientIP; docs/balancing.md has the cost of a hash, and zone hints "
         "(trafficDistribution) leave each node fewer endpoints"
     ),
+    Code.HASH_BUDGET_EXCEEDED: "reduce pointsman.dev/hash-slots of this Service or of older ones: docs/balancing.md",
     **dict.fromkeys(
         (
             Code.BAD_ADDRESS,

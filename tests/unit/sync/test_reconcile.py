@@ -11,10 +11,13 @@ from tests.fake.recording import RecordingBackend
 
 from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
-from pointsman.model.findings import Finding
+from pointsman.model.balancing import DEFAULT_BALANCING, BalancingRequest, Scheduler
+from pointsman.model.findings import Code, Finding
+from pointsman.model.hash_budget import MAX_EXTRA_ELEMENTS
 from pointsman.model.plan import ServicePlan
 from pointsman.model.planning import plan_service_port
 from pointsman.model.service import ServicePort
+from pointsman.model.slots import assign_slots
 from pointsman.model.tracker import Changes, PortState, Tracker
 from pointsman.sync.reconcile import MAX_TRIGGER_TIMES, Reconciler, SyncFailed, Totals
 
@@ -138,10 +141,10 @@ def test_a_clash_of_cluster_ips_serves_the_older_one_and_is_told_once(
 
 
 def test_an_object_that_cannot_be_planned_harms_only_itself(backend: RecordingBackend) -> None:
-    def breaks_on_api(port: ServicePort, *rest: Any) -> ServicePlan | Finding:
+    def breaks_on_api(port: ServicePort, *rest: Any, **options: Any) -> ServicePlan | Finding:
         if port.name == API.name:
             raise ZeroDivisionError
-        return plan_service_port(port, *rest)
+        return plan_service_port(port, *rest, **options)
 
     outcome = Reconciler(backend, plan=breaks_on_api).sync(changes(WEB, API), context())
     assert set(backend.programmed) == {WEB.name}
@@ -236,10 +239,10 @@ def test_a_service_port_whose_planning_failed_is_planned_again_by_the_next_sync(
 ) -> None:
     failures = [RuntimeError("once")]
 
-    def plan(*arguments: Any) -> ServicePlan | Finding:
+    def plan(*arguments: Any, **options: Any) -> ServicePlan | Finding:
         if failures:
             raise failures.pop()
-        return plan_service_port(*arguments)
+        return plan_service_port(*arguments, **options)
 
     reconciler = Reconciler(backend, plan=plan)
     assert reconciler.sync(changes(WEB), context()).findings
@@ -313,3 +316,25 @@ class FailuresLoseNothing(RuleBasedStateMachine):
 
 TestFailuresLoseNothing = FailuresLoseNothing.TestCase
 TestFailuresLoseNothing.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+
+
+def test_large_hash_tables_of_all_services_are_limited_together_and_the_others_are_named(
+    reconciler: Reconciler, backend: RecordingBackend
+) -> None:
+    request = BalancingRequest(Scheduler.SOURCE_HASH, "source-hash", hash_slots=65536)
+    ports = [
+        service_port(f"s{n:02}", cluster_ip=f"10.96.1.{n}", balancing=request, created=f"{n:02}")
+        for n in range(1, 31)
+    ]
+    two = (endpoint("10.244.1.1"), endpoint("10.244.1.2"))
+    states = {port.name: PortState(port, two) for port in ports}
+    outcome = reconciler.sync(Changes(states), context())
+    slots = sum(
+        len(assign_slots(plan.endpoints.cluster, plan.balancing)) for plan in backend.programmed.values()
+    )
+    assert slots <= MAX_EXTRA_ELEMENTS + 30 * DEFAULT_BALANCING.hash_slots
+    limited = [finding for finding in outcome.findings if finding.code is Code.HASH_BUDGET_EXCEEDED]
+    assert len(limited) == 22
+    gone: Changes = Changes(dict.fromkeys([port.name for port in ports[:22]]))
+    reconciler.sync(gone, context())
+    assert all(not plan.findings for plan in backend.programmed.values())
