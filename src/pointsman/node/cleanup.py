@@ -9,7 +9,8 @@ import asyncio
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from functools import partial
+from typing import Final, Generic, TypeVar
 
 from pointsman.conditions import Condition
 from pointsman.machine.footprint import trim_heap
@@ -59,63 +60,89 @@ class Background:
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
 
+class BackgroundJob(Generic[T]):
+    """Work that never runs beside itself.
+
+    A request during a run leads to another run; one after a failure waits for the retry, or every sync would add an attempt.
+    """
+
+    def __init__(
+        self, background: Background, work: Callable[[], T], must_retry: Callable[[T], bool]
+    ) -> None:
+        """`must_retry` is called in the event loop with the result of each run."""
+        self._background, self._work, self._must_retry = background, work, must_retry
+        self._is_running = self._is_requested = self._is_backing_off = False
+
+    def request(self) -> None:
+        """Run soon."""
+        if self._is_running:
+            self._is_requested = True
+        elif not self._is_backing_off:
+            self._is_running, self._is_requested = True, False
+            self._background.run(self._work, self._on_ended)
+
+    def _on_ended(self, result: T) -> None:
+        self._is_running = False
+        if self._must_retry(result):
+            self._is_backing_off = True
+            self._background.call_later(self._retry)
+        elif self._is_requested:
+            self.request()
+
+    def _retry(self) -> None:
+        self._is_backing_off = False
+        self.request()
+
+
 class FlowCleanup(SyncListener):
     """Deletes stale flows after every sync that may have left some."""
 
     def __init__(self, cleaners: Mapping[Family, StaleFlowCleaner], background: Background) -> None:
         self._cleaners = cleaners
         self._background = background
+        self._jobs = {
+            family: BackgroundJob(background, cleaner.run, partial(self._on_cleaned, family))
+            for family, cleaner in cleaners.items()
+        }
         self._problems: dict[Family, str] = {}
-        self._running: set[Family] = set()
-        self._backing_off: set[Family] = set()
-        """Failed a moment ago: requests wait for the retry, or every sync would add an attempt."""
         self._second_checks: set[Family] = set()
 
     def on_synced(self, outcome: SyncOutcome) -> None:
-        family = outcome.family
-        cleaner = self._cleaners[family]
+        cleaner = self._cleaners[outcome.family]
         noted = cleaner.add(outcome.changes, outcome.context)
         if outcome.report.full:
             noted = cleaner.add_everything()
         if noted:
-            self._clean(family)
+            self._jobs[outcome.family].request()
 
     def on_addresses_changed(self, family: Family, addresses: tuple[bytes, ...]) -> None:
         if self._cleaners[family].set_addresses(addresses):
-            self._clean(family)
+            self._jobs[family].request()
 
     def check_everything(self) -> None:
         """Check all flows: rules of another program may have decided about packets up to now."""
         for family, cleaner in self._cleaners.items():
             if cleaner.add_everything():
-                self._clean(family)
+                self._jobs[family].request()
 
-    def _clean(self, family: Family) -> None:
-        if family not in self._running and family not in self._backing_off:
-            self._running.add(family)
-            self._background.run(self._cleaners[family].run, lambda report: self._on_cleaned(family, report))
-
-    def _on_cleaned(self, family: Family, report: CleanReport) -> None:
-        """Continue with what was requested meanwhile; retry what failed after a pause."""
-        self._running.discard(family)
+    def _on_cleaned(self, family: Family, report: CleanReport) -> bool:
+        """Return whether to retry; otherwise continue with what was noted meanwhile, or check a second time later."""
         self._problems[family] = report.problem
         cleaner = self._cleaners[family]
         if report.unfinished:
-            self._backing_off.add(family)
-            self._background.call_later(lambda: self._clean_after(self._backing_off, family))
-        elif cleaner.waiting:
-            self._clean(family)
+            return True
+        if cleaner.waiting:
+            self._jobs[family].request()
         elif cleaner.has_second_checks and family not in self._second_checks:
             self._second_checks.add(family)
-            self._background.call_later(
-                lambda: self._clean_after(self._second_checks, family), cleaner.second_check_delay
-            )
+            self._background.call_later(partial(self._check_again, family), cleaner.second_check_delay)
         elif report.checked >= _MANY_SERVICE_PORTS:
             self._background.run(trim_heap, lambda _: None)
+        return False
 
-    def _clean_after(self, pause: set[Family], family: Family) -> None:
-        pause.discard(family)
-        self._clean(family)
+    def _check_again(self, family: Family) -> None:
+        self._second_checks.discard(family)
+        self._jobs[family].request()
 
     def conditions(self) -> Iterator[Condition]:
         found = [f"{family.value}: {problem}" for family, problem in self._problems.items() if problem]
@@ -148,13 +175,11 @@ class PostSyncJobs(SyncListener):
     ) -> None:
         """`jobs` are named by what they do, for the log; `on_change` is called in the event loop after a job changed something."""
         self._unsynced = set(families)
-        self._background = background
-        self._jobs = jobs
         self._on_change = on_change
-        self._running: set[str] = set()
-        self._requested: set[str] = set()
-        """To be run again after the present run."""
-        self._backing_off: set[str] = set()
+        self._jobs = [
+            BackgroundJob(background, partial(_run_job, name, work), self._on_ended)
+            for name, work in jobs.items()
+        ]
 
     def on_synced(self, outcome: SyncOutcome) -> None:
         if self._unsynced:
@@ -164,35 +189,18 @@ class PostSyncJobs(SyncListener):
     def rerun(self) -> None:
         """Run all jobs again: another proxy has ended, which may have rewritten its rules. Does nothing before the first sync."""
         if not self._unsynced:
-            for name in self._jobs:
-                self._start(name)
+            for job in self._jobs:
+                job.request()
 
-    def _start(self, name: str) -> None:
-        """Start a job, or have it run again if it is running: no job runs beside itself."""
-        if name in self._running:
-            self._requested.add(name)
-            return
-        self._running.add(name)
-        self._background.run(lambda: self._run(name), lambda result: self._on_ended(name, result))
-
-    def _run(self, name: str) -> CleanupResult:
-        try:
-            return self._jobs[name]()
-        except Exception as error:  # noqa: BLE001 leftovers are no reason to stop
-            _log.error("Cleanup failed, retrying", job=name, err=error)
-            return CleanupResult.UNFINISHED
-
-    def _on_ended(self, name: str, result: CleanupResult) -> None:
+    def _on_ended(self, result: CleanupResult) -> bool:
         if result is not CleanupResult.NOTHING:
             self._on_change()
-        self._running.discard(name)
-        if name in self._requested:
-            self._requested.discard(name)
-            self._start(name)
-        elif result is CleanupResult.UNFINISHED and name not in self._backing_off:
-            self._backing_off.add(name)
-            self._background.call_later(lambda: self._start_after_pause(name))
+        return result is CleanupResult.UNFINISHED
 
-    def _start_after_pause(self, name: str) -> None:
-        self._backing_off.discard(name)
-        self._start(name)
+
+def _run_job(name: str, work: Callable[[], CleanupResult]) -> CleanupResult:
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001 leftovers are no reason to stop
+        _log.error("Cleanup failed, retrying", job=name, err=error)
+        return CleanupResult.UNFINISHED
