@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from pointsman.backends.contract import Backend, Difference, SyncReport, SyncRequest, plans_to_compare
+from pointsman.backends.contract import (
+    Backend,
+    Comparison,
+    Difference,
+    SyncReport,
+    SyncRequest,
+    plans_to_compare,
+)
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
-
-
-class RecordingComparison:
-    """Compares with what the backend was told, once `reading` lets it."""
-
-    def __init__(self, backend: RecordingBackend, plans: Mapping[ServicePortName, ServicePlan]) -> None:
-        self._backend = backend
-        self._plans = plans
-
-    def differences(self) -> list[Difference]:
-        self._backend.reading()
-        return [
-            Difference(str(name), want=str(plan), have="", owner=name)
-            for name, plan in self._plans.items()
-            if self._backend.programmed.get(name) != plan
-        ]
 
 
 class RecordingBackend(Backend):
@@ -66,10 +57,19 @@ class RecordingBackend(Backend):
             raise found
         return found
 
-    def comparison(
-        self, request: SyncRequest, only: Collection[ServicePortName] | None = None
-    ) -> RecordingComparison:
-        return RecordingComparison(self, plans_to_compare(request.plans, only, self.refuse))
+    def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
+        """Compare with what was programmed, once `reading` returns."""
+        plans = plans_to_compare(request.plans, only, self.refuse)
+
+        def compare() -> list[Difference]:
+            self.reading()
+            return [
+                Difference(str(name), want=str(plan), have="", owner=name)
+                for name, plan in plans.items()
+                if self.programmed.get(name) != plan
+            ]
+
+        return Comparison(compare)
 
     def close(self) -> None:
         self.closed = True

@@ -16,6 +16,7 @@ from pointsman.backends.contract import (
     Backend,
     CleanupContext,
     CleanupItem,
+    Comparison,
     Difference,
     KernelCounter,
     Mode,
@@ -54,19 +55,6 @@ def wanted(request: SyncRequest) -> str:
     return "".join(found)
 
 
-class ToyComparison:
-    """Looks at the whole file."""
-
-    def __init__(self, family: Family, want: set[str]) -> None:
-        self._family = family
-        self._want = want
-
-    def differences(self) -> list[Difference]:
-        have = set(held(self._family).read_text().splitlines()) if held(self._family).exists() else set()
-        missing = [Difference("line", line, "") for line in sorted(self._want - have)]
-        return missing + [Difference("line", "", line) for line in sorted(have - self._want)]
-
-
 class ToyBackend(Backend):
     """Writes the whole file at every sync."""
 
@@ -81,10 +69,16 @@ class ToyBackend(Backend):
     def drift(self) -> Difference | None:
         return None if held(self.family).exists() else Difference("the toy kernel", PRESENT)
 
-    def comparison(
-        self, request: SyncRequest, _only: Collection[ServicePortName] | None = None
-    ) -> ToyComparison:
-        return ToyComparison(self.family, set(wanted(request).splitlines()))
+    def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
+        _ = only
+        want = set(wanted(request).splitlines())
+
+        def compare() -> list[Difference]:
+            have = set(held(self.family).read_text().splitlines()) if held(self.family).exists() else set()
+            missing = [Difference("line", line, "") for line in sorted(want - have)]
+            return missing + [Difference("line", "", line) for line in sorted(have - want)]
+
+        return Comparison(compare)
 
 
 def _preflight(_setup: Setup, _family: Family) -> Sequence[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import errno
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -144,22 +144,15 @@ class SyncReport(msgspec.Struct, frozen=True):
     """What works less well than configured as of this sync."""
 
 
-class Comparison(Protocol):
+class Comparison(msgspec.Struct, frozen=True):
     """The kernel against the desired state of one moment.
 
     It has its own sockets and copies of what the backend committed, so that it may run on any thread while the backend
     continues to sync.
     """
 
-    def differences(self) -> list[Difference]:
-        """Read the kernel, change nothing; raises KernelError when it cannot be read."""
-
-
-class NoComparison:
-    """The comparison of a backend without a kernel."""
-
-    def differences(self) -> list[Difference]:
-        return []
+    differences: Callable[[], list[Difference]]
+    """Read the kernel, change nothing; raises KernelError when it cannot be read."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -209,7 +202,7 @@ class Backend:
         `request.plans` must not change afterwards.
         """
         _ = request, only
-        return NoComparison()
+        return Comparison(list)
 
     def traffic(self) -> Traffic:
         """Return what service ports carried so far; empty where the mode does not count it."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 
 import msgspec
 
 from pointsman.backends.contract import (
     Backend,
+    Comparison,
     Difference,
     SyncReport,
     SyncRequest,
@@ -32,9 +34,9 @@ from pointsman.backends.iptables.batch import (
     find_changes,
 )
 from pointsman.backends.iptables.check import (
-    IptablesComparison,
     LastMatch,
     check_canaries,
+    compare_kernel,
     find_table_changes,
 )
 from pointsman.backends.iptables.compile import compile_plan
@@ -117,14 +119,13 @@ class IptablesBackend(Backend):
                 return found
         return check_canaries(self._runner)
 
-    def comparison(
-        self, request: SyncRequest, only: Collection[ServicePortName] | None = None
-    ) -> IptablesComparison:
+    def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
         settings, committed = self._settings, Committed(self._committed.fragments)
         if settings is None or settings.context != request.context:
             counters = frozenset(filter(self._has_counter, _COUNTERS))
             settings, committed = self._settings_with(request, counters), Committed()
-        return IptablesComparison(
+        compare = partial(
+            compare_kernel,
             self._runner,
             self._ruleset,
             settings,
@@ -133,6 +134,7 @@ class IptablesBackend(Backend):
             plans_to_compare(request.plans, only, self._rejected),
             last_match=self._last_match if only is None else None,
         )
+        return Comparison(compare)
 
     # full
 

@@ -192,61 +192,45 @@ class LastMatch:
         self._match = None if generation is None else (generation, settings, plans)
 
 
-class IptablesComparison:
-    """Implements `pointsman.backends.contract.Comparison`.
+def compare_kernel(
+    runner: Iptables,
+    ruleset: NftRuleset | None,
+    settings: Settings,
+    committed: Committed,
+    plans: Plans,
+    compared: Plans,
+    *,
+    last_match: LastMatch | None,
+) -> list[Difference]:
+    """Return how the tables differ from the compared plans; `last_match` is given when those are all. Raises KernelError.
 
     Saving a table takes no lock and runs in a process of its own, so syncs continue meanwhile. Over nf_tables it starts again
     whenever a rule is changed, so it may not finish while syncs follow each other closely.
     """
-
-    def __init__(
-        self,
-        runner: Iptables,
-        ruleset: NftRuleset | None,
-        settings: Settings,
-        committed: Committed,
-        plans: Plans,
-        compared: Plans,
-        *,
-        last_match: LastMatch | None,
-    ) -> None:
-        """`committed` belongs to this comparison; `last_match` is given when all service ports are compared."""
-        self._runner = runner
-        self._ruleset = ruleset
-        self._settings = settings
-        self._committed = committed
-        self._plans = plans
-        self._compared = compared
-        self._last_match = last_match
-
-    def differences(self) -> list[Difference]:
-        if self._last_match is None:
-            return self._read(complete=False)
-        generation = self._ruleset.generation() if self._ruleset is not None else None
-        if self._last_match.is_current(generation, self._settings, self._compared):
-            return []
-        found = self._read(complete=True)
-        if not found:
-            self._last_match.store(generation, self._settings, self._compared)
-        return found
-
-    def _read(self, *, complete: bool) -> list[Difference]:
-        comments = wants_comments(self._plans.values())
-        fragments = {
-            name: self._committed.find(plan) or compile_plan(plan, self._settings, comments=comments)
-            for name, plan in self._compared.items()
-        }
-        tables = {
-            table: parse_chains(self._runner.save(table, seconds=SAVE_TIMEOUT_SECONDS))
-            for table in (FILTER, NAT)
-        }
-        return [
-            *diff_dormant(self._ruleset),
-            *diff_tables(self._settings, fragments, tables, self._ask, complete=complete),
-        ]
-
-    def _ask(self, jump: Jump) -> bool:
-        return self._runner.check_rule(jump.table, jump.source, jump.rule)
+    generation = ruleset.generation() if ruleset is not None else None
+    if last_match is not None and last_match.is_current(generation, settings, compared):
+        return []
+    comments = wants_comments(plans.values())
+    fragments = {
+        name: committed.find(plan) or compile_plan(plan, settings, comments=comments)
+        for name, plan in compared.items()
+    }
+    tables = {
+        table: parse_chains(runner.save(table, seconds=SAVE_TIMEOUT_SECONDS)) for table in (FILTER, NAT)
+    }
+    found = [
+        *diff_dormant(ruleset),
+        *diff_tables(
+            settings,
+            fragments,
+            tables,
+            lambda jump: runner.check_rule(jump.table, jump.source, jump.rule),
+            complete=last_match is not None,
+        ),
+    ]
+    if last_match is not None and not found:
+        last_match.store(generation, settings, compared)
+    return found
 
 
 # --- drift --------------------------------------------------------------------------------------------------

@@ -11,12 +11,14 @@ import errno
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from pointsman.backends.contract import (
     Backend,
+    Comparison,
     Difference,
     SyncReport,
     SyncRequest,
@@ -25,7 +27,7 @@ from pointsman.backends.contract import (
     compile_each,
     plans_to_compare,
 )
-from pointsman.backends.ipvs.check import DriftCheck, IpvsComparison
+from pointsman.backends.ipvs.check import DriftCheck, compare_kernel
 from pointsman.backends.ipvs.compile import ADDRESS, SERVER, Compiler
 from pointsman.backends.ipvs.drain import TCP, Draining
 from pointsman.backends.ipvs.rules import JUMPS, RuleSet, desired_rules
@@ -149,10 +151,9 @@ class IpvsBackend(Backend):
             return None
         return self._drift_check.find(self._state, self._sockets, self._excluded)
 
-    def comparison(
-        self, request: SyncRequest, only: Collection[ServicePortName] | None = None
-    ) -> IpvsComparison:
-        return IpvsComparison(
+    def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
+        compare = partial(
+            compare_kernel,
             request.context,
             plans_to_compare(request.plans, only, ()),
             rules=None if only is None else self._desired_rules(request.context),
@@ -163,6 +164,7 @@ class IpvsBackend(Backend):
             excluded=self._excluded,
             ruleset=self._ruleset,
         )
+        return Comparison(compare)
 
     def traffic(self) -> Traffic:
         """Return connections, packets and bytes per service port, over all its addresses, since they were added."""

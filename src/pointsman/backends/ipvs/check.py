@@ -88,46 +88,33 @@ def _diff_sets(state: KernelState, headers: Mapping[str, SetHeader]) -> Iterator
             yield Difference(f"entries of ipset {name}", str(entries), str(header.elements))
 
 
-class IpvsComparison:
-    """Implements `pointsman.backends.contract.Comparison`."""
+def compare_kernel(
+    context: NodeContext,
+    plans: Mapping[ServicePortName, ServicePlan],
+    *,
+    rules: RuleSet | None,
+    save: Callable[[str], bytes],
+    schedulers: Schedulers,
+    random_fully: bool,
+    draining: Collection[RealOf],
+    excluded: Excluded,
+    ruleset: NftRuleset | None,
+) -> list[Difference]:
+    """Compile plans and return how the kernel differs from them; raises KernelError.
 
-    def __init__(
-        self,
-        context: NodeContext,
-        plans: Mapping[ServicePortName, ServicePlan],
-        *,
-        rules: RuleSet | None,
-        save: Callable[[str], bytes],
-        schedulers: Schedulers,
-        random_fully: bool,
-        draining: Collection[RealOf],
-        excluded: Excluded,
-        ruleset: NftRuleset | None,
-    ) -> None:
-        """`rules` are given when these are the plans of some service ports only: rules depend on all of them."""
-        self._context = context
-        self._plans = plans
-        self._rules = rules
-        self._save = save
-        self._schedulers = schedulers
-        self._random_fully = random_fully
-        self._draining = draining
-        self._excluded = excluded
-        self._ruleset = ruleset
-
-    def differences(self) -> list[Difference]:
-        compiler = Compiler(self._context, self._schedulers)
-        fragments = compile_each(self._plans, compiler.compile, {})
-        desired = Ledger({name: fragment.rows for name, fragment in fragments.items()})
-        with contextlib.closing(Sockets(self._context.family)) as sockets:
-            found = sockets.read(desired, only_desired=self._rules is not None)
-        rules = self._rules or desired_rules(desired, self._context, random_fully=self._random_fully)
-        return [
-            *diff_servers(desired, found, self._draining, self._excluded),
-            *diff_keys(desired, found),
-            *diff_rule_set(rules, {table: self._save(table) for table, _ in rules.tables()}),
-            *diff_dormant(self._ruleset),
-        ]
+    `rules` are given when these are the plans of some service ports only: rules depend on all of them.
+    """
+    fragments = compile_each(plans, Compiler(context, schedulers).compile, {})
+    desired = Ledger({name: fragment.rows for name, fragment in fragments.items()})
+    with contextlib.closing(Sockets(context.family)) as sockets:
+        found = sockets.read(desired, only_desired=rules is not None)
+    rules = rules or desired_rules(desired, context, random_fully=random_fully)
+    return [
+        *diff_servers(desired, found, draining, excluded),
+        *diff_keys(desired, found),
+        *diff_rule_set(rules, {table: save(table) for table, _ in rules.tables()}),
+        *diff_dormant(ruleset),
+    ]
 
 
 def diff_servers(

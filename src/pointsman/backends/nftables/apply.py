@@ -6,11 +6,13 @@ import contextlib
 import errno
 import gc
 from collections.abc import Callable, Collection, Iterator, KeysView, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from pointsman.backends.contract import (
     Backend,
+    Comparison,
     Difference,
     SyncReport,
     SyncRequest,
@@ -23,8 +25,8 @@ from pointsman.backends.nftables.batch import Batch
 from pointsman.backends.nftables.change import Change
 from pointsman.backends.nftables.check import (
     DriftCheck,
-    NftablesComparison,
     can_be_filled,
+    compare_kernel,
     format_owner,
 )
 from pointsman.backends.nftables.compile import fragment_from_plan
@@ -107,17 +109,17 @@ class NftablesBackend(Backend):
     def external_changes(self) -> int:
         return self._drift_check.external_changes
 
-    def comparison(
-        self, request: SyncRequest, only: Collection[ServicePortName] | None = None
-    ) -> NftablesComparison:
+    def comparison(self, request: SyncRequest, only: Collection[ServicePortName] | None = None) -> Comparison:
         asked = plans_to_compare(request.plans, only, self._rejected)
-        return NftablesComparison(
+        compare = partial(
+            compare_kernel,
             request.context,
             {name: self._possible(plan) for name, plan in asked.items()},
             dict(self._contents.fragments) if self._contents else {},
             counters=self._counters,
             complete=only is None,
         )
+        return Comparison(compare)
 
     def traffic(self) -> Traffic:
         """Connections per service port and endpoint since the first sync; empty without service metrics."""

@@ -6,7 +6,7 @@ Two questions are answered here, both as `Difference`s:
   transaction increments. Only when it moved by more than our own commits, the definitions are compared: the table
   with its flags, chains with their hooks and use counts (rules inside plus references from rules and verdict maps),
   sets with their types, catch-all elements and (since Linux 6.16) their number of elements, and every rule.
-* Does the table hold what the plans ask for? `NftablesComparison` compiles the plans again and compares definitions
+* Does the table hold what the plans ask for? `compare_kernel` compiles the plans again and compares definitions
   and elements. Elements take long to read, so it has a socket of its own and runs on any thread.
 """
 
@@ -335,47 +335,32 @@ class DriftCheck:
 # --- comparison ---------------------------------------------------------------------------------------------
 
 
-class NftablesComparison:
-    """Implements `pointsman.backends.contract.Comparison`.
+def compare_kernel(
+    context: NodeContext,
+    plans: Mapping[ServicePortName, ServicePlan],
+    committed: Mapping[ServicePortName, Fragment],
+    *,
+    counters: bool,
+    complete: bool,
+) -> list[Difference]:
+    """Return how the table differs from the plans; raises KernelError.
 
-    Compiles the plans again instead of trusting the committed contents, so that it also finds mistakes in those.
+    Compiles the plans again instead of trusting the committed contents, so that it also finds mistakes in those; `committed`
+    says which slot each endpoint has. `complete` when these are all service ports: everything else in the table is a
+    difference then.
     """
 
-    def __init__(
-        self,
-        context: NodeContext,
-        plans: Mapping[ServicePortName, ServicePlan],
-        committed: Mapping[ServicePortName, Fragment],
-        *,
-        counters: bool,
-        complete: bool,
-    ) -> None:
-        """`complete` when these are all service ports: everything else in the table is a difference then.
+    def compile_one(plan: ServicePlan) -> Fragment:
+        held = committed.get(plan.name)
+        fragment = fragment_from_plan(plan, context, held, counters=counters)
+        return held if held is not None and fragment == held else fragment
 
-        `committed` belongs to this comparison; it says which slot each endpoint has.
-        """
-        self._context = context
-        self._plans = plans
-        self._committed = committed
-        self._counters = counters
-        self._complete = complete
-
-    def differences(self) -> list[Difference]:
-        contents = self._compile()
-        traits = traits_of(self._context.family)
-        with contextlib.closing(NftablesSocket()) as socket:
-            reader = Reader(socket, traits) if self._complete else NarrowReader(socket, traits, contents)
-            return list(_all_differences(contents, reader, self._committed.keys()))
-
-    def _compile(self) -> Contents:
-        contents = Contents(self._context, counters=self._counters)
-        contents.load(compile_each(self._plans, self._compile_one, {}))
-        return contents
-
-    def _compile_one(self, plan: ServicePlan) -> Fragment:
-        committed = self._committed.get(plan.name)
-        fragment = fragment_from_plan(plan, self._context, committed, counters=self._counters)
-        return committed if committed is not None and fragment == committed else fragment
+    contents = Contents(context, counters=counters)
+    contents.load(compile_each(plans, compile_one, {}))
+    traits = traits_of(context.family)
+    with contextlib.closing(NftablesSocket()) as socket:
+        reader = Reader(socket, traits) if complete else NarrowReader(socket, traits, contents)
+        return list(_all_differences(contents, reader, committed.keys()))
 
 
 def _all_differences(
