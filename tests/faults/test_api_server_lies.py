@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from tests.fake.apiserver import FakeApiServer
+from tests.fake.certificates import make_certificates, server_tls
 from tests.harness.api_thread import ApiThread
 from tests.harness.kube_objects import node_object, web_service, web_slices
 from tests.harness.node import LabNode, NodeProcess, needs_root
@@ -15,6 +17,16 @@ from tests.harness.node import LabNode, NodeProcess, needs_root
 pytestmark = needs_root
 
 FRONTENDS = (("10.96.0.10", 80), ("fd00:10:96::10", 80))
+
+
+@pytest.fixture(params=["http1", "http2"])
+def api(request: pytest.FixtureRequest, node: LabNode, tmp_path: Path) -> Iterator[ApiThread]:
+    tls = None
+    if request.param == "http2":
+        make_certificates(tmp_path)
+        tls = server_tls(tmp_path)
+    with ApiThread(node, tmp_path, tls) as made:
+        yield made
 
 
 @pytest.fixture

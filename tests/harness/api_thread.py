@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,19 +19,19 @@ T = TypeVar("T")
 class ApiThread:
     """Runs a FakeApiServer on a thread of its own; every call is carried over to its event loop."""
 
-    def __init__(self, node: LabNode, directory: Path) -> None:
+    def __init__(self, node: LabNode, directory: Path, http2: ssl.SSLContext | None = None) -> None:
         self._node = node
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="fake-api")
         self._started = threading.Event()
-        self.server = FakeApiServer()
+        self.server = FakeApiServer(http2=http2)
         self.kubeconfig = directory / "kubeconfig"
 
     def __enter__(self) -> Self:
         self._thread.start()
         self._started.wait(10)
         user = {"name": "u", "user": {}}
-        cluster = {"name": "c", "cluster": {"server": self.server.url}}
+        cluster = {"name": "c", "cluster": {"server": self.server.url, "insecure-skip-tls-verify": True}}
         context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
         document = {
             "apiVersion": "v1",
@@ -61,7 +62,7 @@ class ApiThread:
         asyncio.run_coroutine_threadsafe(self.server.stop(), self._loop).result(10)
 
     def start(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._start_inside(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.server.start(), self._loop).result(10)
 
     def load(self, *items: dict[str, Any]) -> None:
         self.call(lambda server: [server.add(item) for item in items])
@@ -69,12 +70,9 @@ class ApiThread:
     def events(self) -> list[dict[str, Any]]:
         return self.call(lambda server: list(server.store.objects["Event"].values()))
 
-    async def _start_inside(self) -> None:
-        with self._node.namespace.entered():
-            await self.server.start()
-
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._start_inside())
-        self._started.set()
-        self._loop.run_forever()
+        with self._node.namespace.entered():
+            self._loop.run_until_complete(self.server.start())
+            self._started.set()
+            self._loop.run_forever()

@@ -40,7 +40,6 @@ STREAM_WINDOW_BYTES: Final = 1 << 20
 """Unread data of one response."""
 _CONNECTION_WINDOW_BYTES: Final = 1 << 30
 """Large enough that one response that is not read never blocks the others."""
-_MAX_FRAME_BYTES: Final = 256 * 1024
 PING_AFTER_SECONDS = 30.0
 """Without any frame from the server, as client-go does."""
 PING_TIMEOUT_SECONDS = 15.0
@@ -329,11 +328,9 @@ class _ClientConnection(H2Connection):
             initial_values={
                 SettingCodes.ENABLE_PUSH: 0,
                 SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
-                SettingCodes.MAX_FRAME_SIZE: _MAX_FRAME_BYTES,
                 SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEAD_BYTES,
             },
         )
-        self.max_inbound_frame_size = _MAX_FRAME_BYTES
 
     def start(self) -> None:
         self.initiate_connection()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.fake.apiserver import FakeApiServer
-from tests.unit.kube.certificates import make_certificates, server_tls
+from tests.fake.certificates import make_certificates, server_tls
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from tests.fake.apiserver import FakeApiServer
+from tests.fake.certificates import server_tls
 from tests.fake.skipping_clock import SkippingClock
 from tests.harness.kube_objects import service
-from tests.unit.kube.certificates import server_tls
 from tests.unit.kube.raw_servers import client_to, head_of, listening
 
 from pointsman.errors import Gone, KubeError, Throttled, Unauthorized

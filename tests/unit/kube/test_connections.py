@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fake.apiserver import FakeApiServer
-from tests.unit.kube.certificates import server_tls
+from tests.fake.certificates import server_tls
 from tests.unit.kube.raw_servers import Answering, client_to, head_of, listening
 
 from pointsman.errors import KubeError

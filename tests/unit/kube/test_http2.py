@@ -15,10 +15,10 @@ from h2.connection import H2Connection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fake.apiserver import FakeApiServer
+from tests.fake.certificates import server_tls
 from tests.fake.http2_front import Http2Front
 from tests.harness.kube_objects import node, service
 from tests.harness.waiting import async_wait_until
-from tests.unit.kube.certificates import server_tls
 from tests.unit.kube.consumer import consuming, wait_for_services, wait_for_watches
 from tests.unit.kube.raw_servers import Answering, client_to, listening
 
