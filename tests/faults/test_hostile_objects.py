@@ -19,7 +19,7 @@ from tests.harness.kube_objects import node_object, web_service, web_slices
 from tests.harness.node import LabNode, NodeProcess, needs_root
 
 from pointsman.config.types import KubeProxyConfiguration
-from pointsman.kube.decode import BadObject, JsonDecoder, Unreadable
+from pointsman.kube.codec import BadObject, JsonDecoder, Unreadable
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from pointsman.source.admission import Admitted, Refused, admit

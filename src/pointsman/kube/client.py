@@ -22,7 +22,7 @@ from pointsman.kube.auth import Credentials, Presented
 from pointsman.kube.client_metrics import RequestListener
 from pointsman.kube.formats import JSON, decode_status
 from pointsman.kube.proxyenv import proxy_from_environment
-from pointsman.kube.ratelimit import Clock, RateLimit, Sleep
+from pointsman.kube.timing import Clock, RateLimit, Sleep
 
 STREAM_HEADERS_SECONDS = 30.0
 MAX_BODY_BYTES = 128 * 1024 * 1024

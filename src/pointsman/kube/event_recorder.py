@@ -20,7 +20,7 @@ import msgspec
 
 from pointsman.errors import KubeError
 from pointsman.kube.client import ApiClient
-from pointsman.kube.ratelimit import Clock, RateLimit
+from pointsman.kube.timing import Clock, RateLimit
 from pointsman.obs.log import get_log
 
 _log = get_log(__name__)

@@ -1,40 +1,28 @@
-"""The two formats in which an API server sends objects, and which of them to ask for.
+"""The formats of an API server, and which of them to request.
 
-An answer is read by its Content-Type, not by what was asked for: a server may know only JSON.
+A response is decoded by its Content-Type, not by what was requested: a server may know only JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 import msgspec
 
-from pointsman.kube import decode, protobuf
-from pointsman.kube.decode import BadObject, Bookmark, JsonDecoder, Page, StatusObject, T, WatchEvent
-from pointsman.kube.protobuf import PROTOBUF, ProtobufDecoder
+from pointsman.kube.codec import (
+    Decoder,
+    JsonDecoder,
+    StatusObject,
+    T,
+    Unreadable,
+    decode_json_status,
+    decode_with,
+)
+from pointsman.kube.protobuf import MAGIC, PROTOBUF, ProtobufDecoder, decode_protobuf_status
 
 JSON = "application/json"
 PREFER_PROTOBUF = f"{PROTOBUF},{JSON}"
-"""What an Accept header says; JSON alone is the other choice."""
-
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Splitter(Protocol):
-    """Cuts the chunks of a watch into what its events are encoded in."""
-
-    def feed(self, chunk: bytes) -> Iterator[bytes]: ...
-
-
-class Decoder(Protocol[T_co]):
-    """Reads lists and watches of one kind in one format; raises Unreadable for what breaks the protocol."""
-
-    def page(self, body: bytes) -> Page: ...
-    def splitter(self) -> Splitter: ...
-    def event(self, frame: bytes) -> WatchEvent: ...
-    def bookmark(self, data: bytes | msgspec.Raw) -> Bookmark: ...
-    def object(self, data: bytes | msgspec.Raw) -> T_co | BadObject: ...
+"""Value of an Accept header; JSON alone is the other choice."""
 
 
 class Decoders(Generic[T]):
@@ -45,16 +33,21 @@ class Decoders(Generic[T]):
         self._protobuf = ProtobufDecoder(kind)
 
     def for_answer(self, content_type: str) -> Decoder[T]:
-        """By the Content-Type header of an answer."""
+        """Return the decoder for the Content-Type header of a response."""
         return self._protobuf if content_type.partition(";")[0].strip() == PROTOBUF else self._json
 
 
 def accept_header(content_type: str, accept_content_types: str = "") -> str:
-    """What to ask for by the fields of `clientConnection`: as in client-go, the second decides where it is given."""
+    """Return the Accept header for the fields of `clientConnection`: as in client-go, the second wins where set."""
     return PREFER_PROTOBUF if PROTOBUF in (accept_content_types or content_type) else JSON
 
 
 def decode_status(data: bytes | msgspec.Raw) -> StatusObject:
-    """The Status in an error's body or an ERROR event; an empty one when it cannot be read."""
+    """Return the Status in the body of an error or in an ERROR event; an empty one when it cannot be decoded."""
     body = bytes(data)
-    return protobuf.decode_status(body) if body.startswith(protobuf.MAGIC) else decode.decode_status(body)
+    try:
+        if body.startswith(MAGIC):
+            return decode_with(decode_protobuf_status, body)
+        return decode_with(decode_json_status, body)
+    except Unreadable:
+        return StatusObject()

@@ -7,25 +7,22 @@ frames, each with its length in front.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Generic
 
 import msgspec
 
-from pointsman.kube.decode import (
-    MOST_OBJECTS,
-    BadObject,
-    BadObjects,
+from pointsman.kube.codec import (
+    MAX_EVENT_BYTES,
     Bookmark,
     BookmarkMeta,
+    Data,
+    Decoder,
     Identity,
     ListMeta,
-    Page,
+    RawPage,
     StatusObject,
     T,
     Unreadable,
     WatchEvent,
-    bad_object,
-    refuse_other_kind,
 )
 from pointsman.kube.messages import READERS
 from pointsman.kube.wire import (
@@ -40,12 +37,9 @@ from pointsman.kube.wire import (
     parts,
     text,
 )
-from pointsman.model.objects import KubeObject
 
 PROTOBUF = "application/vnd.kubernetes.protobuf"
 MAGIC = b"k8s\0"
-LONGEST_FRAME = 8 * 1024 * 1024
-"""Several times what an API server stores of one object."""
 _LENGTH_BYTES = 4
 _ENVELOPE_TYPE, _ENVELOPE_CONTENTS = 1, 2
 _LIST_METADATA, _LIST_ITEMS = 1, 2
@@ -94,18 +88,12 @@ _identified = message(
 )
 
 
-def _decoded(read: Reader[Any], data: bytes) -> Any:
-    """The one place where bytes of the server become values; raises Unreadable."""
-    try:
-        return read(data)
-    except (Malformed, UnicodeDecodeError) as error:
-        raise Unreadable(str(error)) from error
-    except IndexError as error:
-        raise Unreadable("it ends in the middle of a number") from error
+def open_envelope(data: Data) -> bytes:
+    """Return what the envelope holds. Raises Malformed."""
+    return bytes(_contents(bytes(data)))
 
 
 def _contents(data: bytes) -> memoryview:
-    """What the envelope holds; raises Malformed."""
     if not data.startswith(MAGIC):
         raise Malformed("it does not begin with the mark of a Kubernetes object")
     for number, part in parts(memoryview(data)[len(MAGIC) :]):
@@ -114,121 +102,74 @@ def _contents(data: bytes) -> memoryview:
     return memoryview(b"")
 
 
-def _kind_of(data: bytes) -> str:
-    """The kind that the envelope names, if it does."""
-    try:
-        found: _TypeMeta = _decoded(_type_of, data)
-    except Unreadable:
-        return ""
-    return found.kind
+def decode_protobuf_status(data: bytes) -> StatusObject:
+    """Return the Status in an envelope."""
+    return _status(open_envelope(data))
 
 
-def _type_of(data: bytes) -> _TypeMeta:
-    for number, part in parts(memoryview(data)[len(MAGIC) :]):
-        if number == _ENVELOPE_TYPE:
-            return _type_meta(bytes(part))
-    return _TypeMeta()
-
-
-def decode_status(data: bytes) -> StatusObject:
-    """The Status in an envelope; an empty one when it cannot be read."""
-    try:
-        found: StatusObject = _decoded(lambda body: _status(bytes(_contents(body))), data)
-    except Unreadable:
-        return StatusObject()
-    return found
-
-
-class ProtobufDecoder(Generic[T]):
-    """Decodes one kind of object, alone, in pages or in a watch. Implements `pointsman.kube.formats.Decoder`."""
+class ProtobufDecoder(Decoder[T]):
+    """Protobuf: a list is one message, a watch has a frame per event."""
 
     def __init__(self, kind: type[T]) -> None:
-        self._read = READERS[kind]
-        self._kind = kind.__name__
-        self._usual = b"none yet"
-        """How envelopes of this kind begin: it spares looking into each."""
-
-    def page(self, body: bytes) -> Page:
-        """Raises Unreadable when the body is no list of this kind."""
-        refuse_other_kind(_kind_of(body), f"{self._kind}List")
-        page: Page = _decoded(self._page, body)
-        return page
-
-    def _page(self, body: bytes) -> Page:
-        metadata = ListMeta()
-        objects: list[KubeObject] = []
-        bad = BadObjects()
-        for number, part in parts(_contents(body)):
-            if number == _LIST_METADATA:
-                metadata = _list_meta(bytes(part))
-            elif number == _LIST_ITEMS:
-                result = self._object(bytes(part))
-                if isinstance(result, BadObject):
-                    bad.add(result)
-                elif len(objects) < MOST_OBJECTS:
-                    objects.append(result)
-                else:
-                    raise Unreadable(f"it holds more than {MOST_OBJECTS} objects")
-        return Page(metadata, objects, bad.found)
+        super().__init__(kind)
+        self._read_message: Reader[T] = READERS[kind]
 
     def splitter(self) -> FrameSplitter:
         return FrameSplitter()
 
     def event(self, frame: bytes) -> WatchEvent:
-        """Raises Unreadable for anything that is no watch event of this kind."""
-        event: _Event = _decoded(_event, frame)
+        event = super().event(frame)
+        data = bytes(event.object)
+        if event.type != "ERROR" and not data.startswith(self._usual_start) and self.kind_of(data):
+            name = self._kind.encode()
+            self._usual_start = data[: data.index(name) + len(name)]
+        return event
+
+    def _read_page(self, body: bytes) -> RawPage:
+        contents = _contents(body)
+        metadata = next(
+            (_list_meta(bytes(part)) for number, part in parts(contents) if number == _LIST_METADATA), None
+        )
+        items = (bytes(part) for number, part in parts(contents) if number == _LIST_ITEMS)
+        return RawPage(self.kind_of(body), metadata or ListMeta(), items)
+
+    def _read_event(self, frame: bytes) -> WatchEvent:
+        event = _event(frame)
         if not event.type:
-            raise Unreadable("an event has no type")
-        envelope = event.object.raw
-        if event.type != "ERROR" and not envelope.startswith(self._usual):
-            named = _kind_of(envelope)
-            refuse_other_kind(named, self._kind)
-            if named:
-                self._usual = envelope[: envelope.index(named.encode()) + len(named)]
-        return WatchEvent(event.type, envelope)
+            raise Malformed("an event has no type")
+        return WatchEvent(event.type, event.object.raw)
 
-    def bookmark(self, data: bytes | msgspec.Raw) -> Bookmark:
-        """Raises Unreadable."""
-        found: _WithMeta = _decoded(lambda body: _with_meta(bytes(_contents(body))), bytes(data))
-        return Bookmark(found.metadata)
+    def _open(self, data: Data) -> Data:
+        return open_envelope(data)
 
-    def object(self, data: bytes | msgspec.Raw) -> T | BadObject:
-        try:
-            contents = _decoded(lambda body: bytes(_contents(body)), bytes(data))
-        except Unreadable as error:
-            return bad_object(Identity(), str(error))
-        return self._object(contents)
+    def _read_kind(self, data: Data) -> str:
+        for number, part in parts(memoryview(bytes(data))[len(MAGIC) :]):
+            if number == _ENVELOPE_TYPE:
+                return _type_meta(bytes(part)).kind
+        return ""
 
-    def _object(self, contents: bytes) -> T | BadObject:
-        try:
-            result: T = _decoded(self._read, contents)
-        except Unreadable as error:
-            return bad_object(_identity(contents), str(error))
-        if not result.metadata.name:
-            return bad_object(_identity(contents), "metadata.name is missing")
-        return result
+    def _read(self, contents: Data) -> T:
+        return self._read_message(contents)
 
+    def _read_identity(self, contents: Data) -> Identity:
+        return _identified(bytes(contents)).metadata
 
-def _identity(contents: bytes) -> Identity:
-    try:
-        found: _Identified = _decoded(_identified, contents)
-    except Unreadable:
-        return Identity()
-    return found.metadata
+    def _read_bookmark(self, contents: Data) -> Bookmark:
+        return Bookmark(_with_meta(bytes(contents)).metadata)
 
 
 class FrameSplitter:
-    """Cuts chunks into frames, in time proportional to the bytes; one that is too long raises Unreadable."""
+    """Cuts chunks into frames, in time proportional to the bytes. Raises Unreadable for one that is too long."""
 
-    def __init__(self, longest: int = LONGEST_FRAME) -> None:
-        self._longest = longest
+    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._parts: list[bytes] = []
         self._held = 0
         self._wanted = _LENGTH_BYTES
-        """Bytes to hold before it is worth looking at them."""
+        """Bytes that must have arrived before the next frame can be complete."""
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """The frames completed by this chunk; what follows the last one is kept for the next."""
+        """Yield the frames completed by this chunk; what follows the last one is kept for the next."""
         self._parts.append(chunk)
         self._held += len(chunk)
         if self._held < self._wanted:
@@ -241,8 +182,8 @@ class FrameSplitter:
                 self._wanted = _LENGTH_BYTES
                 break
             length = int.from_bytes(data[start:body], "big")
-            if length > self._longest:
-                raise Unreadable(f"a frame of the watch is longer than {self._longest >> 20} MiB")
+            if length > self._max_bytes:
+                raise Unreadable(f"a frame of the watch is longer than {self._max_bytes >> 20} MiB")
             if body + length > end:
                 self._wanted = _LENGTH_BYTES + length
                 break

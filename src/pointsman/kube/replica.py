@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Generic, cast
 
-from pointsman.kube.decode import BadObject, Page, T
+from pointsman.kube.codec import BadObject, Page, T
 from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.model.findings import Code, Finding, ObjectReference, Severity
 from pointsman.model.objects import Delete, KubeObject, SourceEvent, Synced, Upsert

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic
 
-from pointsman.kube.decode import T
+from pointsman.kube.codec import T
 from pointsman.model.objects import (
     HEADLESS_LABEL,
     SERVICE_PROXY_NAME_LABEL,

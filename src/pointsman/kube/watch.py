@@ -15,9 +15,8 @@ from typing import Generic, NoReturn
 
 from pointsman.errors import Gone, KubeError
 from pointsman.kube.client import ApiClient, RequestFailed, TooLarge
-from pointsman.kube.decode import BadObject, Page, T, Unreadable, WatchEvent
-from pointsman.kube.formats import JSON, PREFER_PROTOBUF, Decoder, Decoders, decode_status
-from pointsman.kube.page_cursor import PageCursor
+from pointsman.kube.codec import BadObject, Decoder, Page, T, Unreadable, WatchEvent
+from pointsman.kube.formats import JSON, PREFER_PROTOBUF, Decoders, decode_status
 from pointsman.kube.replica import Replica
 from pointsman.kube.resources import Resource
 from pointsman.kube.status import OnFinding, WatchStatus
@@ -109,7 +108,7 @@ class ListWatch(Generic[T]):
         await self._watch(deliver)
 
     async def _list_pages(self, deliver: Deliver) -> None:
-        cursor = PageCursor(self._page_limit)
+        cursor = _PageCursor(self._page_limit)
         seen: set[str] = set()
         has_more = True
         while has_more:
@@ -199,7 +198,7 @@ class ListWatch(Generic[T]):
             self._resource.path,
             params=self._selectors() | common | params,
             accept=self._accept,
-            headers_timeout=timing.answer,
+            headers_timeout=timing.headers,
         ) as response:
             if seen is None:
                 self._note_open()
@@ -350,6 +349,39 @@ class ListWatch(Generic[T]):
         if self._field_selector:
             selectors["fieldSelector"] = self._field_selector
         return selectors
+
+
+class _PageCursor:
+    """Which page of a list to request next."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        """Objects of a page; 0 for the whole list."""
+        self._token = ""
+
+    @property
+    def params(self) -> dict[str, str]:
+        params = {"limit": str(self.limit) if self.limit else "", "continue": self._token}
+        return {name: value for name, value in params.items() if value}
+
+    def advance(self, token: str) -> bool:
+        """Continue after a page with this token; return False after the last one."""
+        self._token = token
+        return bool(token)
+
+    def restart(self, error: KubeError) -> None:
+        """Start again in another size after an error; raise it when there is no other size to try.
+
+        A snapshot that expired between two pages means that paging is too slow here: the list is requested as a whole.
+        When that is too large as well, a pause may help.
+        """
+        if isinstance(error, Gone) and self._token:
+            self.limit = 0
+        elif isinstance(error, TooLarge) and self.limit > 1:
+            self.limit = max(1, self.limit // 4)
+        else:
+            raise error
+        self._token = ""
 
 
 def _refuses_watch_list(error: KubeError) -> bool:

@@ -27,7 +27,9 @@ class Consumer:
             self.client,
             node_name="n1",
             watch_list=watch_list,
-            timing=Timing(self.time.clock, self.time.sleep, idle=patience, initial=patience, answer=patience),
+            timing=Timing(
+                self.time.clock, self.time.sleep, idle=patience, initial=patience, headers=patience
+            ),
         )
 
     async def run(self) -> None:

@@ -10,8 +10,7 @@ import pytest
 from tests.fake import protobuf as server_side
 from tests.harness.kube_objects import KubeDict, endpoint_slice, service
 
-from pointsman.kube.decode import JsonDecoder, Unreadable
-from pointsman.kube.formats import Decoder
+from pointsman.kube.codec import Decoder, JsonDecoder, Unreadable
 from pointsman.kube.protobuf import ProtobufDecoder
 from pointsman.model.objects import EndpointSlice, Service
 
@@ -80,13 +79,6 @@ def test_an_event_about_another_kind_is_no_event_of_ours(format_: Format, type_:
     for _ in range(2):
         with pytest.raises(Unreadable, match="its kind is 'Service', not EndpointSlice"):
             decoder.event(format_.event(type_, service("a")))
-
-
-def test_a_thousand_objects_without_a_name_are_bad_ones_and_more_are_no_list(format_: Format) -> None:
-    decoder = format_.decoder(Service)
-    assert len(decoder.page(format_.page("Service", [{"metadata": {}}] * 1000)).bad) == 1000
-    with pytest.raises(Unreadable, match="more than 1000 objects have no name"):
-        decoder.page(format_.page("Service", [{"metadata": {}}] * 1001))
 
 
 @pytest.mark.parametrize(("name", "entries"), [("json", 20_001), ("protobuf", 20_001), ("protobuf", 500_000)])

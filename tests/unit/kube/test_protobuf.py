@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.fake import protobuf as server_side
 from tests.harness.kube_objects import endpoint_slice, node, service, service_cidr
 
-from pointsman.kube.decode import BadObject, JsonDecoder, Unreadable
-from pointsman.kube.formats import JSON, PREFER_PROTOBUF, Decoder, accept_header, decode_status
+from pointsman.kube.codec import BadObject, Decoder, JsonDecoder, Unreadable
+from pointsman.kube.formats import JSON, PREFER_PROTOBUF, accept_header, decode_status
 from pointsman.kube.protobuf import PROTOBUF, FrameSplitter, ProtobufDecoder
 from pointsman.kube.wire import Remembered
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests import factory
 
-from pointsman.kube.decode import BadObject
+from pointsman.kube.codec import BadObject
 from pointsman.kube.replica import MAX_REJECTED, Replica
 from pointsman.kube.status import WatchStatus
 from pointsman.model.findings import Finding

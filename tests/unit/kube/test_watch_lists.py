@@ -130,17 +130,6 @@ async def test_a_list_too_slow_in_pages_and_too_large_in_one_piece_is_tried_agai
             assert follower.time.pauses == pytest.approx([1.2, 2.4])
 
 
-@pytest.mark.parametrize("tokens", ["AA", "ABA"])
-async def test_a_list_that_goes_round_in_circles_is_given_up(tokens: str) -> None:
-    async with FakeApiServer(watch_list=False) as server:
-        for token in tokens:
-            circle = {"metadata": {"resourceVersion": "7", "continue": token}, "items": []}
-            server.fail_next(200, path="services", watch=False, body=json.dumps(circle).encode())
-        async with following(server, watch_list=False) as follower:
-            await follower.until_synced()
-            assert "in circles" in follower.status.last_error
-
-
 async def test_garbage_instead_of_a_list_is_retried() -> None:
     async with FakeApiServer(watch_list=False) as server:
         server.add(service("a"))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fake.skipping_clock import SkippingClock
 
-from pointsman.kube.ratelimit import RateLimit, server_backoff
+from pointsman.kube.timing import RateLimit, make_server_backoff
 
 
 async def test_burst_is_free_and_the_rest_is_spaced() -> None:
@@ -50,7 +50,7 @@ def test_try_take_refills_with_time() -> None:
 
 @given(st.integers(), st.integers(min_value=1, max_value=40))
 def test_back_off_grows_within_its_bounds(seed: int, attempts: int) -> None:
-    backoff = server_backoff(random.Random(seed).uniform)
+    backoff = make_server_backoff(random.Random(seed).uniform)
     pauses = [backoff.pause() for _ in range(attempts)]
     for index, pause in enumerate(pauses):
         step = min(30.0, 0.8 * 2**index)

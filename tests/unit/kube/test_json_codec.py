@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.harness.kube_objects import endpoint_slice, service
 
-from pointsman.kube.decode import BadObject, JsonDecoder, LineSplitter, Unreadable
+from pointsman.kube.codec import BadObject, JsonDecoder, LineSplitter, Unreadable
 from pointsman.model.objects import EndpointSlice, Service
 
 
@@ -92,41 +91,6 @@ def test_object_that_is_not_unicode_is_bad_and_the_others_are_kept() -> None:
 def test_event_that_is_not_unicode_is_no_event() -> None:
     with pytest.raises(Unreadable):
         JsonDecoder(Service).event(b'{"type":"\xff","object":{}}')
-
-
-def nothings(count: int) -> bytes:
-    return b",".join([b"{}"] * count)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"metadata":{"resourceVersion":"7"},"items":[%s]}' % nothings(300_000),
-        b'{"metadata":{"resourceVersion":"7"},"items":[{"metadata":{"name":"a"},"endpoints":[%s]}]}'
-        % nothings(700_000),
-    ],
-    ids=["items", "endpoints"],
-)
-def test_more_values_than_so_few_bytes_honestly_hold_are_not_built(body: bytes) -> None:
-    tracemalloc.start()
-    try:
-        with pytest.raises(Unreadable, match="more values than any API server puts into so few bytes"):
-            JsonDecoder(EndpointSlice).page(body)
-        with pytest.raises(Unreadable, match="more values"):
-            JsonDecoder(EndpointSlice).event(b'{"type":"ADDED","object":%s}' % body)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 2 * len(body)
-
-
-def test_an_annotation_full_of_commas_takes_no_other_object_away() -> None:
-    item = service("s", "10.96.0.1")
-    item["metadata"]["annotations"] = {"x": r"\"," + "," * 260_000}
-    body = json.dumps({"metadata": {}, "items": [item]}).encode()
-    assert len(JsonDecoder(Service).page(body).objects) == 1
-    event = b'{"type":"ADDED","object":%s}' % json.dumps(item).encode()
-    assert JsonDecoder(Service).event(event).type == "ADDED"
 
 
 def test_a_large_list_of_small_honest_objects_is_taken_in_one_piece() -> None:
