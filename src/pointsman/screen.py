@@ -1,7 +1,7 @@
-"""Text laid out for the screen of whoever reads it: its width, its colours, its characters. Pure: values in, text out.
+"""Text laid out for a terminal: its width, its colours, its characters. Pure: values in, text out.
 
 A command's text is a sequence of lines and tables. A line that starts with a mark (`✓`, `✗`, `!`) is coloured by it;
-a line that is too long goes on below its own beginning; a table that is too wide wraps inside its cells, so that
+a line that is too long continues below its own beginning; a table that is too wide wraps inside its cells, so that
 nothing is lost on a narrow screen. Without a width nothing is wrapped: programs read lines.
 """
 
@@ -30,10 +30,10 @@ class Tone(enum.Enum):
     DIM = 2
     BAD = 31
     GOOD = 32
-    DOUBT = 33
+    WARNING = 33
 
 
-_MARKS = {"✓ ": Tone.GOOD, "✗ ": Tone.BAD, "! ": Tone.DOUBT}
+_MARKS = {"✓ ": Tone.GOOD, "✗ ": Tone.BAD, "! ": Tone.WARNING}
 _HANGING = (*_MARKS, "-> ", "+ ", "- ")
 _ASCII = str.maketrans(
     {**dict(zip("│─┴┬┼┌┐├┤└┘", "|-+++++++++", strict=True)), "✓": "ok", "✗": "x", "…": "..."}
@@ -165,9 +165,9 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> tuple[list[int], int]:
     gap = 2
     if not width or sum(widths) + gap * (len(columns) - 1) <= width:
         return widths, gap
-    words = [max(max(map(len, cell.split()), default=0) for cell in column) for column in columns]
+    longest = [max(max(map(len, cell.split()), default=0) for cell in column) for column in columns]
     parts = [max(max(map(len, _parts(cell)), default=0) for cell in column) for column in columns]
-    for least, gap in ((words, 2), (words, 1), (parts, 1), ([1] * len(columns), 1)):
+    for least, gap in ((longest, 2), (longest, 1), (parts, 1), ([1] * len(columns), 1)):
         room = width - gap * (len(columns) - 1)
         _shrink(widths, least, room)
         if sum(widths) <= room:

@@ -64,7 +64,7 @@ def machine_parts(commands: Commands, *, rules: bool, root: Path = Path("/")) ->
 
 
 def _only_where_loaded(commands: Commands, root: Path) -> Iterator[Part]:
-    """What ipvs mode uses; asking for it would load modules that nobody needs here."""
+    """What ipvs mode uses; reading it otherwise would load unused kernel modules."""
     servers = root / "proc" / "net" / "ip_vs"
     name, about = "rules/ipvs.txt", "virtual and real servers, as in /proc/net/ip_vs"
     try:

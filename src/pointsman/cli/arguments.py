@@ -1,6 +1,6 @@
-"""What the commands that look at things share: manifests, node, mode and the kube-proxy flags behind them.
+"""Arguments that commands share, and what is done with them: manifests, node, mode and the flags of `pointsman run`.
 
-What only offline work needs is imported there, so that a question to the running proxy is asked without delay.
+Imports that only offline work needs are inside functions, so that a question to the running proxy starts at once.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from pointsman.model.addresses import Family
 from pointsman.text import escape, escape_json
 
 if TYPE_CHECKING:
+    from pointsman.app.offline import Planned
     from pointsman.config.options import RunOptions
+    from pointsman.machine.own_addresses import LinuxMachine
 
 ERROR = 2
-"""Exit status when the question could not be answered at all."""
+"""Exit status when a command could not do its work."""
 
-_LONGEST_SECONDS = 3600
+MAX_SECONDS = 3600
 
 _OWN = frozenset(("manifests", "control-socket", "help", "mode", "proxy-mode"))
 """Flags of `run` that these commands declare themselves."""
@@ -36,7 +38,7 @@ _FAMILIES = {"ipv4": (Family.IPV4,), "ipv6": (Family.IPV6,), "both": (Family.IPV
 
 
 class _Paragraphs(argparse.HelpFormatter):
-    """Descriptions keep their paragraphs, each filled to the width of the terminal; a value is named once per option."""
+    """Keep the paragraphs of descriptions, filled to the width of the terminal; name the value once per option."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:
@@ -53,13 +55,13 @@ class _Paragraphs(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Of one sub-command."""
+    """Parser of one sub-command."""
 
     takes_run_flags = False
-    """Besides its own it takes the flags of `pointsman run`; see `split_run_flags`."""
+    """It also takes the flags of `pointsman run`; see `parse_offline`."""
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As argparse does, and with the flag that was probably meant."""
+        """Parse like argparse, and suggest the flag that was probably meant."""
         given, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(map(self._with_suggestion, unknown))}")
@@ -89,7 +91,7 @@ def parser(command: str, about: str) -> Parser:
 
 
 def add_offline(to: Parser, *, required: bool) -> None:
-    """The flags of offline work."""
+    """Add the flags of commands that plan manifests."""
     to.takes_run_flags = True
     to.add_argument(
         "--manifests",
@@ -124,7 +126,7 @@ def add_services(to: argparse.ArgumentParser) -> None:
 
 
 def services_of(given: argparse.Namespace) -> tuple[str, ...]:
-    """What `add_services` took; commas separate names as blanks do."""
+    """Return the names from `add_services`; commas separate names as blanks do."""
     return tuple(name for word in given.services for name in word.split(",") if name)
 
 
@@ -153,20 +155,52 @@ def add_colour(to: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """The value of a flag that says how long something may take."""
+    """Parse a duration of a flag."""
     try:
         found = float(text)
     except ValueError:
         found = 0.0
-    if not 0 < found <= _LONGEST_SECONDS:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of seconds between 0 and {_LONGEST_SECONDS}"
-        )
+    if not 0 < found <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0 and {MAX_SECONDS}")
     return found
 
 
-def offline_options(given: argparse.Namespace, flags: Sequence[str]) -> RunOptions:
-    """The configuration to plan with; the mode is decided. Raises ConfigError."""
+def parse_offline(made: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the arguments of a command with `add_offline`, and the flags of `pointsman run` among them."""
+    own, flags = split_run_flags(argv)
+    given = made.parse_args(own)
+    if flags and given.manifests is None:
+        made.error(f"only with --manifests: {' '.join(flags)}")
+    return given, flags
+
+
+def plan_offline(
+    command: str,
+    given: argparse.Namespace,
+    flags: Sequence[str],
+    *,
+    machine: LinuxMachine | None = None,
+) -> tuple[RunOptions, Planned]:
+    """Plan the manifests, and warn about what is ignored in them; with a machine for its addresses and families.
+
+    Raises ConfigError.
+    """
+    from pointsman.app.offline import plan_manifests
+
+    options = _offline_options(given, flags)
+    families, addresses = _FAMILIES[given.family], None
+    if machine is not None:
+        from pointsman.machine.own_addresses import kernel_families
+
+        families = tuple(family for family in families if family in kernel_families())
+        addresses = {family: machine.local_addresses(family) for family in families}
+    planned = plan_manifests(given.manifests, options, families=families, local_addresses=addresses)
+    warn(command, [*options.warnings, *planned.problems])
+    return options, planned
+
+
+def _offline_options(given: argparse.Namespace, flags: Sequence[str]) -> RunOptions:
+    """Return the configuration to plan with; the mode is decided. Raises ConfigError."""
     from pointsman.config.command_line import parse_run
     from pointsman.config.defaults import with_mode
 
@@ -176,12 +210,8 @@ def offline_options(given: argparse.Namespace, flags: Sequence[str]) -> RunOptio
     return msgspec.structs.replace(options, config=with_mode(options.config, mode))
 
 
-def families_of(given: argparse.Namespace) -> tuple[Family, ...]:
-    return _FAMILIES[given.family]
-
-
 def split_run_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command's own arguments, and those flags among them that `pointsman run` has, each with its value."""
+    """Split into the command's own arguments, and flags of `pointsman run` with their values."""
     if not any(argument.startswith("--") for argument in argv):
         return list(argv), []
     from pointsman.config.flags import BY_NAME
@@ -204,7 +234,7 @@ def split_run_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def guarded(command: str, work: Callable[[], int]) -> int:
-    """Run a command; errors that were foreseen become one clear message and exit status 2."""
+    """Run a command; expected errors become one message each and exit status 2."""
     try:
         return work()
     except ConfigError as error:
@@ -213,7 +243,7 @@ def guarded(command: str, work: Callable[[], int]) -> int:
         problems = [str(error)]
     except UnicodeEncodeError as error:
         odd = error.object[error.start : error.end]
-        problems = [f"an argument holds bytes that are not UTF-8: {odd}"]
+        problems = [f"an argument is not UTF-8: {odd}"]
     _say(command, problems)
     return ERROR
 

@@ -12,12 +12,11 @@ from pointsman.cli.preamble import options_to_run
 from pointsman.config.flags import MAX_HELP_WIDTH, render_flags
 
 _ABOUT = """Read the configuration file and the flags as `pointsman run` would, print the configuration that results, and list
-everything that is wrong or odd. Nothing is run or changed; no cluster, root or kernel is needed.
+errors and warnings. Nothing is run or changed; no cluster, root or kernel is needed.
 
-A field that nobody knows is a warning, because files outlive versions; with --strict it is an error, as in a pipeline
-that guards a repository of configurations.
+An unknown field is a warning, because files outlive versions; with --strict it is an error, for use in a pipeline.
 
-Exit status: 0 it can be used, 1 something is wrong."""
+Exit status: 0 valid, 1 invalid."""
 
 
 def command() -> argparse.ArgumentParser:

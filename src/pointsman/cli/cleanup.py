@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pointsman.backends.contract import CleanupItem, CleanupStatus
-from pointsman.cli.arguments import parser
+from pointsman.cli.arguments import ERROR, parser
 from pointsman.files import RUN_DIRECTORY
 
 _ABOUT = """Remove the rules, sets, virtual servers and devices of all proxy modes, ours and kube-proxy's, and put back the
-kernel settings that were changed. Stop the proxy first; fine to repeat.
+kernel settings that were changed. Stop the proxy first. Safe to repeat.
 
-Exit status: 0 everything is gone, 1 something would not go."""
+Exit status: 0 everything was removed, 1 something could not be removed, 2 not run as root."""
 
 
 def command() -> argparse.ArgumentParser:
@@ -31,17 +31,17 @@ def command() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status 0 when everything is gone, 1 when something would not go."""
+    """Return exit status 0 when everything was removed, 1 when something could not be, 2 without root."""
     return clean_up(command().parse_args(argv).state_dir)
 
 
 def clean_up(state_dir: Path) -> int:
-    """Exit status 0 when everything is gone, 1 when something would not go."""
+    """Return exit status 0 when everything was removed, 1 when something could not be, 2 without root."""
     from pointsman.app.modes import remove_everything
 
     if os.geteuid() != 0:
-        sys.stderr.write("pointsman: clean-up changes the kernel's rules; run it as root\n")
-        return 1
+        sys.stderr.write("pointsman cleanup: removing kernel rules needs root: use sudo\n")
+        return ERROR
     done = remove_everything(state_dir)
     for removed in done:
         out = sys.stderr if removed.status is CleanupStatus.FAILED else sys.stdout

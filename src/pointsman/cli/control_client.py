@@ -1,8 +1,8 @@
-"""Asking the running proxy over its control socket, with errors that say what to do.
+"""Ask the running proxy over its control socket, with errors that say what to do.
 
-Reading a large kernel table takes the proxy a while, so an answer may be long in coming; a proxy that hangs must be
-told apart from that within seconds. Whoever waits therefore asks again now and then whether it is alive: a question
-that needs no work, on a connection of its own.
+Reading a large kernel table takes the proxy a while, so an answer may take long; a proxy that hangs must be
+distinguished from that within seconds. While it waits, the client therefore probes whether the proxy is alive: a
+request that needs no work, on a connection of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pointsman.errors import PointsmanError
 
 ALIVE_SECONDS: Final = 3.0
 """A proxy that is alive takes note of a question within that time, however long the answer takes."""
-_LONGEST_SECONDS: Final = 130.0
+_MAX_SECONDS: Final = 130.0
 _CHUNK: Final = 1 << 16
 _CREDENTIALS = struct.Struct("3i")
 
@@ -92,22 +92,22 @@ def ask(
     *,
     alive_seconds: float = ALIVE_SECONDS,
 ) -> T:
-    """The proxy's answer decoded as `kind`; raises NoProxy."""
+    """Return the proxy's answer decoded as `kind`; raises NoProxy."""
     if query is not None:
         route += "?" + urlencode({"query": msgspec.json.encode(query)})
-    body = asked(path, route, alive_seconds)
+    body = request(path, route, alive_seconds)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
         raise NoProxy(
-            f"the proxy at {path} gave an answer of another version ({error}); use its own pointsman command"
+            f"the proxy at {path} has another version ({error}); use its own pointsman command"
         ) from error
 
 
-def asked(path: Path, url: str, alive_seconds: float = ALIVE_SECONDS) -> bytes:
-    """The proxy's answer as it came; raises NoProxy."""
+def request(path: Path, url: str, alive_seconds: float = ALIVE_SECONDS) -> bytes:
+    """Return the proxy's answer as received; raises NoProxy."""
     try:
-        with _Connection(path, _LONGEST_SECONDS) as connection:
+        with _Connection(path, _MAX_SECONDS) as connection:
             connection.request(url)
             _await_answer(connection, path, url, alive_seconds)
             status, body = connection.answer()
@@ -117,15 +117,11 @@ def asked(path: Path, url: str, alive_seconds: float = ALIVE_SECONDS) -> bytes:
             "another socket with --control-socket; list, explain and render also work offline, with --manifests"
         ) from None
     except ConnectionRefusedError:
-        raise NoProxy(
-            f"no proxy listens on {path}: it was killed or is just starting; look at its log"
-        ) from None
+        raise NoProxy(f"no proxy listens on {path}: it was killed or is just starting; see its log") from None
     except PermissionError:
         raise NoProxy(f"not allowed to use {path}: run this as root, for example with sudo") from None
     except BlockingIOError:
-        raise NoProxy(
-            f"the proxy at {path} hangs: others wait for it already, and it takes no more questions; look at its log"
-        ) from None
+        raise NoProxy(f"the proxy at {path} hangs: its queue of connections is full; see its log") from None
     except OSError as error:
         raise NoProxy(f"the proxy at {path} does not answer: {error}") from error
     if status != 200:
@@ -134,21 +130,21 @@ def asked(path: Path, url: str, alive_seconds: float = ALIVE_SECONDS) -> bytes:
 
 
 def _await_answer(connection: _Connection, path: Path, url: str, alive_seconds: float) -> None:
-    """Until the answer begins; raises NoProxy when the proxy shows no sign of life meanwhile."""
+    """Wait until the answer begins; raises NoProxy when the proxy is not alive meanwhile."""
     began = time.monotonic()
     while not connection.begins_within(alive_seconds):
         waited = time.monotonic() - began
-        if waited < _LONGEST_SECONDS and _alive(path, alive_seconds):
+        if waited < _MAX_SECONDS and _is_alive(path, alive_seconds):
             continue
         raise NoProxy(
             f"the proxy at {path}{connection.peer} has not answered {url.partition('?')[0]} for "
-            f"{time.monotonic() - began:.0f} s and seems to hang: look at its log, and whether it is stopped or "
+            f"{time.monotonic() - began:.0f} s and seems to hang: see its log, and whether it is stopped or "
             "starved of CPU"
         )
 
 
-def _alive(path: Path, seconds: float) -> bool:
-    """Whether it answers at all; that it does not know the question is an answer, too."""
+def _is_alive(path: Path, seconds: float) -> bool:
+    """Whether it answers at all; 404 is an answer, too."""
     try:
         with _Connection(path, seconds) as connection:
             connection.request("/alive")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.cli.arguments import parser
+from pointsman.cli.arguments import add_colour, parser
 from pointsman.cli.output import screen
 from pointsman.lab.cluster import Cluster
 from pointsman.lab.hosts import HOSTS
@@ -45,16 +45,14 @@ STICKY = LabService("cart", 3, backends("pod1", "pod2", "pod4"), affinity_second
 def command() -> argparse.ArgumentParser:
     made = parser("demo", "A small cluster of network namespaces, served by Pointsman, with real packets.")
     made.add_argument("--keep", action="store_true", help="leave the cluster up afterwards, to explore it")
-    made.add_argument(
-        "--no-color", action="store_true", help="no colours (also with NO_COLOR in the environment)"
-    )
+    add_colour(made)
     return made
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 when everything behaved, 1 when something did not, 2 when the lab cannot run here."""
     options = command().parse_args(argv)
-    shown_on = screen("never" if options.no_color else "auto")
+    shown_on = screen(options.color)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         privileges = gain_privileges()
@@ -69,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _Demo:
-    """The story, told while it happens."""
+    """The story, shown while it happens."""
 
     def __init__(self, screen: Screen, directory: Path, privileges: str) -> None:
         self._screen = screen
@@ -161,7 +159,7 @@ class _Demo:
 
     def _changed(self, took: float, traffic: TrafficGenerator) -> None:
         self._note(
-            f"in force {took * 1000:.0f} ms after the file changed, "
+            f"applied {took * 1000:.0f} ms after the file changed, "
             f"200 ms of them to see that it stays quiet{self._sync_times()}"
         )
         self._note(f"{self._failed(traffic)} failed meanwhile")

@@ -7,17 +7,16 @@ import sys
 from collections.abc import Sequence
 
 from pointsman.cli.arguments import (
+    Parser,
     add_live,
     add_offline,
     add_output,
-    families_of,
     guarded,
-    offline_options,
+    parse_offline,
     parser,
+    plan_offline,
     print_json,
     seconds,
-    split_run_flags,
-    warn,
 )
 from pointsman.cli.control_client import ask
 from pointsman.cli.output import screen
@@ -29,17 +28,17 @@ from pointsman.explain.text import explanation_text
 from pointsman.machine.reach import reach
 from pointsman.model.addresses import address_from_text
 
-_ABOUT = """Say which frontends a Service has here, which endpoints stand behind them and why, what happens to the
-client's address, what the kernel holds, and the likely cause when it does not answer.
+_ABOUT = """Explain which frontends a Service has on this node, which endpoints are used and why, what happens to the
+client's address, whether the kernel agrees, and the likely cause when connections fail.
 
-The target is what you have at hand: SERVICE, NAMESPACE/SERVICE, a DNS name such as web.shop.svc.cluster.local, a URL,
+The target may be SERVICE, NAMESPACE/SERVICE, a DNS name such as web.shop.svc.cluster.local, a URL,
 each with an optional :PORT (number or name); IP, IP:PORT, [IPv6]:PORT or :NODEPORT; the name or the address of a pod that
 is an endpoint; each with an optional /tcp, /udp or /sctp. Asks the running proxy, or works offline with --manifests.
 
-Exit status: 0 it answers, 1 it does not (or not everybody), 2 the question could not be answered."""
+Exit status: 0 healthy, 1 partial, down or not found, 2 the question could not be answered."""
 
 
-def command() -> argparse.ArgumentParser:
+def command() -> Parser:
     made = parser("explain", _ABOUT)
     made.add_argument("target", help="what to explain")
     made.add_argument(
@@ -48,7 +47,7 @@ def command() -> argparse.ArgumentParser:
         default="",
         help="pod, node, outside, an IP address or the name of a pod; default: all three kinds",
     )
-    made.add_argument("-n", "--namespace", default="", help="where to look for a name that says no namespace")
+    made.add_argument("-n", "--namespace", default="", help="namespace of a name without one")
     made.add_argument(
         "--probe",
         action="store_true",
@@ -83,11 +82,8 @@ def _source(text: str) -> bytes:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status 0 when the target answers, 1 when not, 2 when nobody could be asked."""
-    own, flags = split_run_flags(argv)
-    given = command().parse_args(own)
-    if flags and given.manifests is None:
-        command().error(f"only with --manifests: {' '.join(flags)}")
+    """Return exit status 0 when the target is healthy, 1 when not, 2 when the proxy does not answer."""
+    given, flags = parse_offline(command(), argv)
     return guarded("explain", lambda: _explain(given, flags))
 
 
@@ -111,9 +107,5 @@ def _live(given: argparse.Namespace) -> Explanation:
 
 
 def _offline(given: argparse.Namespace, flags: Sequence[str]) -> Explanation:
-    from pointsman.app.offline import plan_manifests
-
-    options = offline_options(given, flags)
-    planned = plan_manifests(given.manifests, options, families=families_of(given))
-    warn("explain", [*options.warnings, *planned.problems])
+    _, planned = plan_offline("explain", given, flags)
     return explain(planned.view, target_from_text(given.target, given.namespace), given.client)

@@ -35,7 +35,7 @@ Exit status: that of the command on one node; for several 0 all is well, 1 somet
 could not be asked."""
 
 COMMANDS: Final = ("status", "list", "explain", "verify", "top", "trace", "check", "version")
-_GOES_ON: Final = ("top", "trace")
+_CONTINUOUS: Final = ("top", "trace")
 _SELECTOR: Final = "app.kubernetes.io/name=pointsman"
 _CONTAINERS: Final = ("pointsman", "kube-proxy")
 _AT_A_TIME: Final = 16
@@ -70,7 +70,12 @@ def command() -> argparse.ArgumentParser:
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for each node; default 60"
     )
     add_colour(made)
-    made.add_argument("words", nargs=argparse.REMAINDER, metavar="[NODE...] COMMAND", help="whom to ask what")
+    made.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="[NODE...] COMMAND",
+        help="nodes, and the command to run there",
+    )
     return made
 
 
@@ -83,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     made = command()
     given = made.parse_args(argv)
-    nodes, asked = split_words(given.words)
+    nodes, asked = split_arguments(given.arguments)
     if not asked:
         meant = [f"; did you mean {near}?" for word in nodes[-1:] for near in find_similar(word, COMMANDS)]
         made.error(f"name a command: {', '.join(COMMANDS)}{''.join(meant)}")
@@ -94,10 +99,10 @@ def _run(argv: Sequence[str]) -> int:
         return ERROR
 
 
-def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The nodes, and the command with its arguments: the first word that is a command ends the nodes."""
-    place = next((at for at, word in enumerate(words) if word in COMMANDS), len(words))
-    return list(words[:place]), list(words[place:])
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split into nodes and the command with its arguments: the first that is a command ends the nodes."""
+    place = next((at for at, each in enumerate(arguments) if each in COMMANDS), len(arguments))
+    return list(arguments[:place]), list(arguments[place:])
 
 
 def _ask(given: argparse.Namespace, nodes: Sequence[str], asked: Sequence[str]) -> int:
@@ -107,9 +112,11 @@ def _ask(given: argparse.Namespace, nodes: Sequence[str], asked: Sequence[str]) 
     pods = chosen_pods(_pods(kubectl, given.selector), nodes, given.selector)
     if len(pods) == 1:
         return _pass_through(kubectl, pods[0], asked)
-    goes_on = asked[0] in _GOES_ON or "-w" in asked or "--watch" in asked
-    if goes_on:
-        raise PointsmanError(f"{asked[0]} goes on: name one node, of {', '.join(pod.node for pod in pods)}")
+    runs_on = asked[0] in _CONTINUOUS or "-w" in asked or "--watch" in asked
+    if runs_on:
+        raise PointsmanError(
+            f"{asked[0]} runs continuously; choose one node: {', '.join(pod.node for pod in pods)}"
+        )
     merge = _MERGES.get(asked[0])
     output, colour, rest = _presentation(asked, given.color)
     if merge is None or output not in ("", "text", "wide", "json"):

@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from pointsman.cli.arguments import (
+    Parser,
     add_colour,
     add_live,
     add_offline,
     add_services,
-    families_of,
     guarded,
-    offline_options,
+    parse_offline,
     parser,
+    plan_offline,
     print_json,
     services_of,
-    split_run_flags,
     warn,
 )
 from pointsman.cli.control_client import NoProxy, ask
@@ -31,13 +31,13 @@ from pointsman.report.labels import selector_from_text
 from pointsman.report.service_list import SORTS, ListQuery, ServiceList, build_list, list_text
 from pointsman.text import escape, escape_json
 
-_ABOUT = """List the Services that this node serves, one line per port and IP family: where it answers, how many of its endpoints are
-used, its traffic policies, and whether it answers: everybody, partly, or not at all (down). `pointsman explain` gives the reasons
-for each state.
+_ABOUT = """List the Services that this node serves, one line per port and IP family: its address, how many of its endpoints are
+used, its traffic policies, and its state: healthy (every client reaches an endpoint), partial or down. `pointsman explain` gives the
+reasons.
 
-Asks the running proxy, or works offline with --manifests; neither reads the kernel nor holds up a sync.
+Asks the running proxy, or works offline with --manifests; neither reads the kernel nor delays a sync.
 
-Exit status: 0, 1 when nothing was found that was asked for, 2 when nobody could be asked."""
+Exit status: 0, 1 when nothing matches, 2 when the proxy does not answer."""
 
 _FORMATS = ("text", "wide", "json", "yaml", "name")
 _WATCHED_FORMATS = ("text", "wide", "json")
@@ -47,7 +47,7 @@ Ask = Callable[[str], ServiceList]
 """The list, without rows when nothing changed since the version given."""
 
 
-def command() -> argparse.ArgumentParser:
+def command() -> Parser:
     made = parser("list", _ABOUT)
     add_services(made)
     made.add_argument("-n", "--namespace", default="", help="only Services of this namespace")
@@ -68,7 +68,7 @@ def command() -> argparse.ArgumentParser:
         default="name",
         help="default name; else the worst state, the most endpoints or unused endpoints first",
     )
-    made.add_argument("-w", "--watch", action="store_true", help="go on, and list what changes")
+    made.add_argument("-w", "--watch", action="store_true", help="keep running, and list changes")
     add_colour(made)
     add_live(made)
     add_offline(made, required=False)
@@ -76,12 +76,9 @@ def command() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status 0, 1 when nothing matches, 2 when nobody could be asked."""
-    own, flags = split_run_flags(argv)
+    """Return exit status 0, 1 when nothing matches, 2 when the proxy does not answer."""
     made = command()
-    given = made.parse_args(own)
-    if flags and given.manifests is None:
-        made.error(f"only with --manifests: {' '.join(flags)}")
+    given, flags = parse_offline(made, argv)
     if given.watch and given.manifests is not None:
         made.error("--watch follows the running proxy; it cannot be used with --manifests")
     if given.watch and given.output not in _WATCHED_FORMATS:
@@ -99,7 +96,8 @@ def _list(given: argparse.Namespace, flags: Sequence[str]) -> int:
         detailed=given.output not in ("text", "name"),
     )
     if given.manifests is not None:
-        found = _offline(given, flags, query)
+        _, planned = plan_offline("list", given, flags)
+        found = build_list(planned.view, planned.labels, query)
     else:
         found = _ask_live(given, query)("")
     if not found.ports:
@@ -109,15 +107,6 @@ def _list(given: argparse.Namespace, flags: Sequence[str]) -> int:
     if given.watch:
         _watch(given, _ask_live(given, query), found)
     return 0 if found.ports else 1
-
-
-def _offline(given: argparse.Namespace, flags: Sequence[str], query: ListQuery) -> ServiceList:
-    from pointsman.app.offline import plan_manifests
-
-    options = offline_options(given, flags)
-    planned = plan_manifests(given.manifests, options, families=families_of(given))
-    warn("list", [*options.warnings, *planned.problems])
-    return build_list(planned.view, planned.labels, query)
 
 
 def _ask_live(given: argparse.Namespace, query: ListQuery) -> Ask:

@@ -1,4 +1,4 @@
-"""Where commands write: what the reader's screen can do, and what happens when nobody can read on.
+"""Output of commands: what the terminal can do, and what happens when the reader is gone.
 
 A pipe that was closed ends a command quietly, with the exit status that other programs have then; output that cannot
 be written is said in a sentence. Characters that the reader's locale lacks are written in a way it has.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pointsman.app.bug_report import machine_parts
 from pointsman.cli.arguments import add_colour, add_live, guarded, parser
-from pointsman.cli.control_client import NoProxy, asked
+from pointsman.cli.control_client import NoProxy, request
 from pointsman.cli.output import screen
 from pointsman.errors import PointsmanError
 from pointsman.kernel.command import SystemCommands
@@ -82,7 +82,7 @@ def _report(given: argparse.Namespace) -> int:
 def _proxy_parts(control_socket: Path, *, rules: bool) -> Iterator[Part]:
     for name, route, about in (*_OF_THE_PROXY, *([_VERIFICATION] if rules else [])):
         try:
-            yield Part(name, about, asked(control_socket, route).decode(errors="replace"))
+            yield Part(name, about, request(control_socket, route).decode(errors="replace"))
         except NoProxy as error:
             yield Part(name, about, missing=str(error))
 

@@ -35,55 +35,55 @@ from pointsman.report.traffic import Directory, Reading, TrafficReport, traffic_
 from pointsman.sync.stale_flows import build_flow_queries
 
 _ABOUT = """Show, for each Service and each of its endpoints, new connections per second, active flows and the share of each endpoint,
-the busiest first, again and again until Ctrl-C.
+the busiest first, until Ctrl-C.
 
 New connections are counted by the kernel in ipvs mode, and in nftables mode while the proxy runs with --service-metrics. Otherwise
 they are those that were tracked at one reading and not at the one before (shown as >=): shorter ones are missed. Active
 flows come from the kernel's connection tracking, filtered there by protocol, or by address and port when few Services are named.
 
-The kernel is read by this command, not by the proxy: no sync is held up. Needs root.
+This command reads the kernel itself, so no sync is delayed. Needs root.
 
-Exit status: 0, 1 when no Service matches, 2 when nobody could be asked or the kernel not read."""
+Exit status: 0, 1 when no Service matches, 2 when the proxy does not answer or the kernel cannot be read."""
 
 _READ_SECONDS: Final = 5.0
 _CLEAR_REST: Final = "\x1b[J"
 _HOME: Final = "\x1b[H"
 _CLEAR: Final = "\x1b[H\x1b[2J"
 _LINES_AROUND: Final = 9
-"""Of a screen: heading, remarks and the line of the shell."""
+"""Lines of a screen for the heading, the notes and the prompt of the shell."""
 
 
 def command() -> argparse.ArgumentParser:
     made = parser("top", _ABOUT)
     add_services(made)
-    made.add_argument("--namespace", default="", help="only Services of this namespace")
+    made.add_argument("-n", "--namespace", default="", help="only Services of this namespace")
     made.add_argument(
         "-d", "--delay", type=float, default=2.0, metavar="SECONDS", help="between readings; default 2"
     )
     made.add_argument(
-        "-n", "--iterations", type=int, default=0, metavar="N", help="end after so many; default: go on"
+        "--count", type=int, default=0, metavar="N", help="end after N readings; default: run until Ctrl-C"
     )
-    made.add_argument("--once", action="store_true", help="the same as -n 1")
+    made.add_argument("--once", action="store_true", help="the same as --count 1")
     add_output(made)
     add_live(made)
     return made
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status 0, 1 when no Service matches, 2 when nobody could be asked or the kernel not read."""
+    """Exit status 0, 1 when no Service matches, 2 when the proxy does not answer or the kernel cannot be read."""
     made = command()
     given = made.parse_args(argv)
     if not 0.1 <= given.delay <= 3600:
         made.error("--delay must be between 0.1 and 3600 seconds")
-    if given.iterations < 0:
-        made.error("--iterations must not be negative")
+    if given.count < 0:
+        made.error("--count must not be negative")
     return guarded("top", lambda: _top(given))
 
 
 def _top(given: argparse.Namespace) -> int:
     if os.geteuid() != 0:
         raise PointsmanError("reading the kernel's flows needs root: use sudo")
-    rounds = 1 if given.once else given.iterations
+    rounds = 1 if given.once else given.count
     known = _services(given, "")
     if not known.ports and (given.services or given.namespace):
         sys.stderr.write("pointsman top: no Service matches\n")

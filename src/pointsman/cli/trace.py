@@ -30,11 +30,11 @@ from pointsman.machine.reach import Attempt, Place, Reached, reach
 from pointsman.machine.trace import TraceEvent, TraceFilter, Tracer
 from pointsman.model.addresses import address_from_text, address_text, family_of, host_port_text
 
-_ABOUT = """Follow the first packet of a connection through netfilter: at each hook its addresses, every rule that took it, ours and
-those of others, and what became of it.
+_ABOUT = """Follow the first packet of a connection through netfilter: at each hook its addresses, every rule that handled it, ours and
+those of other programs, and its outcome.
 
-Without --from the connection is made here, by the node itself; --from an address of this node makes it from there. --from a
-pod or another address, or --wait, waits for a connection that somebody else makes. The packets to follow are marked by a
+Without --from the connection is made here, by the node; --from an address of this node makes it from there. --from a
+pod or another address, or --wait, waits for such a connection. The packets to follow are marked by a
 rule in a table of its own, pointsman-trace, which the kernel removes when this command ends, however it ends. Nothing of the
 proxy is touched. Needs root on the node.
 
@@ -60,9 +60,9 @@ def command() -> argparse.ArgumentParser:
         dest="client",
         metavar="CLIENT",
         default="",
-        help="an IP address, or the name of a pod that is an endpoint; default: this node itself",
+        help="an IP address, or the name of a pod that is an endpoint; default: this node",
     )
-    made.add_argument("-n", "--namespace", default="", help="where to look for a name that says no namespace")
+    made.add_argument("-n", "--namespace", default="", help="namespace of a name without one")
     made.add_argument("--wait", action="store_true", help="make no connection, wait for one")
     made.add_argument(
         "--seconds", type=seconds, help="how long to try or to wait; default 3, where it waits 60"
@@ -84,9 +84,9 @@ def _trace(given: argparse.Namespace) -> int:
     source = _source(given.client, given.control_socket)
     place = _place(explanation, source)
     waiting = given.wait or bool(source and source not in local_addresses(family_of(source)))
-    patience = given.seconds or (60.0 if waiting else 3.0)
+    timeout = given.seconds or (60.0 if waiting else 3.0)
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
-    events, attempt = _followed(place, source, patience, waiting=waiting)
+    events, attempt = _followed(place, source, timeout, waiting=waiting)
     report = _report(given.target, place, source, events, attempt, explanation)
     if given.output == "json":
         print_json(report)
@@ -132,7 +132,7 @@ def _place(explanation: Explanation, source: bytes) -> Place:
 
 
 def _followed(
-    place: Place, source: bytes, patience: float, *, waiting: bool
+    place: Place, source: bytes, timeout: float, *, waiting: bool
 ) -> tuple[list[TraceEvent], Attempt | None]:
     """What happened to the packets, and what came of the connection if it was made here."""
     wanted = TraceFilter(family_of(place.address), place.address, place.port, place.protocol, source)
@@ -147,22 +147,22 @@ def _followed(
         if waiting:
             whose = f" from {address_text(source)}" if source else ""
             where = f"{host_port_text(place.address, place.port)}/{place.protocol.name}"
-            sys.stderr.write(f"waiting up to {patience:g} s for a connection{whose} to {where}\n")
+            sys.stderr.write(f"waiting up to {timeout:g} s for a connection{whose} to {where}\n")
         else:
-            made = pool.submit(reach, [place], patience, source)
-        for event in tracer.events(patience, enough):
+            made = pool.submit(reach, [place], timeout, source)
+        for event in tracer.events(timeout, enough):
             events.append(event)
             last[0] = time.monotonic()
         attempt = made.result()[0] if made is not None else None
     if all(event.ours for event in events):
-        raise NothingToTrace(_silence(place, attempt, patience))
+        raise NothingToTrace(_describe_nothing(place, attempt, timeout))
     return events, attempt
 
 
-def _silence(place: Place, attempt: Attempt | None, patience: float) -> str:
+def _describe_nothing(place: Place, attempt: Attempt | None, timeout: float) -> str:
     where = f"{host_port_text(place.address, place.port)}/{place.protocol.name}"
     if attempt is None:
-        return f"no connection to {where} began within {patience:g} s"
+        return f"no connection to {where} began within {timeout:g} s"
     return f"no packet to {where} met nftables: the connection was {attempt_text(attempt)}"
 
 
@@ -182,7 +182,7 @@ def _report(
         route.close()
     untraceable = mode_named(explanation.mode).quirks.untraceable
     legacy = _LEGACY_NOTE if LEGACY in variants_in_use(family) else ""
-    client = address_text(source) if source else "somebody" if attempt is None else "this node itself"
+    client = address_text(source) if source else "any client" if attempt is None else "this node"
     report = report_of(
         f"{question}: a packet from {client} to {host_port_text(place.address, place.port)}/{place.protocol.name}",
         events,
@@ -194,8 +194,8 @@ def _report(
     if attempt is None:
         return report
     again = not report.passed and attempt.reached is Reached.CONNECTED
-    words = f"{attempt_text(attempt)}{', by a packet that was sent again' if again else ''}"
-    return msgspec.structs.replace(report, connection=words)
+    text = f"{attempt_text(attempt)}{', by a packet that was sent again' if again else ''}"
+    return msgspec.structs.replace(report, connection=text)
 
 
 def _chains(events: Sequence[TraceEvent], place: Place) -> dict[tuple[str, str], FilterChain]:

@@ -12,7 +12,7 @@ from pointsman.backends.contract import Mode
 from pointsman.explain.checks import error, warning
 from pointsman.explain.journey import TRANSLATION, Journey, Stage
 from pointsman.explain.packets import is_masqueraded
-from pointsman.explain.rule_walk import Fate, find_fates, select_fate
+from pointsman.explain.rule_walk import RuleResult, find_results, select_result
 from pointsman.explain.view import FamilyView
 from pointsman.machine.packet_filter import Action, FilterChain
 from pointsman.model.addresses import Family, address_text
@@ -115,52 +115,52 @@ def _check_foreign_rules(
     family: FamilyView, host: HostFacts, journeys: tuple[Journey, ...]
 ) -> Iterator[Finding]:
     """Yield what base chains of other programs do to these packets; one finding per chain and rule."""
-    found: dict[tuple[Code, str, str, Fate], list[Journey]] = {}
+    found: dict[tuple[Code, str, str, RuleResult], list[Journey]] = {}
     bases = [chain for chain in host.chains.values() if chain.hook]
     for way in journeys:
         for stage in way.stages:
             for chain in bases:
                 if chain.hook == stage.hook:
-                    for code, fate in _find_effects(family, host, way, stage, chain):
-                        found.setdefault((code, chain.table, chain.name, fate), []).append(way)
-    for (code, table, name, fate), concerned in found.items():
-        yield _foreign_finding(code, host.chains[table, name], fate, concerned)
+                    for code, result in _find_effects(family, host, way, stage, chain):
+                        found.setdefault((code, chain.table, chain.name, result), []).append(way)
+    for (code, table, name, result), concerned in found.items():
+        yield _foreign_finding(code, host.chains[table, name], result, concerned)
 
 
 def _find_effects(
     family: FamilyView, host: HostFacts, way: Journey, stage: Stage, chain: FilterChain
-) -> Iterator[tuple[Code, Fate]]:
-    fates = find_fates(chain, host.chains, stage.at(chain.priority))
-    dropped = select_fate(fates, _DROPS)
+) -> Iterator[tuple[Code, RuleResult]]:
+    results = find_results(chain, host.chains, stage.at(chain.priority))
+    dropped = select_result(results, _DROPS)
     if dropped is not None:
         yield Code.FOREIGN_DROP if dropped.certain else Code.FOREIGN_MAY_DROP, dropped
     translates = chain.kind == "nat" and chain.priority <= TRANSLATION
-    redirected = select_fate(fates, frozenset((Action.DESTINATION_NAT,))) if translates else None
+    redirected = select_result(results, frozenset((Action.DESTINATION_NAT,))) if translates else None
     if redirected is not None:
         # Of two chains with one priority the older one comes first; the kernel does not say which one that is.
         certain = redirected.certain and chain.priority < TRANSLATION
         yield Code.EARLIER_NAT, redirected._replace(certain=certain)
-    untracked = select_fate(fates, frozenset((Action.UNTRACK,))) if chain.priority < TRANSLATION else None
+    untracked = select_result(results, frozenset((Action.UNTRACK,))) if chain.priority < TRANSLATION else None
     if untracked is not None:
         yield Code.NOT_TRACKED, untracked
     kept = stage.hook == "postrouting" and not is_masqueraded(way.frontend, way.client, family)
-    masqueraded = select_fate(fates, frozenset((Action.SOURCE_NAT,))) if kept else None
+    masqueraded = select_result(results, frozenset((Action.SOURCE_NAT,))) if kept else None
     if masqueraded is not None:
         yield Code.FOREIGN_MASQUERADE, masqueraded
 
 
-def _foreign_finding(code: Code, chain: FilterChain, fate: Fate, journeys: list[Journey]) -> Finding:
-    make = error if fate.certain and code is not Code.FOREIGN_MASQUERADE else warning
+def _foreign_finding(code: Code, chain: FilterChain, result: RuleResult, journeys: list[Journey]) -> Finding:
+    make = error if result.certain and code is not Code.FOREIGN_MASQUERADE else warning
     return make(
         code,
         chain=chain.name,
         table=chain.table,
         hook=chain.hook,
         priority=chain.priority,
-        rule=fate.rule.text if fate.rule is not None else "",
-        policy=fate.action.value,
-        action=fate.action.value,
-        certain="yes" if fate.certain else "",
+        rule=result.rule.text if result.rule is not None else "",
+        policy=result.action.value,
+        action=result.action.value,
+        certain="yes" if result.certain else "",
         clients=_clients(journeys),
         endpoints=_endpoints(journeys),
         command=_list_command(chain),

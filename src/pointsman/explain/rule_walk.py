@@ -25,7 +25,7 @@ class Packet(msgspec.Struct, frozen=True):
     bits: Mapping[PacketField, int] = {}
 
 
-class Fate(NamedTuple):
+class RuleResult(NamedTuple):
     """What may happen to the packet in a base chain."""
 
     action: Action
@@ -54,23 +54,23 @@ def evaluate_match(match: Match, packet: Packet) -> bool | None:
     return None
 
 
-def find_fates(
+def find_results(
     chain: FilterChain, chains: Mapping[tuple[str, str], FilterChain], packet: Packet
-) -> list[Fate]:
+) -> list[RuleResult]:
     """Return everything that may happen to the packet in this base chain, in the order of its rules."""
     walk = _Walk(chains, packet)
     falls, sure = walk.through(chain.table, chain.rules, sure=True, depth=0)
     if falls:
-        walk.found.append(Fate(chain.policy, None, sure))
+        walk.found.append(RuleResult(chain.policy, None, sure))
     return walk.found
 
 
-def select_fate(found: Sequence[Fate], wanted: frozenset[Action]) -> Fate | None:
-    """Return the first fate of the wanted kinds; certain when it is always reached, or when there is no other."""
-    hits = [fate for fate in found if fate.action in wanted]
+def select_result(found: Sequence[RuleResult], wanted: frozenset[Action]) -> RuleResult | None:
+    """Return the first result of the wanted kinds; certain when it is always reached, or when there is no other."""
+    hits = [result for result in found if result.action in wanted]
     if not hits:
         return None
-    certain = next((fate for fate in hits if fate.certain), None)
+    certain = next((result for result in hits if result.certain), None)
     if certain is None and len(hits) == len(found):
         return hits[0]._replace(certain=True)
     return certain or hits[0]
@@ -81,7 +81,7 @@ class _Walk:
         self._chains = chains
         self._packet = packet
         self._entered = 0
-        self.found: list[Fate] = []
+        self.found: list[RuleResult] = []
 
     def through(
         self, table: str, rules: Sequence[FilterRule], *, sure: bool, depth: int
@@ -100,7 +100,7 @@ class _Walk:
                 if outcome and (not falls or rule.action is Action.GOTO):
                     return escapes or falls, sure
             else:
-                self.found.append(Fate(rule.action, rule, certain))
+                self.found.append(RuleResult(rule.action, rule, certain))
                 if rule.action is Action.UNTRACK:
                     continue
                 if outcome:
@@ -122,7 +122,7 @@ class _Walk:
         self._entered += 1
         if target is None or depth >= _MAX_DEPTH or self._entered > _MAX_CHAINS_ENTERED:
             # A chain of a service proxy, or too much to follow: it may let the packet through for good.
-            self.found.append(Fate(Action.ACCEPT, rule, certain=False))
+            self.found.append(RuleResult(Action.ACCEPT, rule, certain=False))
             return True, False
         before = len(self.found)
         falls, still = self.through(table, target.rules, sure=sure, depth=depth + 1)

@@ -13,8 +13,8 @@ FORMS = (
     "or IP, IP:PORT, [IPv6]:PORT or :NODEPORT"
 )
 
-_SERVICE_WORDS = frozenset(("svc", "service", "services"))
-_POD_WORDS = frozenset(("po", "pod", "pods"))
+_SERVICE_KINDS = frozenset(("svc", "service", "services"))
+_POD_KINDS = frozenset(("po", "pod", "pods"))
 _SCHEMES = {"http": "80", "https": "443"}
 
 
@@ -87,9 +87,9 @@ def _named(text: str, name: str, port: str, protocol: Protocol | None) -> Target
     if not all(parts) or len(parts) > 3:
         raise _unclear(text)
     is_service = is_pod = False
-    if len(parts) > 1 and parts[-2] in _SERVICE_WORDS | _POD_WORDS:
+    if len(parts) > 1 and parts[-2] in _SERVICE_KINDS | _POD_KINDS:
         kind = parts.pop(-2)
-        is_service, is_pod = kind in _SERVICE_WORDS, kind in _POD_WORDS
+        is_service, is_pod = kind in _SERVICE_KINDS, kind in _POD_KINDS
     if len(parts) > 2:
         raise _unclear(text)
     namespace = parts[0] if len(parts) == 2 else ""

@@ -1,4 +1,4 @@
-"""The events of a traced packet, put into words: hook by hook, rule by rule, with the service port each belongs to. Pure."""
+"""The events of a traced packet as a report: hook by hook, rule by rule, with the service port each belongs to. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pointsman.machine.trace import Header, TraceEvent
 from pointsman.screen import PLAIN, Screen, laid_out
 from pointsman.wording.outcomes import describe_endpoint
 
-_HOOK_WORDS = {
+_HOOKS = {
     "prerouting": "arrives",
     "input": "is for this node",
     "forward": "is forwarded",
@@ -28,7 +28,7 @@ _VERDICTS = {
     Action.RETURN: "back",
     Action.DESTINATION_NAT: "destination translated",
     Action.SOURCE_NAT: "source translated",
-    Action.PASS: "goes on",
+    Action.PASS: "continues",
 }
 
 
@@ -68,7 +68,7 @@ class TraceStage(msgspec.Struct, frozen=True, rename="camel"):
     in_interface: str
     out_interface: str
     belongs_to: str
-    """The service port whose frontend or endpoint the destination is, in words; empty when it is neither."""
+    """The service port whose frontend or endpoint the destination is; empty when it is neither."""
     steps: tuple[TraceStep, ...]
 
 
@@ -150,10 +150,10 @@ def _act(event: TraceEvent, chain: FilterChain | None) -> _Act:
     rule = rules[0] if rules else FilterRule((), Action.UNKNOWN)
     text = rule.conditions if len(rules) == 1 else " or ".join(each.conditions for each in rules)
     comment = f" /* {rule.comment} */" if rule.comment else ""
-    return _Act(event, chain, f"{text}{comment}".strip(), _deed(event, rule))
+    return _Act(event, chain, f"{text}{comment}".strip(), _find_action(event, rule))
 
 
-def _deed(event: TraceEvent, rule: FilterRule) -> Action:
+def _find_action(event: TraceEvent, rule: FilterRule) -> Action:
     """The kernel tells how a rule left the packet; that it answered or translated it, only the rule says."""
     if event.action is Action.DROP and rule.action is Action.REJECT:
         return Action.REJECT
@@ -210,8 +210,8 @@ def _stage_lines(stage: TraceStage) -> Iterator[str]:
     ways = [("in by", stage.in_interface), ("out by", stage.out_interface)]
     interfaces = "".join(f", {word} {name}" for word, name in ways if name)
     belongs = f" ({stage.belongs_to})" if stage.belongs_to else ""
-    words = _HOOK_WORDS.get(stage.hook, "passes")
-    yield f"{stage.hook}: it {words}: {stage.source} -> {stage.destination}{belongs}{interfaces}"
+    text = _HOOKS.get(stage.hook, "passes")
+    yield f"{stage.hook}: it {text}: {stage.source} -> {stage.destination}{belongs}{interfaces}"
     if not stage.steps:
         yield "  no rule concerned it"
     width = max((len(f"{step.table} {step.chain}") for step in stage.steps), default=0)

@@ -40,9 +40,9 @@ class FamilyView(msgspec.Struct, frozen=True):
     """Changed and not yet in the kernel."""
     last_error: str = ""
     differences: tuple[Difference, ...] | None = None
-    """Kernel against plans; None when nobody looked."""
+    """Kernel against plans; None when not checked."""
     host: HostFacts | None = None
-    """What the host does beside the proxy's rules; None when nobody looked."""
+    """What the host does beside the proxy's rules; None when not checked."""
 
     @property
     def family(self) -> Family:

@@ -19,13 +19,13 @@ class Part(msgspec.Struct, frozen=True):
 
     name: str
     about: str
-    """What it is, in a few words."""
+    """What it is, briefly."""
     content: str = ""
     missing: str = ""
 
 
 def without_credentials(parts: Iterable[Part]) -> list[Part]:
-    """What looks like a token, a password, a key or a certificate is replaced wherever it stands."""
+    """Replace everything that looks like a token, a password, a key or a certificate."""
     return [
         msgspec.structs.replace(part, content=redact(part.content), missing=redact(part.missing))
         for part in parts
@@ -33,7 +33,7 @@ def without_credentials(parts: Iterable[Part]) -> list[Part]:
 
 
 def archive(name: str, parts: Sequence[Part], at: float) -> bytes:
-    """A .tar.gz with one directory; what is missing is told in a file of its own."""
+    """A .tar.gz with one directory; missing parts are listed in a file of their own."""
     files = {part.name: part.content for part in parts if not part.missing}
     missing = "".join(f"{names}: {why}\n" for names, why in _missing(parts))
     if missing:
@@ -58,10 +58,10 @@ def archive_text(where: str, size: int, parts: Sequence[Part], screen: Screen = 
         [part.name, size_text(len(part.content.encode())), part.about] for part in parts if not part.missing
     ]
     lines: list[str | Table] = [Table(rows), ""]
-    lines += [f"! not inside: {names}: {why}" for names, why in _missing(parts)]
+    lines += [f"! missing: {names}: {why}" for names, why in _missing(parts)]
     lines.append(
-        f"Wrote {where}, {size_text(size)}. Tokens, passwords, keys and certificates are left out; names and "
-        "addresses of this node, its Services and their endpoints are inside: look before you publish it."
+        f"Wrote {where}, {size_text(size)}. Tokens, passwords, keys and certificates are removed; names and "
+        "addresses of this node, its Services and their endpoints are included: check it before you publish it."
     )
     return laid_out(lines, screen)
 

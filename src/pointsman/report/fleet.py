@@ -75,7 +75,7 @@ def _each(answers: Mapping[str, T], says: Callable[[T], str]) -> dict[str, str]:
 
 
 def fleet_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, str]) -> FleetReport:
-    """Versions, modes and numbers of every node, and all their troubles."""
+    """Versions, modes and numbers of every node, and all failing conditions."""
     rows = [("NODE", "VERSION", "MODE", "SERVICE PORTS", "ENDPOINTS", "PENDING", "HEALTH")]
     for node, status in sorted(answers.items()):
         families = status.families
@@ -85,11 +85,11 @@ def fleet_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, s
             str(sum(family.pending for family in families)),
         )
         rows.append((node, status.version, status.mode, *numbers, status.health.value))
-    troubles: dict[str, list[str]] = {}
+    failing: dict[str, list[str]] = {}
     for node, status in sorted(answers.items()):
         for condition in status.conditions:
             if condition.is_failing and condition.does_block(Blocks.SERVICES):
-                troubles.setdefault(f"{condition.type}: {condition.text}", []).append(node)
+                failing.setdefault(f"{condition.type}: {condition.text}", []).append(node)
     found: list[Disagreement] = []
     found += disagreement("the version", _each(answers, lambda status: status.version))
     found += disagreement("the mode", _each(answers, lambda status: status.mode))
@@ -98,7 +98,7 @@ def fleet_status(answers: Mapping[str, StatusReport], unanswered: Mapping[str, s
     return FleetReport(
         f"{count_text(len(answers), 'node')} answered",
         tuple(rows),
-        tuple(Position(trouble, tuple(nodes)) for trouble, nodes in troubles.items()),
+        tuple(Position(text, tuple(nodes)) for text, nodes in failing.items()),
         tuple(found),
         dict(unanswered),
     )

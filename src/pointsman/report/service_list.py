@@ -26,7 +26,7 @@ MAX_ROWS = 200
 """Of one page."""
 _MAX_ADDRESSES_SHOWN = 10
 _BEYOND_HEXADECIMAL = frozenset(string.ascii_lowercase) - frozenset("abcdef")
-_TONES = {State.HEALTHY.value: Tone.GOOD, State.PARTIAL.value: Tone.DOUBT, State.DOWN.value: Tone.BAD}
+_TONES = {State.HEALTHY.value: Tone.GOOD, State.PARTIAL.value: Tone.WARNING, State.DOWN.value: Tone.BAD}
 
 
 class Entry(NamedTuple):
@@ -157,9 +157,9 @@ def build_page(
     reverse: bool = False,
 ) -> ServicePage:
     """Return the service ports whose name, address, port or state contains every word of `search`, sorted."""
-    words = search.casefold().split()
+    terms = search.casefold().split()
     limit, offset = max(1, min(limit, MAX_ROWS)), max(0, offset)
-    found = [entry for entry in _entries(view) if all(_contains(entry, word) for word in words)]
+    found = [entry for entry in _entries(view) if all(_contains(entry, word) for word in terms)]
     first = heapq.nlargest if reverse else heapq.nsmallest
     shown = first(offset + limit, found, key=_sort_key(sort))[offset:]
     total = sum(len(family.states) for family in view.families)

@@ -1,4 +1,4 @@
-"""Who is connected to whom right now, from two readings of the kernel: the figures of `pointsman top` and their text. Pure."""
+"""Connections by service port and endpoint, from two readings of the kernel: the figures of `pointsman top` and their text. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EndpointTraffic(msgspec.Struct, frozen=True, rename="camel"):
     node: str
     used: bool
     connections_per_second: float | None
-    """None where nobody counts them."""
+    """None where they are not counted."""
     active: int
     share: float
     """Of the new connections where they are counted, else of the active flows."""

@@ -14,7 +14,7 @@ import pytest
 from tests import factory
 from tests.unit.cli.live_proxy import LiveProxy, live_proxy
 
-from pointsman.cli.kubectl_plugin import COMMANDS, Pod, chosen_pods, main, pods_from_json, split_words
+from pointsman.cli.kubectl_plugin import COMMANDS, Pod, chosen_pods, main, pods_from_json, split_arguments
 from pointsman.cli.main import SUBCOMMANDS
 from pointsman.errors import KernelError, PointsmanError
 
@@ -143,8 +143,8 @@ def test_one_node_answers_as_if_one_were_there(fleet: Fleet, capfd: pytest.Captu
     ("words", "complaint"),
     [
         (["n9", "status"], "n9 is neither a command nor a node with a Pointsman pod; nodes: n1, n2"),
-        (["top"], "top goes on: name one node, of n1, n2"),
-        (["list", "-w"], "list goes on: name one node"),
+        (["top"], "top runs continuously; choose one node: n1, n2"),
+        (["list", "-w"], "list runs continuously; choose one node"),
     ],
 )
 def test_what_cannot_be_done_is_said(
@@ -198,11 +198,11 @@ def test_its_commands_are_commands() -> None:
 
 
 def test_the_first_word_that_is_a_command_ends_the_nodes() -> None:
-    assert split_words(["a", "b", "explain", "status", "-o", "json"]) == (
+    assert split_arguments(["a", "b", "explain", "status", "-o", "json"]) == (
         ["a", "b"],
         ["explain", "status", "-o", "json"],
     )
-    assert split_words(["a"]) == (["a"], [])
+    assert split_arguments(["a"]) == (["a"], [])
 
 
 def test_a_running_pod_is_preferred_and_pods_without_a_node_do_not_count() -> None:

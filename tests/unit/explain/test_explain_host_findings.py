@@ -7,7 +7,7 @@ import pytest
 from tests import factory
 from tests.unit.explain.explaining import asked, codes, view_of
 
-from pointsman.explain.rule_walk import Fate, Packet, find_fates, select_fate
+from pointsman.explain.rule_walk import Packet, RuleResult, find_results, select_result
 from pointsman.explain.service_port import Explanation
 from pointsman.explain.text import explanation_text
 from pointsman.kernel.rtnl import Route
@@ -108,10 +108,10 @@ def rule(action: Action, *matches: Match, to: str = "") -> FilterRule:
 
 def dropped(
     *rules: FilterRule, policy: Action = Action.ACCEPT, sub: tuple[FilterRule, ...] = ()
-) -> Fate | None:
+) -> RuleResult | None:
     chain = FilterChain("inet fw", "c", rules, "filter", "forward", policy=policy)
     chains = {("inet fw", "c"): chain, ("inet fw", "sub"): FilterChain("inet fw", "sub", sub)}
-    return select_fate(find_fates(chain, chains, TO_PORT), frozenset((Action.DROP,)))
+    return select_result(find_results(chain, chains, TO_PORT), frozenset((Action.DROP,)))
 
 
 D, A, R, J, G = Action.DROP, Action.ACCEPT, Action.RETURN, Action.JUMP, Action.GOTO
@@ -208,6 +208,6 @@ def test_rules_that_branch_at_every_step_are_followed_so_far_and_no_further() ->
     }
     ladder["ip others", "step15"] = FilterChain("ip others", "step15", (FilterRule(perhaps, Action.DROP),))
     base = FilterChain("ip others", "in", (FilterRule((), Action.JUMP, "step0"),), "filter", "input")
-    found = find_fates(base, ladder, Packet({}))
+    found = find_results(base, ladder, Packet({}))
     assert {fate.action for fate in found} == {Action.DROP, Action.ACCEPT}
     assert not any(fate.certain for fate in found)

@@ -55,7 +55,7 @@ def test_what_ends_a_packet_is_named_with_its_place(
         (Action.JUMP, Action.JUMP, "to chain next"),
         (Action.GOTO, Action.GOTO, "to chain next"),
         (Action.RETURN, Action.RETURN, "back"),
-        (Action.PASS, Action.PASS, "goes on"),
+        (Action.PASS, Action.PASS, "continues"),
         (Action.UNKNOWN, Action.UNKNOWN, "something unknown"),
     ],
 )
