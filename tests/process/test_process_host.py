@@ -94,12 +94,12 @@ def test_a_second_instance_names_the_first_and_may_wait_to_take_over(
     assert f"another instance (pid {process.pid}) serves this node" in second.log_text
     assert node.get("/healthz", HEALTH_PORT).status == 200
     second.start("--wait-for-instance")
-    wait_until(lambda: "Waiting for the instance" in second.log_text)
+    wait_until(lambda: "Waiting for another instance" in second.log_text)
     assert second.stop() == 0
     second.log.unlink()
     second.start("--wait-for-instance")
     try:
-        wait_until(lambda: "Waiting for the instance" in second.log_text)
+        wait_until(lambda: "Waiting for another instance" in second.log_text)
         process.stop()
         wait_until(lambda: "Synced" in second.log_text)
         assert node.get("/healthz", HEALTH_PORT).status == 200

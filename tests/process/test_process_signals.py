@@ -101,4 +101,4 @@ def test_the_process_ends_by_itself_after_the_drain_period(process: NodeProcess)
     process.start("--drain-period=100ms")
     process.wait_synced()
     assert process.stop(signal.SIGTERM) == 0
-    assert "Leaving" in process.log_text
+    assert "Draining" in process.log_text

@@ -72,7 +72,7 @@ async def test_a_node_that_nobody_could_list_is_not_called_missing(caplog: pytes
         await asyncio.sleep(25)
         assert world.syncs == 0
     assert "The Node could not be listed yet" in caplog.text
-    assert "No such Node" not in caplog.text
+    assert "The Node does not exist" not in caplog.text
 
 
 async def test_a_node_that_has_no_address_yet_is_waited_for_too() -> None:
