@@ -14,7 +14,7 @@ from tests.factory import context, endpoint, plan, service_port
 from tests.kernel.nft_kernel import everything, find_drift, needs_nft, part, table
 
 from pointsman.backends.nftables.apply import NftablesBackend
-from pointsman.backends.nftables.counters import element_counts
+from pointsman.backends.nftables.counters import read_element_counts
 from pointsman.backends.nftables.reader import KernelTable, Reader
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
@@ -162,10 +162,10 @@ def test_counters_are_read_beside_an_element_that_matches_everything_else(namesp
     plans = some_plans()
     with contextlib.closing(NftablesBackend(Family.IPV4, service_metrics=True)) as backend:
         backend.sync(everything(NODE, plans))
-        before = Counter(element_counts(Family.IPV4) or ())
+        before = Counter(read_element_counts(Family.IPV4) or ())
         nft(namespace, "add element ip kube-proxy service-ips { * : drop }")
         nft(namespace, "add element ip kube-proxy endpoints { * : 10.66.6.6 . 666 }")
-        assert Counter(element_counts(Family.IPV4) or ()) == before
+        assert Counter(read_element_counts(Family.IPV4) or ()) == before
         assert before
         assert set(backend.traffic().connections) == set(plans)
 

@@ -3,7 +3,7 @@
 Selection happens in the kernel (by address and port since Linux 5.8, later also by status) and is repeated here,
 because older kernels ignore the filter and answer with everything. Deletion names the complete original tuple and the
 entry's id, so a flow that was replaced meanwhile is not hit; a filter is never sent with a deletion, because where it
-is ignored it would widen it. Flows in conntrack zones other than the default belong to somebody else and are not shown.
+is ignored it would widen it. Flows in conntrack zones other than the default belong to other programs and are not shown.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ConntrackTable:
         return found
 
     def opened(self, query: FlowQuery, expired: Expired = lambda: False) -> Counter[Opened]:
-        """How many flows that match the query are open, by who talks to whom; raises as `flows` does."""
+        """Count the open flows that match the query, by client and endpoint; raises as `flows` does."""
         counts: Counter[Opened] = Counter()
 
         def take(payload: bytes) -> None:
@@ -122,7 +122,7 @@ class ConntrackTable:
     def delete(self, flows: Sequence[Flow], expired: Expired = lambda: False) -> int:
         """Remove exactly these flows; how many were still there.
 
-        Raises FlowsLeft for any refusal, after all have been tried. Its `errno` is EBUSY where that is the only one: older
+        Raises FlowsLeft when the kernel rejected any of them; all are tried first. Its `errno` is EBUSY where that is the only one: older
         kernels do not delete a flow that a flowtable carries.
         """
         deleted = 0
@@ -165,7 +165,7 @@ class ConntrackTable:
         return self._naming(_DELETE, flow, tracked_flows.identity(flow))
 
     def _dump(self, selection: bytes, take: Take, expired: Expired) -> None:
-        """Streamed, so that a large table costs no memory for the flows nobody asked about.
+        """Stream the answers, so that a large table costs no memory for flows that do not match.
 
         Flows come and go during a dump, and the kernel marks none as interrupted (NLM_F_DUMP_INTR): while the table is being
         resized, flows may come twice or be missed. Callers who must not miss one look again.

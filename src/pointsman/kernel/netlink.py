@@ -96,12 +96,12 @@ class Answer(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What became of one request."""
+    """The result of one request."""
 
     errno: int
     """0 when the kernel accepted it."""
     text: str = ""
-    """The kernel's own words (extended ACK), often empty."""
+    """The kernel's own text (extended ACK), often empty."""
     answers: tuple[Answer, ...] = ()
     """Data messages that came before the acknowledgement."""
 
@@ -268,7 +268,7 @@ class NetlinkSocket:
 
     def _request_some(self, messages: Sequence[Message], position: int, replies: list[Reply]) -> int:
         """One send. Only its last message asks for an acknowledgement: requests run in order, refusals are
-        always reported, so when the last one is answered silence about the others means success. Reading one
+        always reported, so when the last one is answered, the others without an answer succeeded. Reading one
         acknowledgement per message would cost more than the requests themselves.
         """
         chunk: list[Message] = []

@@ -1,4 +1,4 @@
-"""nfnetlink batches: many nftables messages as one transaction, and who is to blame when it is refused.
+"""nfnetlink batches: many nftables messages as one transaction, and which of them made the kernel reject it.
 
 The kernel runs a batch inside send() and applies all of it or nothing. Kernels before 6.10 send no
 acknowledgement for a batch, so after sending, the socket is read without waiting: no error means committed.
@@ -54,10 +54,10 @@ def nftables_message(kind: int, family: int, flags: int, body: bytes) -> Message
 
 
 class Fault(NamedTuple):
-    """Why one message of a batch was refused."""
+    """Why the kernel rejected one message of a batch."""
 
     position: int
-    """Position in the batch, -1 when the batch as a whole was refused."""
+    """Position in the batch, -1 when the batch as a whole was rejected."""
     errno: int
     text: str = ""
 
@@ -66,8 +66,8 @@ class Fault(NamedTuple):
         return f"{reason} ({self.text})" if self.text else reason
 
 
-class BatchRefused(Rejected):
-    """Nothing of the batch was applied; `faults` says which messages the kernel complained about."""
+class BatchRejected(Rejected):
+    """Nothing of the batch was applied; `faults` names the rejected messages."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("; ".join(f"message {fault.position}: {fault}" for fault in faults), faults[0].errno)
@@ -84,7 +84,7 @@ class NftablesSocket:
         self._netlink.close()
 
     def commit(self, messages: Sequence[Message]) -> int:
-        """Apply all messages or raise BatchRefused; returns the number of bytes sent."""
+        """Apply all messages or raise BatchRejected; return the number of bytes sent."""
         size, faults = self._run(messages, apply=True)
         if not faults:
             return size
@@ -92,21 +92,21 @@ class NftablesSocket:
             raise netlink.kernel_error(
                 faults[0].errno, "nftables transaction", faults[0].text, needs=NEED_NFTABLES
             )
-        raise BatchRefused(faults)
+        raise BatchRejected(faults)
 
     def delete_table(self, family: int, name: str) -> bool:
         """Delete a table; False when there is none. Raises KernelError."""
         body = nla.text(nf_tables.NFTA_TABLE_NAME, name)
         try:
             self.commit([nftables_message(nf_tables.NFT_MSG_DELTABLE, family, 0, body)])
-        except BatchRefused as refused:
+        except BatchRejected as refused:
             if refused.errno != errno.ENOENT:
                 raise
             return False
         return True
 
     def check(self, messages: Sequence[Message]) -> list[Fault]:
-        """What the kernel would say, without applying anything: a batch without its end is rolled back."""
+        """Return the faults of a batch without applying it: a batch without its end is rolled back."""
         return self._run(messages, apply=False)[1]
 
     def _run(self, messages: Sequence[Message], *, apply: bool) -> tuple[int, list[Fault]]:
@@ -144,7 +144,7 @@ class NftablesSocket:
                     faults.append(Fault(index if known else -1, reply.errno, reply.text))
 
     def generation(self) -> int:
-        """The ruleset generation: moves by one with every transaction of anybody in this namespace."""
+        """Return the ruleset generation, which every transaction in this namespace increments."""
         answers = self._netlink.request_one(
             nftables_message(nf_tables.NFT_MSG_GETGEN, 0, 0, b""),
             "read nftables generation",

@@ -1,6 +1,6 @@
 """Expressions of rules as the kernel takes them: the few that rules are made of, one function each.
 
-Registers are numbered in 32-bit words from 8 (NFT_REG32_00), which is where the 16-byte register 1 starts.
+Registers of 32 bits are numbered from 8 (NFT_REG32_00), which is where the 16-byte register 1 starts.
 """
 
 from __future__ import annotations

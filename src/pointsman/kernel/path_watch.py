@@ -41,7 +41,7 @@ _WANTED = (
     | _IN_MOVE_SELF
 )
 _EVENT = struct.Struct("iIII")
-_LINKS_FOLLOWED_AT_MOST = 40
+_MAX_LINKS = 40
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -123,7 +123,7 @@ def entries_resolving(path: Path) -> dict[str, frozenset[str] | None]:
         full = os.path.join(here, name)  # noqa: PTH118  plain strings: this runs for every component
         try:
             mode = os.lstat(full).st_mode
-            if stat.S_ISLNK(mode) and followed < _LINKS_FOLLOWED_AT_MOST:
+            if stat.S_ISLNK(mode) and followed < _MAX_LINKS:
                 followed += 1
                 target = Path(os.readlink(full))  # noqa: PTH115  a broken or relative link is kept as written
                 if target.is_absolute():

@@ -121,16 +121,16 @@ class RouteSocket:
         replies = self._netlink.request([Message(RTM_GETROUTE, 0, _route_to(one)) for one in addresses])
         return {address: _route(reply, names) for address, reply in zip(addresses, replies, strict=True)}
 
-    def await_local(self, addresses: Sequence[bytes], patience: float) -> list[bytes]:
-        """Wait until packets to these addresses are taken as local; when none became so for `patience` seconds, the rest.
+    def await_local(self, addresses: Sequence[bytes], timeout: float) -> list[bytes]:
+        """Wait until packets to these addresses are routed locally; return the rest when none became local for `timeout` seconds.
 
         An IPv6 address is added at once, but its route follows later, from a thread of the kernel.
         """
-        until = time.monotonic() + patience
+        until = time.monotonic() + timeout
         while late := self._not_local(addresses):
             now = time.monotonic()
             if len(late) < len(addresses):
-                until = now + patience
+                until = now + timeout
             elif now > until:
                 break
             time.sleep(max(_ROUTE_SECONDS * len(late), _SHORTEST_PAUSE))
@@ -234,7 +234,7 @@ def local_addresses(family: Family, *, exclude: Collection[str] = ()) -> tuple[b
 
 
 class AddressMonitor:
-    """Becomes readable when an address appears or goes on any interface of this network namespace."""
+    """Becomes readable when an address is added to or removed from any interface of this network namespace."""
 
     def __init__(self) -> None:
         groups = RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR

@@ -1,7 +1,7 @@
 """Kernel settings under /proc/sys and /sys: read, make sure of, and put back.
 
 Every change is written to a journal before it is made, with the value found, so that a later clean-up (another
-process, perhaps after a crash) can undo it; a value that somebody changed since is theirs and stays. A setting
+process, perhaps after a crash) can undo it; a value that was changed externally since stays. A setting
 that cannot be written never stops the proxy: containers with a read-only /proc are common, and what is missing
 is reported as a condition instead (k8s 141943).
 """
@@ -36,7 +36,7 @@ class Undone(msgspec.Struct, frozen=True):
     name: str
     change: Change
     found: str | None
-    """What it was set to before undoing; unless that is what we made it, the setting belongs to somebody else now."""
+    """What it was set to before undoing; unless it is our value, the setting was changed externally since."""
     error: str = ""
     """Why the old value could not be written."""
 

@@ -45,7 +45,7 @@ class Flow(NamedTuple):
 
     @property
     def translated(self) -> bool:
-        """Somebody else answers than the one the first packet was sent to."""
+        """Another address answers than the first packet was sent to."""
         return (self.reply_source, self.reply_source_port) != (self.destination, self.destination_port)
 
     def __str__(self) -> str:
@@ -145,7 +145,7 @@ class FlowDecoder:
         if not wanted(destination, port, fields[5], answering_port):
             return None
         found = attributes.attributes(payload, _HEADER_LENGTH)
-        # A flow whose status is not told counts as replied, because such flows may have to be spared.
+        # A flow without a status counts as replied, because such flows may have to be spared.
         replied = bool(int.from_bytes(found.get(_STATUS, b"\xff"), "big") & _SEEN_REPLY)
         if any(found.get(_ZONE, b"")) or (replied and query.unreplied):
             return None
@@ -164,7 +164,7 @@ class FlowDecoder:
         )
 
     def opened(self, payload: bytes, query: FlowQuery) -> Opened | None:
-        """Who talks to whom in the flow of a message, if it matches the query and nobody has begun to close it."""
+        """Return client and endpoint of the flow in a message, if it matches the query and neither side has begun to close it."""
         fields = self.by_layout(payload) or self.by_attributes(payload)
         if fields is None:
             return None

@@ -17,7 +17,7 @@ from pointsman.kernel.iptables_programs import LEGACY, programs, variants_in_use
 from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.kernel.rtnl import Route, RouteSocket
 from pointsman.kernel.sysctl import Sysctls
-from pointsman.machine.legacy_chains import chains_of
+from pointsman.machine.legacy_chains import parse_legacy_chains
 from pointsman.machine.nft_chains import ChainReader
 from pointsman.machine.packet_filter import FilterChain
 from pointsman.machine.settings import LOOSE_TRACKING
@@ -55,7 +55,7 @@ class HostFacts(msgspec.Struct, frozen=True):
 
 
 class HostReader(Protocol):
-    """Somebody who can look at the host."""
+    """Reads facts about the host."""
 
     def look(self, family: Family, addresses: Sequence[bytes]) -> HostFacts:
         """The facts of one family, with the routes to these addresses. Never raises: what cannot be read is named."""
@@ -126,7 +126,7 @@ class LinuxHost:
         found = self._commands.run((programs(family, LEGACY).save,))
         if found.status != 0:
             raise KernelError(f"{programs(family, LEGACY).save} failed: {found.error_text}")
-        return chains_of(found.stdout.decode(errors="replace"), _is_theirs)
+        return parse_legacy_chains(found.stdout.decode(errors="replace"), _is_theirs)
 
 
 def _is_theirs(chain: str) -> bool:

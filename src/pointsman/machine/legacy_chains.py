@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pointsman.machine import packet_filter as pf
 from pointsman.machine.nft_matches import NAME_LENGTH
-from pointsman.machine.nft_rules import TARGETS, unreadable
+from pointsman.machine.nft_rules import TARGETS, build_unreadable_rule
 from pointsman.machine.packet_filter import Action, FilterChain, FilterRule, Match, PacketField
 from pointsman.model.addresses import cidr_from_text, port_from_text
 from pointsman.model.service import Protocol
@@ -31,7 +31,7 @@ _STATES = {
 }
 
 
-def chains_of(text: str, wanted: Callable[[str], bool]) -> dict[tuple[str, str], FilterChain]:
+def parse_legacy_chains(text: str, wanted: Callable[[str], bool]) -> dict[tuple[str, str], FilterChain]:
     """The wanted chains that iptables-save printed, by table and name; tables are called `legacy nat` and so on.
 
     The others are not taken apart: a service proxy may have hundreds of thousands of rules.
@@ -73,18 +73,18 @@ def _understood(line: str, chains: dict[str, Action]) -> FilterRule:
     try:
         return _rule(shlex.split(line)[2:], chains)
     except ValueError:
-        return unreadable()
+        return build_unreadable_rule()
 
 
-def _rule(words: Sequence[str], chains: dict[str, Action]) -> FilterRule:
+def _rule(fields: Sequence[str], chains: dict[str, Action]) -> FilterRule:
     matches: list[Match] = []
     action, target = Action.PASS, ""
-    for option, negated, values in _options(words):
+    for option, negated, values in _options(fields):
         if option in ("-j", "-g"):
             if values[0] in chains and values[0] not in _VERDICTS:
                 action, target = Action.JUMP if option == "-j" else Action.GOTO, values[0]
             elif values[0] == "CT":
-                action = Action.UNTRACK if "--notrack" in words else Action.PASS
+                action = Action.UNTRACK if "--notrack" in fields else Action.PASS
             else:
                 action = _VERDICTS.get(values[0]) or TARGETS.get(values[0], Action.PASS)
             break
@@ -92,17 +92,17 @@ def _rule(words: Sequence[str], chains: dict[str, Action]) -> FilterRule:
     return FilterRule(tuple(matches), action, target)
 
 
-def _options(words: Sequence[str]) -> Iterator[tuple[str, bool, list[str]]]:
+def _options(fields: Sequence[str]) -> Iterator[tuple[str, bool, list[str]]]:
     """Each option with its values, and whether it is negated."""
     position, negated = 0, False
-    while position < len(words):
-        if words[position] == "!":
+    while position < len(fields):
+        if fields[position] == "!":
             negated, position = True, position + 1
             continue
         end = position + 1
-        while end < len(words) and not words[end].startswith("-") and words[end] != "!":
+        while end < len(fields) and not fields[end].startswith("-") and fields[end] != "!":
             end += 1
-        yield words[position], negated, list(words[position + 1 : end]) or [""]
+        yield fields[position], negated, list(fields[position + 1 : end]) or [""]
         position, negated = end, False
 
 

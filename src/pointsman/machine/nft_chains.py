@@ -9,18 +9,18 @@ import msgspec
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, NftablesSocket, attributes_of
-from pointsman.machine.nft_rules import SetElement, understood, verdict_of
+from pointsman.machine.nft_rules import SetElement, parse_rule_safely, parse_verdict_value
 from pointsman.machine.packet_filter import Action, FilterChain, FilterRule
 from pointsman.model.addresses import Family
 
 HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 
-_MOST_CHAINS = 1000
-_LARGEST_SET = 256
+_MAX_CHAINS = 1000
+_MAX_SET_SIZE = 256
 
 
 class ChainReader:
-    """Chains of one IP family and of inet, whoever made them."""
+    """Reads the chains of one IP family and of inet, of all programs."""
 
     def __init__(self, socket: NftablesSocket, family: Family) -> None:
         self._socket = socket
@@ -38,7 +38,7 @@ class ChainReader:
         """These chains with their rules, and every chain that jumps lead to unless `follow` says no, by table and name."""
         found: dict[tuple[str, str], FilterChain] = {}
         pending = list(chains)
-        while pending and len(found) < _MOST_CHAINS:
+        while pending and len(found) < _MAX_CHAINS:
             chain = pending.pop()
             if (chain.table, chain.name) in found:
                 continue
@@ -50,13 +50,13 @@ class ChainReader:
 
     def rules(self, table: str, chain: str) -> Iterator[FilterRule]:
         """The rules of one chain; `table` comes with its family, as in FilterChain."""
-        words, _, name = table.partition(" ")
-        proto = next(number for number, word in FAMILY_KEYWORDS.items() if word == words)
+        keyword, _, name = table.partition(" ")
+        proto = next(number for number, known in FAMILY_KEYWORDS.items() if known == keyword)
         body = nla.text(nf.NFTA_RULE_TABLE, name) + nla.text(nf.NFTA_RULE_CHAIN, chain)
         for answer in self._socket.dump(nf.NFT_MSG_GETRULE, proto, body, f"list rules of {table} {chain}"):
             found = attributes_of(answer)
             if nla.text_of(found.get(nf.NFTA_RULE_CHAIN, b"")) == chain:
-                yield from understood(
+                yield from parse_rule_safely(
                     found.get(nf.NFTA_RULE_EXPRESSIONS, b""),
                     self._family,
                     lambda wanted: self._elements(proto, name, wanted),
@@ -95,7 +95,7 @@ class ChainReader:
         if flags & (nf.NFT_SET_CONCAT | nf.NFT_SET_TIMEOUT | nf.NFT_SET_EVAL):
             return None
         items = self._socket.dump_elements(proto, body, f"list elements of {name}", dict, _identity)
-        if len(items) > _LARGEST_SET:
+        if len(items) > _MAX_SET_SIZE:
             return None
         return _ranges(items) if flags & nf.NFT_SET_INTERVAL else [_element(item) for item in items]
 
@@ -107,7 +107,7 @@ def _comment(userdata: bytes) -> str:
 
 def _element(item: dict[int, bytes]) -> SetElement:
     key = _value(item)
-    action, target = verdict_of(nla.attributes(item.get(nf.NFTA_SET_ELEM_DATA, b"")))
+    action, target = parse_verdict_value(nla.attributes(item.get(nf.NFTA_SET_ELEM_DATA, b"")))
     return SetElement(key, key, action, target)
 
 

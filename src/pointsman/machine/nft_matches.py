@@ -1,4 +1,4 @@
-"""What one comparison in an nf_tables rule asks of a packet, as a Match with its words. Does no I/O."""
+"""What one comparison in an nf_tables rule asks of a packet, as a Match with its text. Does no I/O."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Loaded(NamedTuple):
     mask: bytes = b""
 
 
-def compared(held: Loaded, operation: int, value: bytes, family: Family) -> Match:
-    """The register compared with a value."""
+def build_comparison(held: Loaded, operation: int, value: bytes, family: Family) -> Match:
+    """The register build_comparison with a value."""
     negated = operation == nf.NFT_CMP_NEQ
     if held.field in BIT_NAMES and len(value) == 4:
         asked = int.from_bytes(held.mask or value, sys.byteorder)
         if held.mask and any(value):
             return Match(f"{held.text} of some kind")
-        # `state & mask != 0` takes the states of the mask; without a mask the state itself is compared.
+        # `state & mask != 0` takes the states of the mask; without a mask the state itself is build_comparison.
         return _of_bits(held.field, asked, negated=negated != bool(held.mask))
     if operation in (nf.NFT_CMP_EQ, nf.NFT_CMP_NEQ):
-        return within(held, ((value, value),), family, negated=negated)
+        return build_range_match(held, ((value, value),), family, negated=negated)
     if held.mask or held.field in _NAMES:
-        return Match(f"{held.text} compared")
+        return Match(f"{held.text} build_comparison")
     least, most = bytes(len(value)), b"\xff" * len(value)
     number = int.from_bytes(value, "big")
     ranges = {
@@ -60,15 +60,15 @@ def compared(held: Loaded, operation: int, value: bytes, family: Family) -> Matc
         nf.NFT_CMP_GT: (min(number + 1, int.from_bytes(most, "big")).to_bytes(len(value), "big"), most),
         nf.NFT_CMP_GTE: (value, most),
     }
-    return within(held, (ranges[operation],), family)
+    return build_range_match(held, (ranges[operation],), family)
 
 
 def _of_bits(field: PacketField, bits: int, *, negated: bool = False) -> Match:
-    words = ",".join(word for bit, word in BIT_NAMES[field].items() if bits & bit) or f"0x{bits:x}"
-    return Match(f"{field.value} {'!= ' if negated else ''}{words}", field, bits=bits, negated=negated)
+    values = ",".join(name for bit, name in BIT_NAMES[field].items() if bits & bit) or f"0x{bits:x}"
+    return Match(f"{field.value} {'!= ' if negated else ''}{values}", field, bits=bits, negated=negated)
 
 
-def within(
+def build_range_match(
     held: Loaded, ranges: Sequence[tuple[bytes, bytes]], family: Family, *, negated: bool = False
 ) -> Match:
     """The value lies in one of the ranges; shorter values stand for every value that begins with them."""
@@ -88,9 +88,9 @@ def within(
     if field in _NAMES:
         ranges = [(low, high.ljust(full, b"\0") if b"\0" in high else high) for low, high in ranges]
     widened = tuple((low.ljust(full, b"\0"), _last(high, prefix, full)) for low, high in ranges)
-    words = ", ".join(_words(field, low, high) for low, high in widened)
-    text = f"{held.text} {'!= ' if negated else ''}{words if len(widened) == 1 else '{ ' + words + ' }'}"
-    # Which family a packet has stands in the names of the other fields, so nobody needs to read it.
+    values = ", ".join(_format_range(field, low, high) for low, high in widened)
+    text = f"{held.text} {'!= ' if negated else ''}{values if len(widened) == 1 else '{ ' + values + ' }'}"
+    # The names of the other fields show the family, so its text is left out.
     return Match("" if field is PacketField.FAMILY else text, field, widened, negated=negated)
 
 
@@ -119,7 +119,7 @@ def _last(high: bytes, prefix: int, full: int) -> bytes:
     return (int.from_bytes(padded, "big") | ((1 << host) - 1)).to_bytes(full, "big") if host > 0 else padded
 
 
-def _words(field: PacketField, low: bytes, high: bytes) -> str:
+def _format_range(field: PacketField, low: bytes, high: bytes) -> str:
     if field in (PacketField.SOURCE, PacketField.DESTINATION):
         span = int.from_bytes(low, "big") ^ int.from_bytes(high, "big")
         if low == high:
@@ -152,7 +152,7 @@ def port_extension(name: str, info: bytes) -> Iterator[Match]:
         if (low, high) != (0, 65535):
             held = Loaded(field, f"{name} {field.value}", 2)
             ports = (struct.pack(">H", low), struct.pack(">H", high))
-            yield within(held, (ports,), Family.IPV4, negated=bool(inverted & bit))
+            yield build_range_match(held, (ports,), Family.IPV4, negated=bool(inverted & bit))
     if flags_asked:
         yield Match("-m tcp flags")
 

@@ -16,11 +16,11 @@ from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
 from pointsman.machine.nft_matches import (
     Loaded,
-    compared,
+    build_comparison,
+    build_range_match,
     conntrack_extension,
     port_extension,
     value_length,
-    within,
 )
 from pointsman.machine.packet_filter import BIT_NAMES, Action, FilterRule, Match, PacketField
 from pointsman.model.addresses import Family
@@ -36,7 +36,7 @@ _META = {
     nf.NFT_META_IIFNAME: PacketField.IN_INTERFACE,
     nf.NFT_META_OIFNAME: PacketField.OUT_INTERFACE,
 }
-_META_WORDS = {nf.NFT_META_MARK: "mark", nf.NFT_META_IIF: "iif", nf.NFT_META_OIF: "oif"}
+_META_NAMES = {nf.NFT_META_MARK: "mark", nf.NFT_META_IIF: "iif", nf.NFT_META_OIF: "oif"}
 _CT = {nf.NFT_CT_STATE: PacketField.CT_STATE, nf.NFT_CT_STATUS: PacketField.CT_STATUS}
 TARGETS = {
     "REJECT": Action.REJECT,
@@ -68,7 +68,7 @@ _VERDICTS = {
 }
 _ANONYMOUS = "__"
 """How the kernel's names of sets begin that are part of a rule."""
-_MOST_LISTED = 10
+_MAX_LISTED = 10
 
 
 class SetElement(NamedTuple):
@@ -84,7 +84,7 @@ Elements = Callable[[str], Sequence[SetElement] | None]
 """The elements of a set by its name; None when they cannot be used."""
 
 
-def rules_of(
+def parse_rule(
     expressions: bytes, family: Family, elements: Elements, handle: int = 0, comment: str = ""
 ) -> list[FilterRule]:
     """A rule as seen by packets of one family; a lookup in a verdict map makes several of one."""
@@ -103,19 +103,19 @@ def rules_of(
     return [FilterRule(matches, decoder.action, decoder.target, handle, comment or decoder.comment)]
 
 
-def understood(
+def parse_rule_safely(
     expressions: bytes, family: Family, elements: Elements, handle: int = 0, comment: str = ""
 ) -> list[FilterRule]:
-    """As `rules_of`; a rule that surprises us is one of unknown conditions and action."""
+    """As `parse_rule`; a rule that surprises us is one of unknown conditions and action."""
     try:
-        return rules_of(expressions, family, elements, handle, comment)
+        return parse_rule(expressions, family, elements, handle, comment)
     except KernelError:
         raise
     except Exception:  # noqa: BLE001 the rules of others may be anything, and never end an explanation
-        return [unreadable(handle, comment)]
+        return [build_unreadable_rule(handle, comment)]
 
 
-def unreadable(handle: int = 0, comment: str = "") -> FilterRule:
+def build_unreadable_rule(handle: int = 0, comment: str = "") -> FilterRule:
     """What stands for a rule that surprises us."""
     return FilterRule((Match("a rule that cannot be read"),), Action.UNKNOWN, "", handle, comment)
 
@@ -171,7 +171,7 @@ class _Decoder:
             field = _META.get(key)
             self._load(
                 _number(data[nf.NFTA_META_DREG]),
-                Loaded(field, field.value if field else _META_WORDS.get(key, f"meta {key}")),
+                Loaded(field, field.value if field else _META_NAMES.get(key, f"meta {key}")),
             )
 
     def _take_ct(self, data: Mapping[int, bytes]) -> None:
@@ -192,13 +192,15 @@ class _Decoder:
     def _take_cmp(self, data: Mapping[int, bytes]) -> None:
         held = self._held(data, nf.NFTA_CMP_SREG)
         operation = _number(data.get(nf.NFTA_CMP_OP))
-        self.matches.append(compared(held, operation, _value(data.get(nf.NFTA_CMP_DATA, b"")), self._family))
+        self.matches.append(
+            build_comparison(held, operation, _value(data.get(nf.NFTA_CMP_DATA, b"")), self._family)
+        )
 
     def _take_range(self, data: Mapping[int, bytes]) -> None:
         held = self._held(data, nf.NFTA_RANGE_SREG)
         low, high = (_value(data.get(key, b"")) for key in (nf.NFTA_RANGE_FROM_DATA, nf.NFTA_RANGE_TO_DATA))
         negated = _number(data.get(nf.NFTA_RANGE_OP)) == nf.NFT_CMP_NEQ
-        self.matches.append(within(held, ((low, high),), self._family, negated=negated))
+        self.matches.append(build_range_match(held, ((low, high),), self._family, negated=negated))
 
     def _take_lookup(self, data: Mapping[int, bytes]) -> None:
         held = self._held(data, nf.NFTA_LOOKUP_SREG)
@@ -214,7 +216,8 @@ class _Decoder:
                 self.action = Action.UNKNOWN
             else:
                 self.branches = [
-                    (within(held, ((element.low, element.high),), self._family), element) for element in found
+                    (build_range_match(held, ((element.low, element.high),), self._family), element)
+                    for element in found
                 ]
             return
         negated = bool(_number(data.get(nf.NFTA_LOOKUP_FLAGS)) & nf.NFT_LOOKUP_F_INV)
@@ -222,8 +225,8 @@ class _Decoder:
             self.matches.append(Match(f"{held.text}{' not' if negated else ''} in @{name}"))
         else:
             ranges = tuple((element.low, element.high) for element in found)
-            match = within(held, ranges, self._family, negated=negated)
-            if not name.startswith(_ANONYMOUS) or len(found) > _MOST_LISTED:
+            match = build_range_match(held, ranges, self._family, negated=negated)
+            if not name.startswith(_ANONYMOUS) or len(found) > _MAX_LISTED:
                 match = msgspec.structs.replace(
                     match, text=f"{held.text}{' not' if negated else ''} in @{name}"
                 )
@@ -238,7 +241,9 @@ class _Decoder:
 
     def _take_immediate(self, data: Mapping[int, bytes]) -> None:
         if _number(data.get(nf.NFTA_IMMEDIATE_DREG)) == nf.NFT_REG_VERDICT:
-            self.action, self.target = verdict_of(nla.attributes(data.get(nf.NFTA_IMMEDIATE_DATA, b"")))
+            self.action, self.target = parse_verdict_value(
+                nla.attributes(data.get(nf.NFTA_IMMEDIATE_DATA, b""))
+            )
 
     def _take_nat(self, data: Mapping[int, bytes]) -> None:
         source = _number(data.get(nf.NFTA_NAT_TYPE)) == nf.NFT_NAT_SNAT
@@ -262,12 +267,12 @@ class _Decoder:
             )
 
 
-def verdict_of(data: Mapping[int, bytes]) -> tuple[Action, str]:
+def parse_verdict_value(data: Mapping[int, bytes]) -> tuple[Action, str]:
     """The action and the chain it leads to, from the attributes of a value that is a verdict."""
-    return verdict_in(nla.attributes(data.get(nf.NFTA_DATA_VERDICT, b"")))
+    return parse_verdict(nla.attributes(data.get(nf.NFTA_DATA_VERDICT, b"")))
 
 
-def verdict_in(parts: Mapping[int, bytes]) -> tuple[Action, str]:
+def parse_verdict(parts: Mapping[int, bytes]) -> tuple[Action, str]:
     """The same from the attributes of the verdict itself."""
     action = _VERDICTS.get(_number(parts.get(nf.NFTA_VERDICT_CODE)), Action.UNKNOWN)
     return action, nla.text_of(parts.get(nf.NFTA_VERDICT_CHAIN, b""))

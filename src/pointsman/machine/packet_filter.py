@@ -1,6 +1,6 @@
 """Chains of netfilter rules that others wrote, as far as we read them: matches with what they ask, and actions.
 
-What cannot be read stays in a match without a field, so that whoever follows the rules knows that he does not know.
+What cannot be read stays in a match without a field, so that following the rules shows what is unknown.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class FilterRule(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        remark = f"/* {self.comment} */" if self.comment else ""
-        return " ".join(filter(None, (self.conditions, remark, self.action.value, self.target)))
+        comment = f"/* {self.comment} */" if self.comment else ""
+        return " ".join(filter(None, (self.conditions, comment, self.action.value, self.target)))
 
 
 class FilterChain(msgspec.Struct, frozen=True):

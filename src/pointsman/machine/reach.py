@@ -1,6 +1,6 @@
 """Connections made from here, to see whether an address and port answers; blocking, many at once.
 
-TCP and SCTP say whether somebody listens. UDP cannot: silence is what most servers answer to an empty datagram.
+TCP and SCTP show whether a server listens. UDP does not: most servers do not answer an empty datagram.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from pointsman.kernel import netlink, nfnl
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel import nft_wire as w
 from pointsman.kernel.netlink import Answer, Message, NetlinkSocket
-from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, BatchRefused, NftablesSocket, nftables_message
-from pointsman.machine.nft_rules import verdict_in
+from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, BatchRejected, NftablesSocket, nftables_message
+from pointsman.machine.nft_rules import parse_verdict
 from pointsman.machine.packet_filter import Action
 from pointsman.model.addresses import Family, host_port_text
 from pointsman.model.service import Protocol
@@ -49,7 +49,7 @@ class TraceFilter(msgspec.Struct, frozen=True):
     port: int
     protocol: Protocol
     source: bytes = b""
-    """Empty: from anybody."""
+    """Empty: from any client."""
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -74,13 +74,13 @@ class TraceEvent(msgspec.Struct, frozen=True):
     target: str = ""
     by_policy: bool = False
     header: Header | None = None
-    """Told once for every base chain."""
+    """Reported once for every base chain."""
     in_interface: int = 0
     out_interface: int = 0
 
     @property
     def ours(self) -> bool:
-        """Whether it tells of the table that marks the packets, not of a rule that somebody wrote for them."""
+        """Whether it is about the table that marks the packets, not about a rule of another program."""
         return self.table.partition(" ")[2] == TRACE_TABLE
 
 
@@ -128,7 +128,7 @@ class Tracer:
         try:
             self._table.delete_table(NFPROTO[self._wanted.family], TRACE_TABLE)
             self._table.commit(self._messages(nf.NFT_TABLE_F_OWNER))
-        except BatchRefused as refused:
+        except BatchRejected as refused:
             if refused.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise _in_use(refused) from refused
             self._owned = False
@@ -204,7 +204,7 @@ def _chain(name: str, hook: int) -> bytes:
 
 
 def _in_use(error: KernelError) -> KernelError:
-    """A table with an owner refuses everybody else; without any privilege the same is said."""
+    """Return the error to raise: EPERM means that the table has another owner, or that CAP_NET_ADMIN is missing."""
     if error.errno == errno.EPERM:
         return Busy(
             f"cannot make table {TRACE_TABLE}: another trace is running, or CAP_NET_ADMIN is missing",
@@ -226,7 +226,7 @@ def event_of(answer: Answer) -> TraceEvent | None:
     elif kind == nf.NFT_TRACETYPE_RETURN:
         action, target = Action.RETURN, ""
     else:
-        action, target = verdict_in(nla.attributes(found.get(nf.NFTA_TRACE_VERDICT, b"")))
+        action, target = parse_verdict(nla.attributes(found.get(nf.NFTA_TRACE_VERDICT, b"")))
     return TraceEvent(
         packet=_number(found, nf.NFTA_TRACE_ID),
         table=f"{FAMILY_KEYWORDS.get(answer.payload[0], '?')} {nla.text_of(found.get(nf.NFTA_TRACE_TABLE, b''))}",

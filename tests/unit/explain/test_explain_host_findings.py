@@ -12,7 +12,7 @@ from pointsman.explain.service_port import Explanation
 from pointsman.explain.text import explanation_text
 from pointsman.kernel.rtnl import Route
 from pointsman.machine.host_facts import HostFacts
-from pointsman.machine.legacy_chains import chains_of
+from pointsman.machine.legacy_chains import parse_legacy_chains
 from pointsman.machine.packet_filter import Action, FilterChain, FilterRule, Match, PacketField
 from pointsman.model.addresses import Family
 
@@ -170,7 +170,7 @@ COMMIT
 -A PREROUTING -d 10.1.1.1/32 -j CT --notrack
 COMMIT
 """
-    chains = chains_of(text, lambda name: name != "KUBE-SVC-X")
+    chains = parse_legacy_chains(text, lambda name: name != "KUBE-SVC-X")
     assert ("legacy filter", "KUBE-SVC-X") not in chains
     forward, guard = chains["legacy filter", "FORWARD"], chains["legacy filter", "guard"]
     assert (forward.hook, forward.policy, guard.hook) == ("forward", Action.DROP, "")
@@ -192,7 +192,7 @@ second line" -j DROP
 -A INPUT -p tcp -j ACCEPT
 COMMIT
 """
-    rules = chains_of(text, lambda _name: True)["legacy filter", "INPUT"].rules
+    rules = parse_legacy_chains(text, lambda _name: True)["legacy filter", "INPUT"].rules
     assert [rule.action for rule in rules] == [Action.UNKNOWN, Action.ACCEPT]
 
 

@@ -14,7 +14,7 @@ from pointsman.kernel import nft_wire as w
 from pointsman.kernel.attributes import u32be
 from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.machine.nft_chains import ChainReader
-from pointsman.machine.nft_rules import SetElement, rules_of, understood
+from pointsman.machine.nft_rules import SetElement, parse_rule, parse_rule_safely
 from pointsman.machine.packet_filter import Action, FilterChain, FilterRule, PacketField
 from pointsman.model.addresses import Family
 
@@ -37,7 +37,7 @@ TIME_TO_LIVE = w.payload(w.FIRST_REGISTER, nf.NFT_PAYLOAD_NETWORK_HEADER, 8, 1)
 def test_sets_are_looked_into_where_their_keys_are_one_known_field(
     load: bytes, elements: list[SetElement] | None, field: PacketField | None
 ) -> None:
-    ((match,),) = [rule.matches for rule in rules_of(load + LOOKUP, Family.IPV4, lambda _name: elements)]
+    ((match,),) = [rule.matches for rule in parse_rule(load + LOOKUP, Family.IPV4, lambda _name: elements)]
     assert match.field is field
     assert match.text.endswith("in @blocked")
 
@@ -48,7 +48,7 @@ NAMES = ("payload", "cmp", "bitwise", "lookup", "meta", "ct", "range", "match", 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.binary(max_size=60))), st.sampled_from(Family))
 def test_no_rule_ends_an_explanation(parts: list[tuple[str, bytes]], family: Family) -> None:
     odd = b"".join(w.expression(name, data) for name, data in parts)
-    (rule, *_) = understood(odd, family, lambda _name: [SetElement(b"", b"")])
+    (rule, *_) = parse_rule_safely(odd, family, lambda _name: [SetElement(b"", b"")])
     assert rule.action in Action
 
 

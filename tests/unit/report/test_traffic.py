@@ -10,7 +10,7 @@ from tests.unit.explain.explaining import view_of
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Count
 from pointsman.backends.ipvs.mode import MODE as IPVS_MODE
-from pointsman.backends.nftables.counters import counts_of
+from pointsman.backends.nftables.counters import parse_counts
 from pointsman.backends.nftables.key_fields import packed_port, packed_protocol, packed_slots
 from pointsman.backends.nftables.reader import KernelElement
 from pointsman.backends.nftables.schema import ENDPOINTS, SERVICE_NODEPORTS, static_sets
@@ -124,6 +124,6 @@ def test_the_key_of_an_element_tells_whose_counter_it_is() -> None:
     specs = {spec.name: spec for spec in static_sets(counters=True)}
     frontend = VIP + packed_protocol(TCP) + packed_port(80)
     element = KernelElement(frontend + packed_slots(4)[3], data=ONE + packed_port(8080), packets=7)
-    assert list(counts_of(specs[ENDPOINTS], [element])) == [Count(TCP, VIP, 80, 7, "10.244.1.1:8080")]
+    assert list(parse_counts(specs[ENDPOINTS], [element])) == [Count(TCP, VIP, 80, 7, "10.244.1.1:8080")]
     node_port = KernelElement(packed_protocol(TCP) + packed_port(30080), packets=3)
-    assert list(counts_of(specs[SERVICE_NODEPORTS], [node_port])) == [Count(TCP, b"", 30080, 3)]
+    assert list(parse_counts(specs[SERVICE_NODEPORTS], [node_port])) == [Count(TCP, b"", 30080, 3)]

@@ -1,4 +1,4 @@
-"""The nftables backend: the one place of this package that changes the kernel."""
+"""The nftables backend: the only module of this package that changes the kernel."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from pointsman.backends.nftables.rejections import (
 from pointsman.backends.nftables.schema import TABLE
 from pointsman.conditions import Condition
 from pointsman.errors import Busy, KernelError, Rejected
-from pointsman.kernel.nfnl import BatchRefused, CommitLog, Fault, NftablesSocket
+from pointsman.kernel.nfnl import BatchRejected, CommitLog, Fault, NftablesSocket
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 
-_BLAME_ROUNDS = 5
+_MAX_REJECTION_ROUNDS = 5
 _NO_HASH = Condition.false(
     "KernelFeatures",
     "HashMissing",
@@ -83,11 +83,11 @@ class NftablesBackend(Backend):
         self._rejected: dict[ServicePortName, str] = {}
         self._commits = commits or CommitLog()
         self._drift_check = DriftCheck(self._commits)
-        self._ask_for_hash = lacks_hash
+        self._lacks_hash = lacks_hash
         self._without_hash: bool | None = None
-        """None until a Service asks for one; a lack is looked for again by every full sync."""
+        """None until a Service asks for a hash; every full sync checks a lack again."""
         self._unhashed: set[ServicePortName] = set()
-        """Those that ask for a hash and do not get it."""
+        """Service ports that ask for a hash and get random balancing."""
         self._totals = ConnectionTotals()
 
     # --- the contract ---------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class NftablesBackend(Backend):
         return self._incremental_sync(contents, request)
 
     def drift(self) -> Difference | None:
-        """Whether somebody else changed what we own, seen by the generation and a short inventory."""
+        """Check for external changes, by the ruleset generation and the definitions of the table."""
         if self._contents is None:
             return None
         return self._drift_check.find_drift(self._contents, self._open(), self._reader())
@@ -114,7 +114,7 @@ class NftablesBackend(Backend):
         compare = partial(
             compare_kernel,
             request.context,
-            {name: self._possible(plan) for name, plan in asked.items()},
+            {name: self._without_unsupported_hash(plan) for name, plan in asked.items()},
             dict(self._contents.fragments) if self._contents else {},
             counters=self._counters,
             complete=only is None,
@@ -122,7 +122,7 @@ class NftablesBackend(Backend):
         return Comparison(compare)
 
     def traffic(self) -> Traffic:
-        """Connections per service port and endpoint since the first sync; empty without service metrics."""
+        """Return connections per service port and endpoint since the first sync; empty without service metrics."""
         if self._contents is not None and self._counters:
             self._totals.add(self._contents, self._reader())
         return self._totals.counts()
@@ -142,9 +142,9 @@ class NftablesBackend(Backend):
         if self._without_hash:
             self._without_hash = None
         self._unhashed.clear()
-        self._look_for_hashes(request.plans)
+        self._find_unsupported_hashes(request.plans)
         rejected: dict[ServicePortName, str] = {}
-        with _collector_paused():
+        with _pause_gc():
             fragments = self._compile_all(request, rejected)
             abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
             contents, batch, size = self._load(request, fragments, table, rejected)
@@ -165,33 +165,33 @@ class NftablesBackend(Backend):
         table: KernelTable | None,
         rejected: dict[ServicePortName, str],
     ) -> tuple[Contents, Batch, int]:
-        """Commit everything; what the kernel refuses is taken out of `fragments` and put into `rejected`."""
-        for _ in range(_BLAME_ROUNDS):
+        """Commit everything; move what the kernel rejects from `fragments` to `rejected`."""
+        for _ in range(_MAX_REJECTION_ROUNDS):
             contents = self._contents_of(request, fragments)
             for batch in _full_batches(contents, table):
                 try:
                     return contents, batch, self._commit(batch)
-                except BatchRefused as error:
+                except BatchRejected as error:
                     if is_transient(error.errno):
                         raise
                     refusal = error
-            # A table made anew refuses it too, so the contents are at fault and not what somebody left there.
+            # A new table rejects it too, so the contents are wrong and not an external object in the table.
             faults = self._check(batch)
-            guilty = rejected_service_ports(batch, faults, fragments)
-            if not guilty:
+            found = rejected_service_ports(batch, faults, fragments)
+            if not found:
                 raise rejection_error(batch, faults, refusal.errno) from refusal
-            rejected.update(guilty)
+            rejected.update(found)
             abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
-            for name in guilty:
+            for name in found:
                 del fragments[name]
-        raise Rejected("the kernel keeps refusing parts of the table", errno.EINVAL)
+        raise Rejected("the kernel keeps rejecting parts of the table", errno.EINVAL)
 
     def _incremental_sync(self, contents: Contents, request: SyncRequest) -> SyncReport:
         rejected = {name: why for name, why in self._rejected.items() if name not in request.changed}
-        self._look_for_hashes(request.changed)
+        self._find_unsupported_hashes(request.changed)
         updates = self._compile_changed(request, contents, rejected)
         abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
-        for _ in range(_BLAME_ROUNDS):
+        for _ in range(_MAX_REJECTION_ROUNDS):
             change = Change(contents, updates)
             if not change.batch:
                 size = 0
@@ -199,41 +199,42 @@ class NftablesBackend(Backend):
             try:
                 size = self._commit(change.batch)
                 break
-            except BatchRefused as refusal:
+            except BatchRejected as refusal:
                 if is_transient(refusal.errno):
                     raise
-                trouble = self._drift_check.find_changed_definition(contents, self._reader())
-                if trouble is not None:
-                    return self._full_sync(request, trouble)
+                drift = self._drift_check.find_changed_definition(contents, self._reader())
+                if drift is not None:
+                    return self._full_sync(request, drift)
                 new = {name: fragment for name, fragment in updates.items() if fragment is not None}
                 faults = self._check(change.batch)
-                guilty = rejected_service_ports(change.batch, faults, new)
-                if not guilty or guilty.keys() - self._rejected.keys():
-                    return self._sync_in_doubt(request, change.batch, faults, guilty.keys())
-                rejected.update(guilty)
+                found = rejected_service_ports(change.batch, faults, new)
+                if not found or found.keys() - self._rejected.keys():
+                    return self._sync_after_rejection(request, change.batch, faults, found.keys())
+                rejected.update(found)
                 abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
-                for name in guilty:
+                for name in found:
                     del updates[name]
         else:
-            raise Rejected("the kernel keeps refusing parts of the change", errno.EINVAL)
+            raise Rejected("the kernel keeps rejecting parts of the change", errno.EINVAL)
         change.apply()
         self._rejected = rejected
         return self._report(contents, change.batch, size, full=False)
 
-    def _sync_in_doubt(
+    def _sync_after_rejection(
         self,
         request: SyncRequest,
         batch: Batch,
         faults: Sequence[Fault],
-        suspects: KeysView[ServicePortName],
+        suspected: KeysView[ServicePortName],
     ) -> SyncReport:
-        """After the refusal of a change whose service ports were not refused before.
+        """Load everything after the kernel rejected a change of service ports that it did not reject before.
 
-        Something that no inventory shows may stand in their way; a full load sweeps it out, or proves them guilty, and what
-        was proved once is believed until the next full load: a bad Service costs no full load at each of its changes.
+        An external element that no definition shows may be in the way: a full load removes it, or rejects the same
+        service ports. Those count as rejected until the next full load, so that a bad Service costs one full load and
+        not one at each of its changes.
         """
         report = self._full_sync(request)
-        if suspects and suspects <= report.rejected.keys():
+        if suspected and suspected <= report.rejected.keys():
             return report
         return msgspec.structs.replace(report, drift=find_external_object(batch, faults))
 
@@ -254,7 +255,7 @@ class NftablesBackend(Backend):
             rules_last=batch.element_counts(),
             batch_bytes=size,
             drift=drift,
-            notes=notes,
+            notes=tuple(notes),
             conditions=(_NO_HASH,) if self._unhashed else (),
         )
 
@@ -266,7 +267,7 @@ class NftablesBackend(Backend):
         def compile_one(plan: ServicePlan) -> Fragment:
             previous = contents.fragments.get(plan.name)
             return fragment_from_plan(
-                self._possible(plan), request.context, previous, counters=self._counters
+                self._without_unsupported_hash(plan), request.context, previous, counters=self._counters
             )
 
         present = {name: plan for name, plan in request.changed.items() if plan is not None}
@@ -277,23 +278,23 @@ class NftablesBackend(Backend):
         context, counters = request.context, self._counters
         return compile_each(
             request.plans,
-            lambda plan: fragment_from_plan(self._possible(plan), context, counters=counters),
+            lambda plan: fragment_from_plan(self._without_unsupported_hash(plan), context, counters=counters),
             rejected,
         )
 
-    def _look_for_hashes(self, plans: Mapping[ServicePortName, ServicePlan | None]) -> None:
-        """Note which of them ask for a hash that this kernel lacks; raises KernelError when it cannot say now."""
+    def _find_unsupported_hashes(self, plans: Mapping[ServicePortName, ServicePlan | None]) -> None:
+        """Record which plans ask for a hash that this kernel lacks; raises KernelError when that cannot be found out now."""
         for name, plan in plans.items():
             self._unhashed.discard(name)
             if plan is None or plan.balancing is None or not plan.balancing.scheduler.is_hash:
                 continue
             if self._without_hash is None:
-                self._without_hash = self._ask_for_hash(self._open(), self._traits)
+                self._without_hash = self._lacks_hash(self._open(), self._traits)
             if self._without_hash:
                 self._unhashed.add(name)
 
-    def _possible(self, plan: ServicePlan) -> ServicePlan:
-        """The plan, balanced at random where it asks for a hash that this kernel lacks."""
+    def _without_unsupported_hash(self, plan: ServicePlan) -> ServicePlan:
+        """Return the plan, with random balancing where it asks for a hash that this kernel lacks."""
         return msgspec.structs.replace(plan, balancing=None) if plan.name in self._unhashed else plan
 
     def _contents_of(self, request: SyncRequest, fragments: Mapping[ServicePortName, Fragment]) -> Contents:
@@ -321,7 +322,7 @@ class NftablesBackend(Backend):
             raise owned from error
 
     def _check(self, batch: Batch) -> list[Fault]:
-        """What the kernel says to each object of the batch, without applying anything."""
+        """Return the kernel's faults for each object of the batch, without applying anything."""
         return self._open().check(list(batch.messages(one_by_one=True)))
 
     def _owned_table(self) -> Busy | None:
@@ -330,13 +331,13 @@ class NftablesBackend(Backend):
             return None
         name = f"table {self._traits.keyword} {TABLE}"
         return Busy(
-            f"{name} is {format_owner(head)} and nobody else may change it; stop that process", errno.EPERM
+            f"{name} is {format_owner(head)}; no other process may change it, so stop that one", errno.EPERM
         )
 
 
 @contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A full load makes many small tuples and no cycles: looking for some costs a third of its time."""
+def _pause_gc() -> Iterator[None]:
+    """Pause garbage collection: a full load makes many tuples and no cycles, and collections take a third of its time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -347,7 +348,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _full_batches(contents: Contents, table: KernelTable | None) -> Iterator[Batch]:
-    """The ways to load everything, best first: in place, or over the table that is there."""
+    """Yield the batches that load everything, best first: in place, or replacing the table."""
     if table is None:
         yield contents.full_batch(replace=False, update=False)
         return

@@ -135,10 +135,10 @@ class Steps:
     def add_rules(self, chain: Chain) -> Iterator[Step]:
         """Append the rules of a chain to it."""
         for rule in chain.rules:
-            words = text.format_rule(rule)
-            about = BatchItem(f"rule in chain {chain.name}: {words}", chain.name)
+            formatted = text.format_rule(rule)
+            about = BatchItem(f"rule in chain {chain.name}: {formatted}", chain.name)
             yield Step(
-                f"add rule {self._table} {chain.name} {words}",
+                f"add rule {self._table} {chain.name} {formatted}",
                 encode.new_rule(chain.name, rule, self._traits),
                 about,
             )
@@ -167,9 +167,9 @@ class Batch:
             yield operation.command
             return
         verb = "delete" if isinstance(operation, DeleteElements) else "add"
-        words = ", ".join(operation.format_entries(self.traits))
-        if words:
-            yield f"{verb} element {self.traits.keyword} {TABLE} {operation.spec.name} {{ {words} }}"
+        entries = ", ".join(operation.format_entries(self.traits))
+        if entries:
+            yield f"{verb} element {self.traits.keyword} {TABLE} {operation.spec.name} {{ {entries} }}"
 
     def messages(self, *, one_by_one: bool = False) -> Iterator[Message]:
         """The encoded messages; `one_by_one` gives each element its own, so that a refusal names it."""

@@ -24,7 +24,7 @@ from pointsman.backends.nftables import text
 from pointsman.backends.nftables.balancers import is_balancer_name
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
-from pointsman.backends.nftables.expressions import fingerprint, same_expressions
+from pointsman.backends.nftables.expressions import fingerprint, is_same_rule
 from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.fragment import Element, Fragment, Owners, Pool
 from pointsman.backends.nftables.key_fields import packed_slots
@@ -126,7 +126,7 @@ def _rule_differences(chain: Chain, held: Sequence[bytes], owners: Owners) -> It
         what = f"chain {chain.name} rule {number + 1}"
         if number >= len(held):
             yield Difference(what, rule.text, "", owners.find(chain.name))
-        elif not same_expressions(rule.expressions, held[number]):
+        elif not is_same_rule(rule.expressions, held[number]):
             yield Difference(what, rule.text, "another rule", owners.find(chain.name))
     for number in range(len(chain.rules), len(held)):
         what = f"chain {chain.name} rule {number + 1}"

@@ -80,14 +80,14 @@ _ANY_DRAW = Draw(2)
 
 
 def key_text(fields: tuple[Field, ...], traits: FamilyTraits, draw: Draw = _ANY_DRAW) -> str:
-    words = {
+    formatted = {
         Field.SOURCE: f"{traits.keyword} saddr",
         Field.DESTINATION: f"{traits.keyword} daddr",
         Field.PROTOCOL: "meta l4proto",
         Field.PORT: "th dport",
         Field.SOURCE_PORT: "th sport",
     }
-    return " . ".join(draw.text(traits) if field is Field.SLOT else words[field] for field in fields)
+    return " . ".join(draw.text(traits) if field is Field.SLOT else formatted[field] for field in fields)
 
 
 def _load_key(

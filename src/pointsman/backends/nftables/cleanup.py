@@ -1,4 +1,4 @@
-"""Removes the table `kube-proxy` of both IP families, whoever made it, and what a trace left."""
+"""Removal of the table `kube-proxy` of both IP families, also of kube-proxy itself, and of a trace's leftovers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pointsman.model.addresses import Family
 
 
 def cleanup(_cleaning: CleanupContext) -> Iterator[CleanupItem]:
-    """Both families, also one that this machine does not speak any more. Fine to repeat."""
+    """Remove the tables of both families, also of one that is disabled by now. Can be repeated."""
     try:
         socket = NftablesSocket()
     except NotSupported:
@@ -29,13 +29,13 @@ def cleanup(_cleaning: CleanupContext) -> Iterator[CleanupItem]:
             except NotSupported:
                 return
             if head is not None:
-                yield _table_removed(socket, traits, head)
-            yield from _trace_removed(socket, family)
+                yield _remove_table(socket, traits, head)
+            yield from _remove_trace(socket, family)
     finally:
         socket.close()
 
 
-def _trace_removed(socket: NftablesSocket, family: Family) -> Iterator[CleanupItem]:
+def _remove_trace(socket: NftablesSocket, family: Family) -> Iterator[CleanupItem]:
     name = f"{traits_of(family).keyword} {TRACE_TABLE}"
     try:
         if socket.delete_table(traits_of(family).nfproto, TRACE_TABLE):
@@ -44,7 +44,7 @@ def _trace_removed(socket: NftablesSocket, family: Family) -> Iterator[CleanupIt
         yield CleanupItem("table", name, status=CleanupStatus.KEPT, why=f"a trace is running ({error})")
 
 
-def _table_removed(socket: NftablesSocket, traits: FamilyTraits, head: TableHead) -> CleanupItem:
+def _remove_table(socket: NftablesSocket, traits: FamilyTraits, head: TableHead) -> CleanupItem:
     name = f"{traits.keyword} {TABLE}"
     if head.owner:
         return CleanupItem("table", name, status=CleanupStatus.FAILED, why=format_owner(head))

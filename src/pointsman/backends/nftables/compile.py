@@ -17,7 +17,7 @@ from pointsman.backends.nftables.balancers import (
 )
 from pointsman.backends.nftables.clauses import rule
 from pointsman.backends.nftables.family_traits import traits_of
-from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arranged
+from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arrange_slots
 from pointsman.backends.nftables.key_fields import packed_port, packed_protocol
 from pointsman.backends.nftables.schema import Chain
 from pointsman.model.balancing import Scheduler
@@ -133,7 +133,7 @@ class _Compilation:
         if not endpoints:
             return
         if self._pick is Pick.RANDOM:
-            endpoints = arranged(self._before.get((where, prefix), ()), endpoints)
+            endpoints = arrange_slots(self._before.get((where, prefix), ()), endpoints)
         self._pools.append(Pool.of(where, prefix, endpoints))
 
     def _use(self, balancer: Balancer) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pointsman.backends.contract import Count, Traffic
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.contents import Contents
-from pointsman.backends.nftables.expressions import counted_packets
+from pointsman.backends.nftables.expressions import read_rule_counter
 from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.key_fields import SLOT_LENGTH
 from pointsman.backends.nftables.reader import KernelElement, Reader
@@ -64,7 +64,7 @@ class ConnectionTotals:
             for service in contents.with_chains:
                 for chain, endpoint in contents.fragments[service].endpoint_chains:
                     alive.add((service, endpoint))
-                    packets = max(map(counted_packets, rules.get(chain, [b""])))
+                    packets = max(map(read_rule_counter, rules.get(chain, [b""])))
                     self._grow(current, service, (chain, b"", b""), endpoint, packets)
         self._last = current
         self._services = Counter(
@@ -96,7 +96,7 @@ def _counted(contents: Contents) -> Iterator[tuple[ServicePortName, _Key, str]]:
                 yield name, (pool.where, key, data), endpoint
 
 
-def element_counts(family: Family) -> Sequence[Count] | None:
+def read_element_counts(family: Family) -> Sequence[Count] | None:
     """Every counter of the table; None when there is no table of ours that counts. Raises KernelError."""
     specs = [spec for spec in schema.static_sets(counters=True) if spec.counter]
     socket = NftablesSocket()
@@ -105,12 +105,12 @@ def element_counts(family: Family) -> Sequence[Count] | None:
         head = reader.head()
         if head is None or head.comment != schema.table_comment(counters=True):
             return None
-        return [count for spec in specs for count in counts_of(spec, reader.elements(spec).values())]
+        return [count for spec in specs for count in parse_counts(spec, reader.elements(spec).values())]
     finally:
         socket.close()
 
 
-def counts_of(spec: SetSpec, elements: Iterable[KernelElement]) -> Iterator[Count]:
+def parse_counts(spec: SetSpec, elements: Iterable[KernelElement]) -> Iterator[Count]:
     """The counters of one map."""
     for element in elements:
         key, endpoint = element.key, ""

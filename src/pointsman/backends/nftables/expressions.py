@@ -46,33 +46,33 @@ _NAT_RANGES = (
 
 
 def fingerprint(rules: Sequence[bytes]) -> int:
-    """Changes when a rule does; packets that pass counters do not change it."""
+    """Return a hash of the rules without their counters."""
     return hash(tuple([_COUNTER.sub(b"", rule) if b"counter" in rule else rule for rule in rules]))
 
 
-def packets_of(expression: bytes | None) -> int:
+def parse_packets(expression: bytes | None) -> int:
     if expression is None:
         return 0
     counter = nla.attributes(nla.attributes(expression).get(nf.NFTA_EXPR_DATA, b""))
     return int.from_bytes(counter.get(nf.NFTA_COUNTER_PACKETS, b""), "big")
 
 
-def counted_packets(expressions: bytes) -> int:
-    """What the counter of a rule says, 0 without one."""
+def read_rule_counter(expressions: bytes) -> int:
+    """Return the packets in the counter of a rule, 0 without one."""
     for _, item in nla.iter_attributes(expressions):
         if nla.text_of(nla.attributes(item).get(nf.NFTA_EXPR_NAME, b"")) == "counter":
-            return packets_of(item)
+            return parse_packets(item)
     return 0
 
 
-def same_expressions(ours: bytes, kernels: bytes) -> bool:
-    """Whether a rule in the kernel says what we sent; the kernel adds defaults and renumbers registers."""
-    left, right = ([_meaning(item) for _, item in nla.iter_attributes(rule)] for rule in (ours, kernels))
+def is_same_rule(ours: bytes, kernels: bytes) -> bool:
+    """Return whether a rule in the kernel means what we sent; the kernel adds defaults and renumbers registers."""
+    left, right = ([_canonical(item) for _, item in nla.iter_attributes(rule)] for rule in (ours, kernels))
     return left == right
 
 
-def _meaning(expression: bytes) -> tuple[str, dict[int, object]]:
-    """An expression in one spelling: what is zero counts as left out, which it is by one side or the other."""
+def _canonical(expression: bytes) -> tuple[str, dict[int, object]]:
+    """Return an expression in a canonical form: zero attributes are left out, as one side or the other does."""
     fields = nla.attributes(expression)
     name = nla.text_of(fields.get(nf.NFTA_EXPR_NAME, b""))
     if name == "counter":
@@ -81,7 +81,7 @@ def _meaning(expression: bytes) -> tuple[str, dict[int, object]]:
     found: dict[int, object] = {kind: value for kind, value in data.items() if any(value)}
     for kind in _REGISTERS.get(name, ()):
         if kind in found:
-            found[kind] = _first_word(data[kind])
+            found[kind] = _register_number(data[kind])
     for kind in _VALUES.get(name, ()):
         if kind in found:
             found[kind] = _value(data[kind])
@@ -92,8 +92,8 @@ def _meaning(expression: bytes) -> tuple[str, dict[int, object]]:
     return name, found
 
 
-def _first_word(register: bytes) -> int:
-    """The number of a register in words; the kernel lists one of four words by the number of the whole."""
+def _register_number(register: bytes) -> int:
+    """Return the number of a register in units of 32 bits; the kernel lists the first of four by the number of the 128-bit register."""
     number = int.from_bytes(register, "big")
     return number if number >= nf.NFT_REG32_00 else nf.NFT_REG32_00 + 4 * (number - 1)
 

@@ -1,4 +1,4 @@
-"""What IPv4 and IPv6 differ in: their words in nft syntax and their numbers in netlink."""
+"""What IPv4 and IPv6 differ in: keywords of nft's syntax and numbers of netlink."""
 
 from __future__ import annotations
 

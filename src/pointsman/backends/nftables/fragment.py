@@ -126,10 +126,10 @@ class Owners:
                 self._index[part, b""] = name
 
 
-def arranged(previous: tuple[bytes, ...], wanted: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """`wanted` in an order that moves as few entries of `previous` as possible.
+def arrange_slots(previous: tuple[bytes, ...], wanted: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Return `wanted` in an order that moves as few entries of `previous` as possible.
 
-    What stays keeps its slots; newcomers fill the holes first; what remains of the holes is closed from the end.
+    Remaining entries keep their slots, added ones fill the holes first, and the last entries close the holes that are left.
     """
     if not previous:
         return wanted
@@ -141,17 +141,17 @@ def arranged(previous: tuple[bytes, ...], wanted: tuple[bytes, ...]) -> tuple[by
             slots.append(entry)
         else:
             slots.append(None)
-    newcomers = [entry for entry, count in missing.items() for _ in range(count)]
-    newcomers.reverse()
+    added = [entry for entry, count in missing.items() for _ in range(count)]
+    added.reverse()
     for index, slot in enumerate(slots):
-        if slot is None and newcomers:
-            slots[index] = newcomers.pop()
-    newcomers.reverse()
-    slots.extend(newcomers)
-    return tuple(_without_holes(slots))
+        if slot is None and added:
+            slots[index] = added.pop()
+    added.reverse()
+    slots.extend(added)
+    return tuple(_close_holes(slots))
 
 
-def _without_holes(slots: list[bytes | None]) -> list[bytes]:
+def _close_holes(slots: list[bytes | None]) -> list[bytes]:
     while slots and slots[-1] is None:
         slots.pop()
     dense: list[bytes] = []

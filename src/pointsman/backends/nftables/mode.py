@@ -7,7 +7,7 @@ from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.cleanup import cleanup
 from pointsman.backends.nftables.compile import fragment_from_plan
 from pointsman.backends.nftables.contents import Contents
-from pointsman.backends.nftables.counters import element_counts
+from pointsman.backends.nftables.counters import read_element_counts
 from pointsman.backends.nftables.preflight import preflight
 from pointsman.backends.packet_quirks import LoopbackNodePort, PacketQuirks
 from pointsman.config.gates import effective_gates
@@ -70,7 +70,7 @@ MODE = Mode(
     compare_seconds=1.0,
     capabilities=FULL_CAPABILITIES,
     counting=Counting(
-        element_counts,
+        read_element_counts,
         limits="endpoints that have a chain of their own (session affinity) are not counted one by one: their shares are "
         "those of the active flows",
         missing="connections are counted only while the proxy runs with --service-metrics; without, those are shown that were tracked "

@@ -1,4 +1,4 @@
-"""What the kernel holds: the table, its chains, rules, sets and elements, read over netlink."""
+"""The table in the kernel with its chains, rules, sets and elements, read over netlink."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from pointsman.backends.nftables import encode
 from pointsman.backends.nftables.contents import Contents
-from pointsman.backends.nftables.expressions import packets_of
+from pointsman.backends.nftables.expressions import parse_packets
 from pointsman.backends.nftables.family_traits import FamilyTraits
 from pointsman.backends.nftables.schema import TABLE, Data, Hook, SetShape, SetSpec
 from pointsman.errors import NotSupported
@@ -31,7 +31,7 @@ class KernelElement(NamedTuple):
     data: bytes = b""
     """Endpoint maps: address and port."""
     verdict: str = ""
-    """Verdict maps: in nft's words."""
+    """Verdict maps: in nft's syntax."""
     packets: int = 0
 
 
@@ -58,11 +58,11 @@ class TableHead(NamedTuple):
     comment: str
     flags: int
     owner: int
-    """Netlink port of the socket that alone may change it; 0 when everybody may."""
+    """Netlink port of the only socket that may change it; 0 without such an owner."""
 
 
 class KernelTable(msgspec.Struct, frozen=True):
-    """The table's inventory."""
+    """The table with its chains and sets."""
 
     head: TableHead
     chains: dict[str, KernelChain]
@@ -86,7 +86,7 @@ class Reader:
         self._traits = traits
 
     def head(self) -> TableHead | None:
-        """The table without what is in it, None when there is none."""
+        """Return the table without its contents; None when there is none."""
         answer = self._socket.get(
             nf.NFT_MSG_GETTABLE, self._traits.nfproto, _TABLE_NAME, f"read table {TABLE}"
         )
@@ -101,7 +101,7 @@ class Reader:
         )
 
     def table(self) -> KernelTable | None:
-        """The inventory, or None when there is no such table."""
+        """Return the table with chains and sets; None when there is none."""
         head = self.head()
         return None if head is None else KernelTable(head, self._chains(), self._sets())
 
@@ -111,13 +111,13 @@ class Reader:
         return [entry for entry in found if nla.text_of(entry.get(nf.NFTA_TABLE_NAME, b"")) == TABLE]
 
     def _chains(self) -> dict[str, KernelChain]:
-        return chains_of(self._dump(nf.NFT_MSG_GETCHAIN, _TABLE_NAME, "list chains"))
+        return parse_chains(self._dump(nf.NFT_MSG_GETCHAIN, _TABLE_NAME, "list chains"))
 
     def _sets(self) -> dict[str, KernelSet]:
-        return sets_of(self._dump(nf.NFT_MSG_GETSET, _TABLE_NAME, "list sets"))
+        return parse_sets(self._dump(nf.NFT_MSG_GETSET, _TABLE_NAME, "list sets"))
 
     def rules(self) -> dict[str, list[bytes]]:
-        """The encoded expressions of every rule, per chain, in order."""
+        """Return the encoded expressions of every rule, per chain, in order."""
         rules: dict[str, list[bytes]] = {}
         for found in self._dump(nf.NFT_MSG_GETRULE, _TABLE_NAME, "list rules"):
             name = nla.text_of(found[nf.NFTA_RULE_CHAIN])
@@ -167,10 +167,10 @@ class NarrowReader(Reader):
         self._keys = wanted.element_keys()
 
     def _chains(self) -> dict[str, KernelChain]:
-        return chains_of(self._get_named(nf.NFT_MSG_GETCHAIN, nf.NFTA_CHAIN_NAME, self._chain_names))
+        return parse_chains(self._get_named(nf.NFT_MSG_GETCHAIN, nf.NFTA_CHAIN_NAME, self._chain_names))
 
     def _sets(self) -> dict[str, KernelSet]:
-        return sets_of(self._get_named(nf.NFT_MSG_GETSET, nf.NFTA_SET_NAME, self._set_names))
+        return parse_sets(self._get_named(nf.NFT_MSG_GETSET, nf.NFTA_SET_NAME, self._set_names))
 
     def rules(self) -> dict[str, list[bytes]]:
         return {name: self._rules_of(name) for name in self._chain_names}
@@ -197,8 +197,8 @@ class NarrowReader(Reader):
                 yield attributes_of(answer)
 
 
-def chains_of(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelChain]:
-    """Chains by name, from the attributes of the messages that tell of them; `sets_of` the same for sets."""
+def parse_chains(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelChain]:
+    """Return chains by name, from the attributes of their messages; `parse_sets` does the same for sets."""
     return {
         nla.text_of(found[nf.NFTA_CHAIN_NAME]): KernelChain(
             _number(found.get(nf.NFTA_CHAIN_USE)), _hook(found)
@@ -207,7 +207,7 @@ def chains_of(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelChain]:
     }
 
 
-def sets_of(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelSet]:
+def parse_sets(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelSet]:
     return {
         nla.text_of(found[nf.NFTA_SET_NAME]): KernelSet(
             _shape(found), _number(found[nf.NFTA_SET_COUNT]) if nf.NFTA_SET_COUNT in found else None
@@ -240,7 +240,7 @@ def _element(parts: dict[int, bytes], spec: SetSpec) -> KernelElement:
         _value(end) if end is not None else b"",
         data,
         verdict,
-        packets_of(parts.get(nf.NFTA_SET_ELEM_EXPR)),
+        parse_packets(parts.get(nf.NFTA_SET_ELEM_EXPR)),
     )
 
 

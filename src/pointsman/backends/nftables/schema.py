@@ -255,7 +255,7 @@ def _masquerade_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule,
 
 
 def source_match(local: LocalDetector, traits: FamilyTraits, *, inverted: bool = False) -> c.Clause | None:
-    """Traffic of local pods (or, inverted, of everybody else); None when that is unknown or never matches."""
+    """Return a match for traffic of local pods (inverted: of other sources); None when it is unknown or never matches."""
     if local.mode is LocalMode.CIDR and local.cidr is not None:
         if local.cidr.is_everything:
             return None if inverted else c.ALWAYS

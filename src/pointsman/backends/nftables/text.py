@@ -76,10 +76,12 @@ def _as_prefix(start: bytes, end: bytes) -> Cidr | None:
 
 def format_element(element: Element, label: str, spec: SetSpec, traits: FamilyTraits) -> str:
     """One element as it stands between braces."""
-    words = format_range(element, spec, traits) if element.key_end else format_key(element.key, spec, traits)
+    formatted = (
+        format_range(element, spec, traits) if element.key_end else format_key(element.key, spec, traits)
+    )
     if label:
-        words += f' comment "{label}"'
-    return words if element.chain is None else f"{words} : {format_verdict(element.chain)}"
+        formatted += f' comment "{label}"'
+    return formatted if element.chain is None else f"{formatted} : {format_verdict(element.chain)}"
 
 
 def format_verdict(chain: str) -> str:

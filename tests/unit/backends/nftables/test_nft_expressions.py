@@ -6,7 +6,7 @@ import pytest
 from tests.factory import packed
 
 from pointsman.backends.nftables import clauses as c
-from pointsman.backends.nftables.expressions import counted_packets, fingerprint, same_expressions
+from pointsman.backends.nftables.expressions import fingerprint, is_same_rule, read_rule_counter
 from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel import nft_wire as w
@@ -27,7 +27,7 @@ def counter(octets: int, packets: int) -> bytes:
 
 def test_packets_that_pass_do_not_change_a_rules_fingerprint() -> None:
     before, after = (count + c.goto("lb-2").encoding for count in (counter(0, 0), counter(1500, 25)))
-    assert counted_packets(after) == 25
+    assert read_rule_counter(after) == 25
     assert fingerprint([before]) == fingerprint([after])
 
 
@@ -65,20 +65,20 @@ DIFFERENT = {
 
 @pytest.mark.parametrize(("ours", "kernels"), DIFFERENT.values(), ids=DIFFERENT.keys())
 def test_rules_that_say_something_else_are_not_the_same(ours: bytes, kernels: bytes) -> None:
-    assert same_expressions(ours, ours)
-    assert not same_expressions(ours, kernels)
-    assert not same_expressions(kernels, ours)
+    assert is_same_rule(ours, ours)
+    assert not is_same_rule(ours, kernels)
+    assert not is_same_rule(kernels, ours)
 
 
 @pytest.mark.parametrize(("ours", "kernels"), [(8, 1), (12, 2), (16, 3), (20, 4), (9, 9)])
 def test_registers_are_known_by_both_of_their_numbers(ours: int, kernels: int) -> None:
-    assert same_expressions(w.numgen(ours, 8), w.numgen(kernels, 8))
+    assert is_same_rule(w.numgen(ours, 8), w.numgen(kernels, 8))
 
 
 def test_what_the_kernel_adds_by_itself_makes_no_difference() -> None:
     def nat(*ends: bytes) -> bytes:
         return w.expression("nat", u32be(nf.NFTA_NAT_REG_ADDR_MIN, 8), *ends)
 
-    assert same_expressions(nat(), nat(u32be(nf.NFTA_NAT_REG_ADDR_MAX, 1)))
-    assert not same_expressions(nat(), nat(u32be(nf.NFTA_NAT_REG_ADDR_MAX, 9)))
-    assert same_expressions(c.COUNTER.encoding, counter(1500, 25))
+    assert is_same_rule(nat(), nat(u32be(nf.NFTA_NAT_REG_ADDR_MAX, 1)))
+    assert not is_same_rule(nat(), nat(u32be(nf.NFTA_NAT_REG_ADDR_MAX, 9)))
+    assert is_same_rule(c.COUNTER.encoding, counter(1500, 25))

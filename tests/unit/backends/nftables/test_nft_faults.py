@@ -16,7 +16,7 @@ from pointsman.backends.nftables.key_fields import packed_slots
 from pointsman.errors import KernelError, Rejected
 from pointsman.kernel import nf_tables
 from pointsman.kernel.netlink import Answer, Message
-from pointsman.kernel.nfnl import SUBSYS_NFTABLES, BatchRefused, Fault
+from pointsman.kernel.nfnl import SUBSYS_NFTABLES, BatchRejected, Fault
 from pointsman.model.addresses import Family
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
@@ -35,7 +35,7 @@ class RefusingKernel:
     def commit(self, messages: Sequence[Message]) -> int:
         if self.fault:
             number, self.fault = self.fault, 0
-            raise BatchRefused([Fault(position, number) for position in range(len(messages))])
+            raise BatchRejected([Fault(position, number) for position in range(len(messages))])
         self.committed.append(len(messages))
         return 1
 
@@ -99,7 +99,7 @@ class StubbornKernel(RefusingKernel):
 
     def commit(self, messages: Sequence[Message]) -> int:
         if faults := self.check(messages):
-            raise BatchRefused(faults)
+            raise BatchRejected(faults)
         return super().commit(messages)
 
     def check(self, messages: Sequence[Message]) -> list[Fault]:

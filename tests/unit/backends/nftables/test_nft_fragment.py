@@ -7,7 +7,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointsman.backends.nftables.fragment import Pool, Slots, arranged
+from pointsman.backends.nftables.fragment import Pool, Slots, arrange_slots
 
 entries = st.lists(st.integers(0, 20), unique=True).map(lambda ns: tuple(bytes((n,)) for n in ns))
 
@@ -16,14 +16,14 @@ entries = st.lists(st.integers(0, 20), unique=True).map(lambda ns: tuple(bytes((
 def test_every_wanted_entry_has_exactly_one_slot(
     previous: tuple[bytes, ...], wanted: tuple[bytes, ...]
 ) -> None:
-    assert sorted(arranged(previous, wanted)) == sorted(wanted)
+    assert sorted(arrange_slots(previous, wanted)) == sorted(wanted)
 
 
 @given(previous=entries, wanted=entries)
 def test_no_survivor_moves_unless_the_list_became_shorter(
     previous: tuple[bytes, ...], wanted: tuple[bytes, ...]
 ) -> None:
-    after = arranged(previous, wanted)
+    after = arrange_slots(previous, wanted)
     moved = [e for i, e in enumerate(previous) if e in wanted and (i >= len(after) or after[i] != e)]
     assert len(moved) <= max(0, len(previous) - len(wanted))
     assert all(previous.index(entry) >= len(wanted) for entry in moved)
@@ -31,16 +31,16 @@ def test_no_survivor_moves_unless_the_list_became_shorter(
 
 @given(wanted=entries)
 def test_without_history_the_order_is_kept(wanted: tuple[bytes, ...]) -> None:
-    assert arranged((), wanted) == wanted
-    assert arranged(wanted, tuple(reversed(wanted))) == wanted
+    assert arrange_slots((), wanted) == wanted
+    assert arrange_slots(wanted, tuple(reversed(wanted))) == wanted
 
 
 def test_a_removed_slot_is_filled_from_the_end() -> None:
-    assert arranged((b"a", b"b", b"c", b"d"), (b"a", b"c", b"d")) == (b"a", b"d", b"c")
+    assert arrange_slots((b"a", b"b", b"c", b"d"), (b"a", b"c", b"d")) == (b"a", b"d", b"c")
 
 
 def test_a_replacement_takes_the_slot_of_the_replaced() -> None:
-    assert arranged((b"a", b"b", b"c"), (b"a", b"c", b"x")) == (b"a", b"x", b"c")
+    assert arrange_slots((b"a", b"b", b"c"), (b"a", b"c", b"x")) == (b"a", b"x", b"c")
 
 
 @given(st.lists(st.lists(st.binary(min_size=8, max_size=8), min_size=1, max_size=9), max_size=4))
