@@ -26,7 +26,7 @@ coverage: setup
 
 kernels: setup
 	@scripts/packages kernels
-	@$(VENV)/bin/python -m tests.kernels --json bench/results/kernels.json
+	@$(VENV)/bin/python -m tests.kernel.qemu --json bench/results/kernels.json
 	@$(VENV)/bin/python -m bench report
 
 bench: setup

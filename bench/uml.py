@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.uml import boot
+from tests.kernel.uml import boot
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from bench.reliability.world import Done, FaultyNode, Row, Work
 from tests.fake.apiserver import FakeApiServer
-from tests.faults.churn import flood
 from tests.harness.kube_objects import endpoint_slice, node, service
 from tests.harness.waiting import wait_until
+from tests.process.faults.churn import flood
 from tests.unit.kube.consumer import consuming, wait_for_services, wait_for_watches
 from tests.unit.kube.lies import LIES, Lie
 

@@ -1,6 +1,6 @@
 """The rendered state equals what kube-proxy left in the kernel, for every recorded scenario, step and family.
 
-The kernel itself is asked inside User-mode Linux (tests/uml); this needs none and runs everywhere.
+The kernel itself is asked inside User-mode Linux (tests/kernel/uml); this needs none and runs everywhere.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 TIME_FACTOR: Final = float(os.environ.get("POINTSMAN_TEST_TIME_FACTOR", "1"))
-"""Timeouts of tests are multiplied by it. `tests.kernels` sets it for emulated processors."""
+"""Timeouts of tests are multiplied by it. `tests.kernel.qemu` sets it for emulated processors."""
 
 
 def wait_until(

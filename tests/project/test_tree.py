@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import yaml
@@ -17,6 +18,12 @@ def test_unit_tests_live_where_their_subject_lives() -> None:
         path.parent.relative_to(ROOT / "src/pointsman") for path in (ROOT / "src/pointsman").rglob("*.py")
     }
     assert tested - packages == set()
+
+
+def test_every_directory_of_tests_is_explained() -> None:
+    explained = set(re.findall(r"^\| `tests/(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
+    found = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/*.py")}
+    assert found == explained
 
 
 def test_every_hook_calls_a_script_of_ours() -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.factory import packed
 from tests.harness.lab import build_lab
 from tests.harness.waiting import wait_until
-from tests.uml.inside.world import IpvsWorld
+from tests.kernel.uml.inside.world import IpvsWorld
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import CleanupContext, CleanupStatus, Difference, SyncRequest, Traffic

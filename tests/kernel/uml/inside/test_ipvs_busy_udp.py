@@ -14,7 +14,7 @@ from tests.e2e.busy_clients import BusyClients
 from tests.e2e.random_service import RandomService, answering
 from tests.harness.lab import build_lab
 from tests.harness.waiting import wait_until
-from tests.uml.inside.world import IpvsWorld
+from tests.kernel.uml.inside.world import IpvsWorld
 
 from pointsman.app import modes
 from pointsman.backends import mode_named

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 from tests import factory
-from tests.browser.chromium import CHROMIUM, Browser, running_chromium
+from tests.process.chromium import CHROMIUM, Browser, running_chromium
 from tests.unit.cli.live_proxy import LiveProxy, live_proxy
 
 from pointsman.conditions import Condition

@@ -10,7 +10,7 @@ from tests.e2e import behaviour
 from tests.e2e.behaviour import Case, disagreement, kept
 from tests.e2e.matrix import SERVICES, SETTINGS
 from tests.harness.lab import build_lab
-from tests.uml.inside.world import TIMEOUT_SECONDS, IpvsWorld
+from tests.kernel.uml.inside.world import TIMEOUT_SECONDS, IpvsWorld
 
 from pointsman.kernel.iptables import Iptables
 from pointsman.lab.probe import Outcome, run_probes

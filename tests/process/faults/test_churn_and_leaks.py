@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 from tests import factory
-from tests.faults.churn import flood, slice_line
 from tests.harness.api_thread import ApiThread
 from tests.harness.assembled import Assembly, assembled
 from tests.harness.kube_objects import node_object, web_service, web_slices
 from tests.harness.node import HEALTH_PORT, NODE_IP, LabNode, NodeProcess, needs_root
 from tests.harness.waiting import async_wait_until, wait_until
+from tests.process.faults.churn import flood, slice_line
 
 from pointsman.conditions import Blocks
 from pointsman.model.addresses import Family

@@ -6,8 +6,8 @@ import re
 
 import pytest
 from tests.harness.node import needs_root
-from tests.monitoring.conftest import Exposition
-from tests.monitoring.queries import (
+from tests.project.monitoring.conftest import Exposition
+from tests.project.monitoring.queries import (
     DOCUMENT,
     dashboard,
     grouping_labels,

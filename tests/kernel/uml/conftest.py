@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.uml import boot
+from tests.kernel.uml import boot
 
 from pointsman.kernel.iptables_programs import LEGACY, OVERRIDE
 
 HERE = Path(__file__).resolve().parent
 INSIDE = HERE / "inside"
-ROOT = HERE.parent.parent
+ROOT = HERE.parents[2]
 BOOT_SECONDS = 1500
 REPORT_VARIABLE = "POINTSMAN_UML_REPORT"
 

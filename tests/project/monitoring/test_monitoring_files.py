@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.monitoring.queries import (
+from tests.project.deploy.rendering import chart, needs_helm, refusal
+from tests.project.monitoring.queries import (
     DASHBOARD,
     MONITORING,
     ROOT,
@@ -21,7 +22,6 @@ from tests.monitoring.queries import (
     panels,
     rules,
 )
-from tests.project.deploy.rendering import chart, needs_helm, refusal
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="needs promtool: run scripts/packages"

@@ -1,6 +1,6 @@
 """Runs the tests that touch a kernel on Debian's own kernels, and keeps what passed where for docs/kernels.md.
 
-python -m tests.kernels [--suites bookworm,trixie] [--groups NAME,...] [--json FILE] [-- PYTEST-ARGUMENTS]
+python -m tests.kernel.qemu [--suites bookworm,trixie] [--groups NAME,...] [--json FILE] [-- PYTEST-ARGUMENTS]
 
 With --json, rows of the file that were not run again stay. Each group is one boot in qemu, on one emulated processor.
 """
@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree as ET
 
-from tests.kernels import boot
-from tests.kernels.debian import Kernel, fetched
+from tests.kernel.qemu import boot
+from tests.kernel.qemu.debian import Kernel, fetched
 
 from pointsman.kernel.iptables_programs import LEGACY, OVERRIDE
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[3]
 SUITES: Final = ("bookworm", "trixie")
 BOOT_SECONDS: Final = 4 * 3600
 _TIME_FACTOR: Final = "POINTSMAN_TEST_TIME_FACTOR=4"
@@ -34,13 +34,14 @@ _TIME_FACTOR: Final = "POINTSMAN_TEST_TIME_FACTOR=4"
 _INSIDE: Final = "POINTSMAN_UML_REPORT=/mnt/reports"
 """The ipvs tests are then run where they are, instead of booting User-mode Linux for themselves."""
 
+KERNEL: Final = ("tests/kernel", "--ignore=tests/kernel/uml")
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "nftables: rules, elements, foreign hands": ("tests/kernel", "-k", "nft"),
+    "nftables: rules, elements, foreign hands": (*KERNEL, "-k", "nft"),
     "recorded states, nftables packets": ("tests/golden/test_nftables_packets_golden.py",),
     "recorded states, iptables rules": ("tests/golden/test_iptables_kernel_golden.py",),
-    "tracked flows": ("tests/kernel", "-k", "conntrack"),
+    "tracked flows": (*KERNEL, "-k", "conntrack"),
     "drift, incremental against full, commands, clean-up": (
-        "tests/kernel",
+        *KERNEL,
         "-k",
         "not nft and not conntrack",
     ),
@@ -48,7 +49,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/e2e/test_matrix.py",
         "tests/e2e/test_sctp_associations.py",
     ),
-    "ipvs: codec, recorded states, life, packet matrix, SCTP associations": ("tests/uml/inside",),
+    "ipvs: codec, recorded states, life, packet matrix, SCTP associations": ("tests/kernel/uml/inside",),
 }
 
 
@@ -83,7 +84,7 @@ def _keep(file: Path, row: dict[str, Any]) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.kernels", description=__doc__.splitlines()[0] if __doc__ else None
+        prog="python -m tests.kernel.qemu", description=__doc__.splitlines()[0] if __doc__ else None
     )
     parser.add_argument("--suites", default=",".join(SUITES), help="Debian releases whose kernels to boot")
     parser.add_argument("--groups", default="", help="those whose name starts so; all unless given")

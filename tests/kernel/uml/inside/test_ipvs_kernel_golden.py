@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.golden import compare_ipvs
 from tests.golden import scenario as scenarios
-from tests.uml.inside.tools import Dump, MakeBackend
+from tests.kernel.uml.inside.tools import Dump, MakeBackend
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Setup

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.kernels.debian import Kernel
-from tests.kernels.initramfs import initramfs
+from tests.kernel.qemu.debian import Kernel
+from tests.kernel.qemu.initramfs import initramfs
 
 EMULATOR: Final = "qemu-system-x86_64"
 STATUS: Final = "status"

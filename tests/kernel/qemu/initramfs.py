@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.kernels.debian import Kernel
+from tests.kernel.qemu.debian import Kernel
 
 _MODULES: Final = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "virtio_rng")
 _INIT: Final = """\

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MONITORING = ROOT / "deploy/monitoring"
 RULES: dict[str, Any] = yaml.safe_load((MONITORING / "rules.yaml").read_text())
 DASHBOARD: dict[str, Any] = json.loads((MONITORING / "dashboard.json").read_text())

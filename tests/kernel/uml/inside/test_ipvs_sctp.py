@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from tests.e2e.associations import Association, associating, missing_sctp
-from tests.uml.inside.world import IpvsWorld
+from tests.kernel.uml.inside.world import IpvsWorld
 
 from pointsman.kernel.iptables import Iptables
 from pointsman.lab.cluster import Cluster

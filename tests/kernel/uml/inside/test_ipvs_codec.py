@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from pyroute2 import IPRoute
-from tests.uml.inside.tools import Dump
+from tests.kernel.uml.inside.tools import Dump
 
 from pointsman.errors import Busy, KernelError
 from pointsman.kernel import ipvs

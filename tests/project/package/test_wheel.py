@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from pointsman import __version__
 from pointsman.cli.main import main
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "docs/examples/shop"
 pytestmark = pytest.mark.slow
 

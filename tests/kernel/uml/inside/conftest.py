@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from tests.uml.inside.tools import Dump, MakeBackend
+from tests.kernel.uml.inside.tools import Dump, MakeBackend
 
 from pointsman.backends.ipvs.apply import IpvsBackend, IpvsSettings
 from pointsman.kernel.command import SystemCommands

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness.lab import build_lab
-from tests.uml.inside.world import IpvsWorld
+from tests.kernel.uml.inside.world import IpvsWorld
 
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Setup

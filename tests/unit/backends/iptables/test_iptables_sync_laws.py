@@ -1,4 +1,4 @@
-"""Laws of iptables syncs: however one gets there, the tables end the same, and what is refused harms nobody else."""
+"""Laws of iptables syncs: any order of changes leads to the same tables, and a rejected service port harms no other."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.factory import context, endpoint, plan, service_port
-from tests.fake.iptables_tables import IptablesTables
+from tests.factory import endpoint, plan, service_port
 from tests.golden.compare_iptables import differences
+from tests.unit.backends.iptables.test_iptables_backend import IptablesHarness
 
 from pointsman.backends.contract import SyncRequest
-from pointsman.backends.iptables.apply import IptablesBackend
 from pointsman.errors import KernelError
 from pointsman.kernel.command import CommandResult
-from pointsman.kernel.iptables import Iptables
-from pointsman.kernel.sysctl import Sysctls
-from pointsman.model.addresses import Family, cidr_from_text
+from pointsman.model.addresses import cidr_from_text
 from pointsman.model.plan import ServicePlan
-from pointsman.model.service import ServicePortName
 
 SERVICES = ("alpha", "beta", "gamma")
 
@@ -52,22 +48,8 @@ def histories(draw: st.DrawFn) -> list[dict[str, ServicePlan | None]]:
     return [{name: draw(st.none() | plans(name)) for name in sorted(changed)} for changed in rounds]
 
 
-class MemoryNode:
-    """A backend over tables in memory and the plans given to it."""
-
-    def __init__(self, root: Path) -> None:
-        for name in ("ipv4/conf/all/route_localnet", "netfilter/nf_conntrack_tcp_be_liberal"):
-            path = root / "proc/sys/net" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("0")
-        self.tables = IptablesTables()
-        self.backend = IptablesBackend(
-            Family.IPV4,
-            runner=Iptables(Family.IPV4, self.tables),
-            sysctls=Sysctls(root),
-            ensure_counter=lambda name: None,
-        )
-        self.plans: dict[ServicePortName, ServicePlan] = {}
+class History(IptablesHarness):
+    """A backend over tables in memory that goes through changes."""
 
     def change(self, changes: dict[str, ServicePlan | None], *, full: bool = False) -> None:
         named = {service_port(name).name: made for name, made in changes.items()}
@@ -75,15 +57,15 @@ class MemoryNode:
             self.plans.pop(name, None)
             if made is not None:
                 self.plans[name] = made
-        self.backend.sync(SyncRequest(context(), self.plans, named, full))
+        self.backend.sync(SyncRequest(self.context, self.plans, named, full))
 
     def saved(self) -> str:
         return "".join(self.tables.saved(table) for table in self.tables.tables)
 
     def wrong(self) -> list[str]:
-        """What differs from a fresh node that was given the same plans at once."""
+        """Return how the tables differ from those of a new node that got the same plans at once."""
         with tempfile.TemporaryDirectory() as directory:
-            fresh = MemoryNode(Path(directory))
+            fresh = History(Path(directory))
             fresh.plans = dict(self.plans)
             fresh.change({}, full=True)
         return differences(fresh.saved(), self.saved())
@@ -93,10 +75,10 @@ class MemoryNode:
 @given(histories())
 def test_small_steps_lead_where_one_big_one_leads(history: list[dict[str, ServicePlan | None]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        world = MemoryNode(Path(directory))
+        node = History(Path(directory))
         for changes in history:
-            world.change(changes)
-        assert world.wrong() == []
+            node.change(changes)
+        assert node.wrong() == []
 
 
 @settings(deadline=None, max_examples=50)
@@ -105,29 +87,29 @@ def test_failed_syncs_in_between_lose_nothing(
     history: list[dict[str, ServicePlan | None]], data: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        world = MemoryNode(Path(directory))
+        node = History(Path(directory))
         for changes in history:
             if data.draw(st.booleans(), label="fails"):
-                world.tables.before_restore = lambda text: CommandResult(-9)
+                node.tables.before_restore = lambda text: CommandResult(-9)
                 try:
-                    world.change(changes)
+                    node.change(changes)
                 except KernelError:
                     changes = {}
-                world.tables.before_restore = lambda text: None
-            world.change(changes)
-        assert world.wrong() == []
+                node.tables.before_restore = lambda text: None
+            node.change(changes)
+        assert node.wrong() == []
 
 
 @settings(deadline=None, max_examples=50)
 @given(histories(), st.sampled_from(SERVICES))
-def test_a_refused_service_never_harms_the_others(
-    history: list[dict[str, ServicePlan | None]], culprit: str
+def test_a_rejected_service_never_harms_the_others(
+    history: list[dict[str, ServicePlan | None]], rejected: str
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        world = MemoryNode(Path(directory))
-        world.change({"innocent": plan(service_port("innocent"), endpoint("10.244.9.1"))})
-        world.tables.refuses = lambda line: f"default/{culprit}:" in line
+        node = History(Path(directory))
+        node.change({"innocent": plan(service_port("innocent"), endpoint("10.244.9.1"))})
+        node.tables.refuses = lambda line: f"default/{rejected}:" in line
         for changes in history:
-            world.change(changes)
-        world.plans.pop(service_port(culprit).name, None)
-        assert world.wrong() == []
+            node.change(changes)
+        node.plans.pop(service_port(rejected).name, None)
+        assert node.wrong() == []
