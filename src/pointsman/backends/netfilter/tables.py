@@ -42,7 +42,7 @@ def parse_chains(text: bytes) -> dict[str, bytes]:
 
 def rules_in(block: bytes) -> list[str]:
     """Return the rules of a chain, one per line."""
-    return block.decode(errors="replace").splitlines()
+    return [line for line in block.decode(errors="replace").split("\n") if line]
 
 
 def canonical_rules(block: bytes) -> list[str]:
