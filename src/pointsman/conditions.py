@@ -125,6 +125,8 @@ class ConditionBoard:
         self._clock = clock
         self._scopes: dict[str, tuple[Condition, ...]] = {}
         self._sources: dict[str, Source] = {}
+        self._failing_scopes: set[str] = set()
+        """Those whose function raised when it was last called."""
         self._known: dict[str, Condition] = {}
         """By type, as of the last replacement or refresh."""
 
@@ -160,8 +162,11 @@ class ConditionBoard:
         for scope, source in self._sources.items():
             try:
                 self._scopes[scope] = tuple(source())
+                self._failing_scopes.discard(scope)
             except Exception as error:  # noqa: BLE001 a bug in one source must not fail /livez
-                _log.exception("Cannot determine conditions", err=error, scope=scope)
+                if scope not in self._failing_scopes:
+                    self._failing_scopes.add(scope)
+                    _log.exception("Cannot determine conditions", err=error, scope=scope)
 
     def _merge(self) -> dict[str, Condition]:
         """By type. Where two scopes have the same type, one that is not true counts."""

@@ -53,7 +53,7 @@ async def test_service_ranges_that_cannot_be_listed_are_done_without() -> None:
         await world.settled()
 
 
-async def test_a_missing_node_is_waited_for_and_then_done_without() -> None:
+async def test_a_missing_node_is_waited_for_and_then_done_without(caplog: pytest.LogCaptureFixture) -> None:
     async with assembled() as world:
         world.source.put(factory.service())
         world.source.listed()
@@ -64,6 +64,7 @@ async def test_a_missing_node_is_waited_for_and_then_done_without() -> None:
         world.source.put(factory.service())
         world.source.listed()
         await async_wait_until(lambda: world.syncs > 0)
+    assert "The Node does not exist" in caplog.text
 
 
 async def test_a_node_that_nobody_could_list_is_not_called_missing(caplog: pytest.LogCaptureFixture) -> None:

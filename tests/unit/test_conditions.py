@@ -89,7 +89,7 @@ def test_one_log_line_when_a_condition_is_raised_and_one_when_it_is_cleared(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     board = ConditionBoard()
-    rephrased = Condition.false(SYSCTL.type, SYSCTL.reason, "other words, same cause")
+    rephrased = Condition.false(SYSCTL.type, SYSCTL.reason, "another message, same cause")
     with caplog.at_level(logging.INFO):
         for found in ([SYSCTL], [SYSCTL], [rephrased], [], []):
             board.replace("sync", found)
@@ -114,6 +114,27 @@ def test_a_view_writes_no_log_line(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
     board.refresh()
     assert [record.getMessage() for record in caplog.records] == ["Condition raised"]
+
+
+def test_a_source_that_raises_leaves_its_scope_as_it_was_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answers: list[list[Condition] | None] = [[LATE], None, None, [], None]
+
+    def read() -> list[Condition]:
+        answer = answers.pop(0)
+        if answer is None:
+            raise ZeroDivisionError("a bug")
+        return answer
+
+    board = ConditionBoard()
+    board.add_source("watches", read)
+    board.replace("host settings", [SCORE])
+    seen = [types_on(board) for _ in range(5)]
+    assert seen == [["SyncIPv4", "OOMScore"]] * 3 + [["OOMScore"]] * 2
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "Cannot determine conditions"
+    ] * 2
 
 
 @pytest.mark.parametrize("blocks", Blocks)
