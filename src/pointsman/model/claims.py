@@ -9,7 +9,7 @@ as the owner releases it.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from pointsman.model.service import Protocol, ServicePort, ServicePortName
@@ -42,6 +42,8 @@ class ClaimIndex:
         self._cluster_ips = _Contenders[bytes]()
         self._external = _Contenders[bytes]()
         """External and load-balancer addresses: they are lost to a Service that has one as its cluster IP."""
+        self._changed_claims: set[Claim] = set()
+        self._changed_cluster_ips: set[bytes] = set()
 
     def replace(self, old: ServicePort | None, new: ServicePort | None) -> None:
         """Replace the claims of a service port; None where it did not exist or does not exist any more."""
@@ -50,22 +52,22 @@ class ClaimIndex:
         before, after = _claims_of(old), _claims_of(new)
         for claim, rank in before.items():
             if after.get(claim) != rank:
-                self._claims.remove(claim, rank)
-                if claim[0]:
-                    self._by_address(rank).remove(claim[0], rank)
+                self._remove(claim, rank)
         for claim, rank in after.items():
             if before.get(claim) != rank:
-                self._claims.add(claim, rank)
-                if claim[0]:
-                    self._by_address(rank).add(claim[0], rank)
+                self._add(claim, rank)
 
     def take_affected(self) -> set[ServicePortName]:
-        """Return the contenders of everything that changed its owner since the last call."""
+        """Return the contenders of everything that changed its owner since the last call.
+
+        A service port whose own claims were replaced may be missing: it has to be planned anyway.
+        """
         affected: set[ServicePortName] = set()
-        for claim in self._claims.take_changed():
+        for claim in self._changed_claims:
             affected |= self._claims.names(claim)
-        for address in self._cluster_ips.take_changed():
+        for address in self._changed_cluster_ips:
             affected |= self._external.names(address)
+        self._changed_claims, self._changed_cluster_ips = set(), set()
         return affected
 
     def find_lost(self, port: ServicePort) -> dict[Claim, Winner]:
@@ -81,8 +83,29 @@ class ClaimIndex:
                 lost[claim] = Winner(first)
         return lost
 
-    def _by_address(self, rank: _Rank) -> _Contenders[bytes]:
-        return self._cluster_ips if rank[0] == _CLUSTER_IP else self._external
+    def _add(self, claim: Claim, rank: _Rank) -> None:
+        address = claim[0]
+        if self._claims.add(claim, rank):
+            self._changed_claims.add(claim)
+        if rank[0] == _CLUSTER_IP:
+            self._cluster_ips.add(address, rank)
+            self._note_cluster_ip(address)
+        elif address:
+            self._external.add(address, rank)
+
+    def _remove(self, claim: Claim, rank: _Rank) -> None:
+        address = claim[0]
+        if self._claims.remove(claim, rank):
+            self._changed_claims.add(claim)
+        if rank[0] == _CLUSTER_IP:
+            self._cluster_ips.remove(address, rank)
+            self._note_cluster_ip(address)
+        elif address:
+            self._external.remove(address, rank)
+
+    def _note_cluster_ip(self, address: bytes) -> None:
+        if address in self._external:
+            self._changed_cluster_ips.add(address)
 
 
 class _Contenders(Generic[_Key]):
@@ -90,45 +113,42 @@ class _Contenders(Generic[_Key]):
 
     def __init__(self) -> None:
         self._ranks: dict[_Key, _Rank | list[_Rank]] = {}
-        self._before: dict[_Key, ServicePortName | None] = {}
-        """Owners at the last `take_changed` of keys that were touched since."""
+
+    def __contains__(self, key: _Key) -> bool:
+        return key in self._ranks
 
     def names(self, key: _Key) -> set[ServicePortName]:
-        return {rank[2] for rank in self._sorted(key)}
+        ranks = self._ranks.get(key, ())
+        return {rank[2] for rank in ranks} if isinstance(ranks, list) else {ranks[2]} if ranks else set()
 
     def first(self, key: _Key) -> ServicePortName | None:
-        ranks = self._sorted(key)
-        return ranks[0][2] if ranks else None
+        ranks = self._ranks.get(key)
+        if ranks is None:
+            return None
+        return ranks[0][2] if isinstance(ranks, list) else ranks[2]
 
-    def add(self, key: _Key, rank: _Rank) -> None:
-        self._before.setdefault(key, self.first(key))
+    def add(self, key: _Key, rank: _Rank) -> bool:
+        """Return whether another contender lost the key by this."""
         ranks = self._ranks.get(key)
         if ranks is None:
             self._ranks[key] = rank
-        elif isinstance(ranks, list):
-            insort(ranks, rank)
-        else:
-            self._ranks[key] = sorted((ranks, rank))
+            return False
+        if not isinstance(ranks, list):
+            ranks = self._ranks[key] = [ranks]
+        insort(ranks, rank)
+        return ranks[0] is rank
 
-    def remove(self, key: _Key, rank: _Rank) -> None:
-        self._before.setdefault(key, self.first(key))
+    def remove(self, key: _Key, rank: _Rank) -> bool:
+        """Return whether another contender got the key by this."""
         ranks = self._ranks[key]
-        if isinstance(ranks, list):
-            del ranks[bisect_left(ranks, rank)]
-            if len(ranks) == 1:
-                self._ranks[key] = ranks[0]
-        else:
+        if not isinstance(ranks, list):
             del self._ranks[key]
-
-    def take_changed(self) -> list[_Key]:
-        """Return the keys whose owner differs from that at the last call."""
-        changed = [key for key, before in self._before.items() if self.first(key) != before]
-        self._before = {}
-        return changed
-
-    def _sorted(self, key: _Key) -> Sequence[_Rank]:
-        ranks = self._ranks.get(key, ())
-        return ranks if isinstance(ranks, list) else (ranks,) if ranks else ()
+            return False
+        position = bisect_left(ranks, rank)
+        del ranks[position]
+        if len(ranks) == 1:
+            self._ranks[key] = ranks[0]
+        return position == 0
 
 
 def _claims_of(port: ServicePort | None) -> dict[Claim, _Rank]:

@@ -7,9 +7,10 @@ has precedence, then the smaller name, so that all nodes decide alike.
 
 from __future__ import annotations
 
-from pointsman.model.balancing import NO_REQUEST, BalancingDefaults
+from pointsman.model.balancing import NO_REQUEST, BalancingDefaults, Scheduler
 from pointsman.model.service import ServicePort, ServicePortName
 from pointsman.model.slots import compute_max_hash_slots, compute_table_size
+from pointsman.model.tracker import PortState
 
 MAX_EXTRA_ELEMENTS = 1 << 19
 """Slots beyond the default size at all frontends: 54 MiB of kernel memory, and about 140 MiB of this process."""
@@ -27,12 +28,12 @@ class HashBudget:
         self.exceeding: frozenset[ServicePortName] = frozenset()
         """Service ports whose tables must have the default size."""
 
-    def replace(
-        self, name: ServicePortName, port: ServicePort | None, endpoints: int, defaults: BalancingDefaults
-    ) -> None:
+    def replace(self, name: ServicePortName, state: PortState | None, defaults: BalancingDefaults) -> None:
         """Replace the cost of a service port; None where it does not exist any more."""
-        cost = _compute_extra_elements(port, endpoints, defaults) if port is not None else 0
-        found = ((port.service.created, name), cost) if port is not None and cost else None
+        if name not in self._costs and (state is None or not _may_hash(state.port, defaults)):
+            return
+        cost = _compute_extra_elements(state.port, len(state.endpoints), defaults) if state is not None else 0
+        found = ((state.port.service.created, name), cost) if state is not None and cost else None
         if found == self._costs.get(name):
             return
         self._has_changed = True
@@ -57,10 +58,12 @@ class HashBudget:
         return before ^ self.exceeding
 
 
+def _may_hash(port: ServicePort, defaults: BalancingDefaults) -> bool:
+    return port.service.balancing is not NO_REQUEST or defaults.scheduler is not Scheduler.RANDOM
+
+
 def _compute_extra_elements(port: ServicePort, endpoints: int, defaults: BalancingDefaults) -> int:
     request, capabilities = port.service.balancing, defaults.capabilities
-    if request is NO_REQUEST and not defaults.scheduler.is_hash:
-        return 0
     scheduler = request.scheduler or defaults.scheduler
     if not (scheduler.is_hash and capabilities.fills_hash_tables and scheduler in capabilities.schedulers):
         return 0

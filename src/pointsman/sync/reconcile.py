@@ -216,7 +216,7 @@ class Reconciler:
             self._claims.replace(
                 old.port if old is not None else None, state.port if state is not None else None
             )
-            self._account_hash(name, state, context)
+            self._hash_budget.replace(name, state, context.balancing)
         dirty |= self._claims.take_affected()
         for key, times in changes.trigger_times.items():
             known = self._trigger_times.setdefault(key, [])
@@ -226,14 +226,10 @@ class Reconciler:
             self._full_needed = True
             dirty = set(self._states) | dirty
             for name, known_state in self._states.items():
-                self._account_hash(name, known_state, context)
+                self._hash_budget.replace(name, known_state, context.balancing)
         dirty |= self._hash_budget.take_affected()
         for name in dirty:
             self._replan(name, context)
-
-    def _account_hash(self, name: ServicePortName, state: PortState | None, context: NodeContext) -> None:
-        port, endpoints = (state.port, len(state.endpoints)) if state is not None else (None, 0)
-        self._hash_budget.replace(name, port, endpoints, context.balancing)
 
     def _replan(self, name: ServicePortName, context: NodeContext) -> None:
         planned = self._plan(name, context)

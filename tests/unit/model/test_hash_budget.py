@@ -1,10 +1,11 @@
 """Large hash tables of all Services of a node share one budget."""
 
-from tests.factory import service_port
+from tests.factory import endpoint, service_port
 
 from pointsman.model.balancing import DEFAULT_BALANCING, BalancingRequest, Scheduler
 from pointsman.model.hash_budget import MAX_EXTRA_ELEMENTS, HashBudget
 from pointsman.model.service import ServicePort, ServicePortName
+from pointsman.model.tracker import PortState
 
 LARGE = BalancingRequest(Scheduler.SOURCE_HASH, "source-hash", hash_slots=65536)
 
@@ -14,10 +15,14 @@ def hashed(number: int, request: BalancingRequest = LARGE) -> ServicePort:
     return service_port(f"s{number:03}", cluster_ip=cluster_ip, balancing=request, created=f"{number:03}")
 
 
+def state(port: ServicePort) -> PortState:
+    return PortState(port, tuple(endpoint(f"10.244.1.{number}") for number in range(10)))
+
+
 def filled(ports: list[ServicePort]) -> HashBudget:
     budget = HashBudget()
     for port in ports:
-        budget.replace(port.name, port, 10, DEFAULT_BALANCING)
+        budget.replace(port.name, state(port), DEFAULT_BALANCING)
     budget.take_affected()
     return budget
 
@@ -38,7 +43,7 @@ def test_a_smaller_table_gives_its_part_to_the_next() -> None:
     budget = filled(ports)
     assert budget.exceeding == {ports[8].name}
     first = ports[0]
-    budget.replace(first.name, hashed(0, BalancingRequest(Scheduler.SOURCE_HASH)), 10, DEFAULT_BALANCING)
+    budget.replace(first.name, state(hashed(0, BalancingRequest(Scheduler.SOURCE_HASH))), DEFAULT_BALANCING)
     assert budget.take_affected() == {ports[8].name}
     assert budget.exceeding == frozenset()
     assert budget.take_affected() == frozenset()
@@ -53,10 +58,10 @@ def test_tables_of_the_default_size_and_other_schedulers_cost_nothing() -> None:
     budget = HashBudget(limit=0)
     for number, request in enumerate(requests):
         port = hashed(number, request)
-        budget.replace(port.name, port, 10, DEFAULT_BALANCING)
+        budget.replace(port.name, state(port), DEFAULT_BALANCING)
     assert budget.take_affected() == frozenset()
     large = hashed(9)
-    budget.replace(large.name, large, 10, DEFAULT_BALANCING)
+    budget.replace(large.name, state(large), DEFAULT_BALANCING)
     assert budget.take_affected() == {large.name}
-    budget.replace(large.name, None, 0, DEFAULT_BALANCING)
+    budget.replace(large.name, None, DEFAULT_BALANCING)
     assert budget.take_affected() == {large.name}
