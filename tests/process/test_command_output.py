@@ -93,7 +93,7 @@ def test_an_argument_that_is_no_text_is_told_in_a_sentence() -> None:
     asked = ("explain", "sh\udcf6p/web", *EXPLAIN[2:], "-o", "json")
     shown, errors = _process(*asked).communicate(timeout=30)
     assert shown == b""
-    assert errors == b"pointsman explain: an argument holds bytes that are not UTF-8: \\udcf6\n"
+    assert errors == b"pointsman explain: an argument is not UTF-8: \\udcf6\n"
 
 
 @contextlib.contextmanager

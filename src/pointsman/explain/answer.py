@@ -250,5 +250,5 @@ def _check_use(family: FamilyView, plan: ServicePlan, endpoint: Endpoint) -> Fin
     if any(use.used for use in uses):
         parameters = {"endpoint": place, "servicePort": name}
         return Finding(Code.ENDPOINT_USED, Severity.NOTICE, parameters=parameters)
-    reasons = " and ".join(dict.fromkeys(use.reason for use in uses))
+    reasons = " and ".join(dict.fromkeys(use.message for use in uses))
     return error(Code.ENDPOINT_NOT_USED, endpoint=place, servicePort=name, reasons=reasons)

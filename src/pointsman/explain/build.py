@@ -39,9 +39,9 @@ from pointsman.model.findings import Code, Finding
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan, TopologyMode
 from pointsman.model.service import ServicePortName
 from pointsman.model.slots import assign_slots
-from pointsman.model.topology import endpoint_reason
+from pointsman.model.topology import find_endpoint_reason
 from pointsman.wording.findings import describe
-from pointsman.wording.outcomes import describe_outcome
+from pointsman.wording.outcomes import describe_outcome, render_endpoint_reason
 
 MAX_FRONTENDS = 8
 """In a summary without details."""
@@ -247,10 +247,9 @@ def _explain_endpoints(
     ):
         uses = []
         for local in policies:
-            used, reason = endpoint_reason(
-                plan, endpoint, local_policy=local, node_name=context.node_name, zone=context.zone
-            )
-            uses.append(PolicyUse("Local" if local else "Cluster", used, reason))
+            used, reason = find_endpoint_reason(plan, endpoint, local_policy=local)
+            message = render_endpoint_reason(reason, endpoint, context.node_name, context.zone)
+            uses.append(PolicyUse("Local" if local else "Cluster", used, reason, message))
         yield msgspec.structs.replace(report, uses=tuple(uses), share=shares.get(report.address))
 
 

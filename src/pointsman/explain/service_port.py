@@ -11,7 +11,7 @@ import msgspec
 
 from pointsman.backends.contract import Difference
 from pointsman.machine.reach import Reached
-from pointsman.model.decision import ClientOutcome, State
+from pointsman.model.decision import ClientOutcome, EndpointReason, State
 from pointsman.model.findings import Finding
 
 Identity = tuple[str, str, str, str]
@@ -23,7 +23,9 @@ class PolicyUse(msgspec.Struct, frozen=True, rename="camel"):
 
     policy: str
     used: bool
-    reason: str
+    reason: EndpointReason
+    message: str
+    """The reason in English."""
 
 
 class ProbeResult(msgspec.Struct, frozen=True, rename="camel"):

@@ -153,7 +153,7 @@ def _render_endpoints(endpoints: tuple[EndpointReport, ...]) -> Iterator[str]:
             probe = (
                 f"; probe from this node: {endpoint.probe.message}" if endpoint.probe and not number else ""
             )
-            yield f"{start}  {'in ' if use.used else 'out'}{policy}  {use.reason}{probe}"
+            yield f"{start}  {'in ' if use.used else 'out'}{policy}  {use.message}{probe}"
     if len(endpoints) > MAX_ENDPOINTS_SHOWN:
         yield f"    and {len(endpoints) - MAX_ENDPOINTS_SHOWN} more; -o json lists all"
 

@@ -48,6 +48,33 @@ class SourceAddress(enum.StrEnum):
     """The address of the frontend, which the node has on an interface."""
 
 
+class EndpointReason(enum.StrEnum):
+    """Why frontends with one traffic policy use an endpoint, or do not."""
+
+    READY = "Ready"
+    LOCAL = "Local"
+    """Ready, on this node."""
+    NODE_HINT = "NodeHint"
+    """Ready, hinted for this node."""
+    ZONE_HINT = "ZoneHint"
+    """Ready, hinted for this zone."""
+    SERVING = "Serving"
+    """Terminating but still serving, and no endpoint is ready."""
+    OTHER_NODE = "OtherNode"
+    """Policy Local, and it is on another node."""
+    TERMINATING = "Terminating"
+    """There are ready endpoints."""
+    NOT_SERVING = "NotServing"
+    """Terminating and no longer serving."""
+    NOT_READY = "NotReady"
+    NO_WEIGHT = "NoWeight"
+    """Weight 0: it keeps its connections and gets no new ones."""
+    OTHER_NODE_HINT = "OtherNodeHint"
+    OTHER_ZONE_HINT = "OtherZoneHint"
+    NO_FRONTEND = "NoFrontend"
+    """No frontend has this policy."""
+
+
 class State(enum.StrEnum):
     """State of a service port: which clients reach an endpoint, of those that no source range excludes."""
 

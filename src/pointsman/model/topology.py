@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pointsman.model.balancing import compute_weight
+from pointsman.model.decision import EndpointReason
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import EndpointSelection, ServicePlan, TopologyMode
 from pointsman.model.service import ServicePort
@@ -89,37 +90,34 @@ def _explain_node_hints(ready: Sequence[Endpoint], node_name: str) -> str:
     return f"0 of {len(ready)} ready endpoints are hinted for node {node_name}"
 
 
-def endpoint_reason(
-    plan: ServicePlan, endpoint: Endpoint, *, local_policy: bool, node_name: str, zone: str
-) -> tuple[bool, str]:
-    """Whether a frontend with this policy uses the endpoint, and the reason in words."""
+def find_endpoint_reason(
+    plan: ServicePlan, endpoint: Endpoint, *, local_policy: bool
+) -> tuple[bool, EndpointReason]:
+    """Return whether a frontend with this policy uses the endpoint, and why."""
     used = endpoint in (plan.endpoints.local if local_policy else plan.endpoints.cluster)
     if local_policy and not endpoint.local:
-        where = f"runs on node {endpoint.node}" if endpoint.node else "has no nodeName"
-        return False, f"policy Local: it {where}, this node is {node_name}"
+        return False, EndpointReason.OTHER_NODE
+    if used and not endpoint.ready:
+        return True, EndpointReason.SERVING
+    topology = plan.endpoints.topology
     if used:
-        if endpoint.ready:
-            return True, _explain_use(plan, endpoint, local_policy=local_policy)
-        return True, "terminating but still serving, and no endpoint is ready"
+        if local_policy:
+            return True, EndpointReason.LOCAL
+        return True, _READY.get(topology, EndpointReason.READY)
+    if endpoint.terminating and endpoint.serving and not endpoint.ready:
+        return False, EndpointReason.TERMINATING
     if not endpoint.ready:
-        if endpoint.terminating and endpoint.serving:
-            return False, "terminating; ready endpoints exist"
-        return False, "terminating and no longer serving" if endpoint.terminating else "not ready"
+        return False, EndpointReason.NOT_SERVING if endpoint.terminating else EndpointReason.NOT_READY
     if not compute_weight(endpoint, plan.port.service.balancing):
-        return False, "weight 0: it keeps its connections and gets no new ones"
-    if plan.endpoints.topology is TopologyMode.NODE:
-        return False, f"hinted for node {', '.join(endpoint.node_hints)}, this node is {node_name}"
-    if plan.endpoints.topology is TopologyMode.ZONE:
-        return False, f"hinted for zone {', '.join(endpoint.zone_hints)}, this node is in {zone}"
-    return False, "no frontend with this policy"
+        return False, EndpointReason.NO_WEIGHT
+    return False, _NOT_HINTED.get(topology, EndpointReason.NO_FRONTEND)
 
 
-def _explain_use(plan: ServicePlan, endpoint: Endpoint, *, local_policy: bool) -> str:
-    state = "ready (and terminating)" if endpoint.terminating else "ready"
-    if local_policy:
-        return f"{state}, on this node"
-    if plan.endpoints.topology is TopologyMode.NODE:
-        return f"{state}, hinted for this node"
-    if plan.endpoints.topology is TopologyMode.ZONE:
-        return f"{state}, hinted for this zone"
-    return state
+_READY = {
+    TopologyMode.NODE: EndpointReason.NODE_HINT,
+    TopologyMode.ZONE: EndpointReason.ZONE_HINT,
+}
+_NOT_HINTED = {
+    TopologyMode.NODE: EndpointReason.OTHER_NODE_HINT,
+    TopologyMode.ZONE: EndpointReason.OTHER_ZONE_HINT,
+}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pointsman.model.decision import ClientKind, ClientOutcome, DecisionReason, SourceAddress
+from pointsman.model.decision import ClientKind, ClientOutcome, DecisionReason, EndpointReason, SourceAddress
+from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import Outcome
 
 _CLIENTS = {
@@ -37,6 +38,34 @@ _SOURCES = {
     SourceAddress.MASQUERADED_EXCEPT_NODE: "becomes this node's address (an endpoint that is this node: kept)",
     SourceAddress.FRONTEND: "is the frontend's own address, which the node has on an interface",
 }
+
+_ENDPOINT_REASONS = {
+    EndpointReason.READY: "{ready}",
+    EndpointReason.LOCAL: "{ready}, on this node",
+    EndpointReason.NODE_HINT: "{ready}, hinted for this node",
+    EndpointReason.ZONE_HINT: "{ready}, hinted for this zone",
+    EndpointReason.SERVING: "terminating but still serving, and no endpoint is ready",
+    EndpointReason.OTHER_NODE: "policy Local: it {where}, this node is {node}",
+    EndpointReason.TERMINATING: "terminating; ready endpoints exist",
+    EndpointReason.NOT_SERVING: "terminating and no longer serving",
+    EndpointReason.NOT_READY: "not ready",
+    EndpointReason.NO_WEIGHT: "weight 0: it keeps its connections and gets no new ones",
+    EndpointReason.OTHER_NODE_HINT: "hinted for node {nodes}, this node is {node}",
+    EndpointReason.OTHER_ZONE_HINT: "hinted for zone {zones}, this node is in {zone}",
+    EndpointReason.NO_FRONTEND: "no frontend with this policy",
+}
+
+
+def render_endpoint_reason(reason: EndpointReason, endpoint: Endpoint, node: str, zone: str) -> str:
+    """Return why this endpoint is used, or not, on this node."""
+    return _ENDPOINT_REASONS[reason].format(
+        ready="ready (and terminating)" if endpoint.terminating else "ready",
+        where=f"runs on node {endpoint.node}" if endpoint.node else "has no nodeName",
+        nodes=", ".join(endpoint.node_hints),
+        zones=", ".join(endpoint.zone_hints),
+        node=node,
+        zone=zone,
+    )
 
 
 def render_client(spec: str) -> str:

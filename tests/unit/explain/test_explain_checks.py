@@ -40,7 +40,7 @@ def test_a_service_that_answers_has_no_cause() -> None:
     assert explanation.is_healthy
     assert codes(explanation) == set()
     uses = {entry.address: entry.uses[0] for entry in only_port(explanation).endpoints}
-    assert all(use.used and use.reason == "ready" for use in uses.values())
+    assert all(use.used and use.reason == "Ready" for use in uses.values())
 
 
 def test_not_ready_endpoints_are_listed_with_their_nodes() -> None:

@@ -18,12 +18,13 @@ from pointsman.model.balancing import (
     Scheduler,
     compute_slow_start_seconds,
 )
+from pointsman.model.decision import EndpointReason
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.findings import Finding, Severity
 from pointsman.model.service import Protocol, ServicePort, parse_service_ports
 from pointsman.model.slices import parse_slice_endpoints
 from pointsman.model.slots import assign_slots
-from pointsman.model.topology import endpoint_reason
+from pointsman.model.topology import find_endpoint_reason
 from pointsman.wording.findings import render_message
 
 
@@ -188,10 +189,7 @@ def test_an_endpoint_of_weight_0_gets_no_new_connections_and_explain_says_so() -
     port, _ = asked({"weights": "zone/b=0"})
     made = plan(port, A, B)
     assert (made.endpoints.cluster, made.endpoints.reachable, made.endpoints.all) == ((A,), (A,), (A, B))
-    assert endpoint_reason(made, B, local_policy=False, node_name="n1", zone="a") == (
-        False,
-        "weight 0: it keeps its connections and gets no new ones",
-    )
+    assert find_endpoint_reason(made, B, local_policy=False) == (False, EndpointReason.NO_WEIGHT)
 
 
 def test_a_service_whose_endpoints_all_weigh_0_is_not_taken_down_by_it() -> None:

@@ -7,7 +7,8 @@ from tests.factory import endpoint, plan, service_port
 
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.plan import EndpointSelection, TopologyMode
-from pointsman.model.topology import choose_topology, endpoint_reason, select_endpoints
+from pointsman.model.topology import choose_topology, find_endpoint_reason, select_endpoints
+from pointsman.wording.outcomes import render_endpoint_reason
 
 
 def choose(*endpoints: Endpoint, zone: str = "a", **fields: Any) -> EndpointSelection:
@@ -163,8 +164,8 @@ def test_laws_of_selection(
     made = plan(port, *endpoints)
     for local_policy in (False, True):
         for e in made.endpoints.all:
-            used, why = endpoint_reason(made, e, local_policy=local_policy, node_name="n1", zone="")
-            assert why
+            used, why = find_endpoint_reason(made, e, local_policy=local_policy)
+            assert render_endpoint_reason(why, e, "n1", "")
             assert used == (e in (made.endpoints.local if local_policy else made.endpoints.cluster))
 
 
@@ -182,11 +183,13 @@ def test_reasons_are_words(
     subject: Endpoint, others: list[Endpoint], fields: dict[str, Any], expected: tuple[bool, str]
 ) -> None:
     made = plan(service_port(**fields), subject, *others)
-    assert endpoint_reason(made, subject, local_policy=False, node_name="n1", zone="a") == expected
+    used, why = find_endpoint_reason(made, subject, local_policy=False)
+    assert (used, render_endpoint_reason(why, subject, "n1", "a")) == expected
 
 
 def test_the_reason_of_a_remote_endpoint_names_its_node() -> None:
     made = plan(service_port(external_local=True, node_port=30080), READY_AWAY)
-    used, why = endpoint_reason(made, READY_AWAY, local_policy=True, node_name="n1", zone="")
+    used, why = find_endpoint_reason(made, READY_AWAY, local_policy=True)
     assert not used
-    assert why == "policy Local: it runs on node n2, this node is n1"
+    text = render_endpoint_reason(why, READY_AWAY, "n1", "")
+    assert text == "policy Local: it runs on node n2, this node is n1"

@@ -134,7 +134,7 @@ async function detail(row) {
       cell.append(make("ul", {}, ...port.frontends.flatMap((frontend) => frontend.outcomes.map((outcome) =>
         make("li", {}, `${frontend.kind} from ${outcome.address || CLIENTS[outcome.client]}: ${outcome.message}`)))));
       cell.append(make("ul", {}, ...port.endpoints.slice(0, 100).map((endpoint) => make("li", {}, make("code", {}, endpoint.address),
-        ` on ${endpoint.node || "no named node"}: ` + endpoint.uses.map((use) => `${use.policy}: ${use.used ? "in" : "out"}, ${use.reason}`).join("; ")))));
+        ` on ${endpoint.node || "no named node"}: ` + endpoint.uses.map((use) => `${use.policy}: ${use.used ? "in" : "out"}, ${use.message}`).join("; ")))));
     }
   } catch (error) { cell.append(String(error.message)); }
   return make("tr", { class: "detail" }, cell);
