@@ -34,6 +34,8 @@ class RecordingBackend(Backend):
         self.reading: Callable[[], object] = lambda: None
         """Called by every comparison, on its thread, before it looks; may take as long as it likes."""
         self.closed = False
+        self.maintained = 0
+        """How often `maintain` was called."""
 
     def sync(self, request: SyncRequest) -> SyncReport:
         self.requests.append((request.full, dict(request.changed)))
@@ -50,6 +52,9 @@ class RecordingBackend(Backend):
         for name in self.refuse:
             self.programmed.pop(name, None)
         return SyncReport(full=request.full, rejected=self.refuse, drift=self.met)
+
+    def maintain(self) -> None:
+        self.maintained += 1
 
     def drift(self) -> Difference | None:
         found = self.drifts.pop(0) if self.drifts else None

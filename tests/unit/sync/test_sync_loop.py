@@ -181,6 +181,15 @@ async def test_drift_is_repaired_by_a_full_sync() -> None:
     await harness.stop()
 
 
+async def test_the_backend_maintains_its_state_before_every_drift_check() -> None:
+    harness = LoopHarness(drift_period=1.0)
+    harness.change(1)
+    await harness.loop.wait_idle()
+    await asyncio.sleep(3.5)
+    assert harness.backend.maintained == len(harness.notes.times("intact")) == 3
+    await harness.stop()
+
+
 async def test_drift_is_looked_for_in_time_however_many_changes_arrive() -> None:
     harness = LoopHarness(min_period=5.0, drift_period=1.0, sync_takes=0.05)
     for number in range(100):

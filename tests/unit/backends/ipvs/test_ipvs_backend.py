@@ -35,6 +35,8 @@ class MemorySockets(Sockets):
         self.refuses: Callable[[NetlinkStep[Any], Any], bool] = lambda step, item: False
         self.reason = errno.EINVAL
         self.probe_error: KernelError | None = None
+        self.open_connections = 0
+        """Of every real server."""
 
     def close(self) -> None:
         """Nothing is open."""
@@ -52,7 +54,11 @@ class MemorySockets(Sockets):
         return {}
 
     def connections(self, keys: Iterable[VirtualKey]) -> dict[RealOf, RealServer]:
-        return {}
+        return {
+            RealOf(key, real): RealServer(real, weight, self.open_connections)
+            for key in keys
+            for real, weight in self.held.weights.get(key, {}).items()
+        }
 
     def has_scheduler(self, name: str) -> bool:
         if self.probe_error is not None:
@@ -82,11 +88,14 @@ class IpvsHarness:
         self.tables = IptablesTables()
         self.sockets = MemorySockets(Family.IPV4)
         self.plans: dict[ServicePortName, ServicePlan] = {}
+        self.seconds = 0.0
         self.restart()
 
     def restart(self) -> None:
         runner = Iptables(Family.IPV4, self.tables)
-        self.backend = IpvsBackend(Family.IPV4, runner, open_sockets=lambda family: self.sockets)
+        self.backend = IpvsBackend(
+            Family.IPV4, runner, clock=lambda: self.seconds, open_sockets=lambda family: self.sockets
+        )
 
     def sync(self, *plans: ServicePlan, gone: ServicePlan | None = None, full: bool = False) -> SyncReport:
         changed: dict[ServicePortName, ServicePlan | None] = {one.name: one for one in plans}
@@ -166,3 +175,25 @@ def test_a_kernel_that_is_busy_when_a_scheduler_is_probed_fails_the_sync_and_rej
     assert harness.sync().rejected == {}
     key = VirtualKey(6, requesting.port.cluster_ip, 80)
     assert harness.sockets.held.servers[key].scheduler == "sed"
+
+
+def test_drained_servers_are_removed_between_syncs_once_a_minute() -> None:
+    harness = IpvsHarness()
+    key = VirtualKey(6, FIVE[0].port.cluster_ip, 80)
+
+    def weights() -> list[int]:
+        return sorted(harness.sockets.held.weights[key].values())
+
+    harness.sync(FIVE[0])
+    harness.sockets.open_connections = 3
+    harness.sync(numbered(1, "10.244.0.11"))
+    assert weights() == [0, 1]
+    harness.backend.maintain()
+    assert (weights(), harness.backend.draining) == ([0, 1], 1)
+    harness.sockets.open_connections = 0
+    harness.seconds = 59.0
+    harness.backend.maintain()
+    assert weights() == [0, 1]
+    harness.seconds = 60.0
+    harness.backend.maintain()
+    assert (weights(), harness.backend.draining) == ([1], 0)
