@@ -1,4 +1,4 @@
-"""Text from outside made safe to print, and suggestions for mistyped names.
+"""Text from outside made safe to print, suggestions for mistyped names, and lists, counts and sizes as text.
 
 Names and messages of others must not act on the reader: a newline forges a line, an escape sequence rewrites the screen, a
 bidirectional mark reverses the order of letters. Everything that prints to a terminal or a log passes its lines through
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+MAX_JOINED = 5
 _SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -56,3 +57,22 @@ def find_similar(name: str, known: Iterable[str], limit: int = 1, *, likeness: f
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "", *, likeness: float = 0.6) -> str:
     """Return `, did you mean X?` to append to an error about `name`; nothing when no known name is close."""
     return "".join(f", did you mean {prefix}{word}?" for word in find_similar(name, known, likeness=likeness))
+
+
+def join_some(items: Iterable[str], limit: int = MAX_JOINED) -> str:
+    """Join the first items, and say how many more there are."""
+    every = list(items)
+    more = len(every) - limit
+    return ", ".join(every[:limit]) + (f" and {more} more" if more > 0 else "")
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return `1 node`, `2 nodes`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes in its unit."""
+    if size < 1024:
+        return f"{size} B"
+    return f"{size / 1024:.1f} KiB" if size < 1 << 20 else f"{size / (1 << 20):.1f} MiB"

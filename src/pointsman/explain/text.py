@@ -16,8 +16,8 @@ from pointsman.machine.reach import Reached
 from pointsman.model.balancing import Scheduler
 from pointsman.model.findings import Finding
 from pointsman.screen import PLAIN, Screen, laid_out
+from pointsman.text import join_some
 from pointsman.wording.findings import render_finding, render_message
-from pointsman.wording.lists import join_some
 from pointsman.wording.outcomes import render_client
 
 MAX_ENDPOINTS_SHOWN = 20

@@ -11,7 +11,7 @@ import msgspec
 
 from pointsman.obs.redact import redact
 from pointsman.screen import PLAIN, Screen, Table, laid_out
-from pointsman.wording.lists import size_text
+from pointsman.text import size_text
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from pointsman.explain.service_port import Explanation, Identity, ServicePortRep
 from pointsman.report.service_list import ServiceList
 from pointsman.report.status import StatusReport
 from pointsman.screen import PLAIN, Screen, Table, laid_out
-from pointsman.wording.lists import count_text, join_some
+from pointsman.text import count_text, join_some
 
 _MAX_NODES_SHOWN = 8
 _MAX_DISAGREEMENTS_SHOWN = 50

@@ -20,7 +20,7 @@ from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.report.labels import Selector, ServiceLabels, selected
 from pointsman.screen import PLAIN, Screen, Table, Tone, laid_out
-from pointsman.wording.lists import join_some
+from pointsman.text import join_some
 
 MAX_ROWS = 200
 """Of one page."""

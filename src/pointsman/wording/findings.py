@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 from pointsman.model.findings import DOCUMENT, FILE, Code, Finding, Value
+from pointsman.text import join_some
 from pointsman.wording.explanations import MESSAGES, REMEDIES, Template, Values
-from pointsman.wording.lists import join_some
 from pointsman.wording.outcomes import render_client
 
 _DETAIL = "{detail}"
