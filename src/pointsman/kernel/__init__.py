@@ -1,1 +1,14 @@
-"""Edges to the Linux kernel: netlink, sysctls, commands."""
+"""Interfaces of the Linux kernel: netlink and its families, conntrack, sysctls, inotify, the iptables programs.
+
+Promise: callers see values and `KernelError`s (`pointsman.errors`), never packed bytes, errno checks or program output.
+
+Invariants:
+* Nothing here knows what a proxy wants; modules speak the kernel's protocols and know no Service.
+* Netlink is hand-packed (`netlink`, `attributes`): one nftables element costs less than a microsecond. Answers are taken from
+  the kernel only, and an interrupted listing is repeated.
+* A socket belongs to the network namespace of the thread that opened it, and to one thread at a time.
+* What a kernel does not support raises NotSupported, naming the kernel option that is missing.
+
+A change that uses a further nf_tables number must add it to `nf_tables`, which a test compares with the kernel's header.
+A change that writes a sysctl must do so through `Sysctls.ensure`, so that clean-up can restore it.
+"""
