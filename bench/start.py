@@ -25,7 +25,7 @@ from bench.process import IMPORTS, NODE, as_shipped, started
 from tests.fake.protobuf import Encoder
 from tests.fake.recording import RecordingBackend
 
-from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.kernel.nfnl import NftablesSocket, nftables_message
 from pointsman.kube.access import Access
@@ -143,7 +143,7 @@ def measure(services: int, endpoints: int) -> list[dict[str, Any]]:
     phases.run("plan", lambda: reconciler.sync(changes, CONTEXT))
     fragments = phases.run(
         "compile",
-        lambda: {name: fragment_from_plan(plan, CONTEXT) for name, plan in reconciler.plans.items()},
+        lambda: {name: compile_fragment(plan, CONTEXT) for name, plan in reconciler.plans.items()},
     )
 
     def encode() -> list[Any]:

@@ -15,7 +15,7 @@ from tests.kernel.nft_kernel import everything, listing, needs_nft, part, table,
 from pointsman.backends.contract import PRESENT, CleanupContext, CleanupItem, Difference
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.cleanup import cleanup
-from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.encode import delete_chain
 from pointsman.backends.nftables.family_traits import traits_of
@@ -266,7 +266,7 @@ def test_elements_read_while_the_kernel_grows_their_table_are_all_there(
     """Their order changes between two parts of a listing: some come twice, and as many not at all."""
     plans = some_plans(200, 20)
     contents = Contents(NODE)
-    contents.load({name: fragment_from_plan(made, NODE) for name, made in plans.items()})
+    contents.load({name: compile_fragment(made, NODE) for name, made in plans.items()})
     receive = NetlinkSocket.receive
 
     def receive_and_wait(sock: NetlinkSocket, *, wait: bool = True) -> list[Answer]:

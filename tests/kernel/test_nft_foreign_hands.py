@@ -14,7 +14,7 @@ from pointsman.backends.contract import CleanupContext, CleanupStatus, Differenc
 from pointsman.backends.nftables import schema
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.cleanup import cleanup
-from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.encode import flush_rules, new_rule, table_name
 from pointsman.backends.nftables.family_traits import traits_of
@@ -79,7 +79,7 @@ table ip kube-proxy {
 def test_sets_of_other_types_under_our_comment_cost_no_service(
     namespace: Namespace, backend: NftablesBackend
 ) -> None:
-    namespace.run(["nft", "-f", "-"], WRONG_TYPES % schema.table_comment(counters=False))
+    namespace.run(["nft", "-f", "-"], WRONG_TYPES % schema.build_table_comment(counters=False))
     request = everything(NODE, some_plans())
     report = backend.sync(request)
     assert report.rejected == {}
@@ -92,7 +92,7 @@ def test_sets_of_other_types_put_there_while_we_run_cost_no_service(
     plans = some_plans()
     backend.sync(everything(NODE, plans))
     namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
-    namespace.run(["nft", "-f", "-"], WRONG_TYPES % schema.table_comment(counters=False))
+    namespace.run(["nft", "-f", "-"], WRONG_TYPES % schema.build_table_comment(counters=False))
     name = next(iter(plans))
     plans[name] = plan(plans[name].port, endpoint("10.244.0.7"), node_context=NODE)
     report = backend.sync(part(NODE, plans, name))
@@ -111,7 +111,7 @@ def test_sets_of_other_types_put_there_while_we_run_cost_no_service(
 def test_a_release_that_forgot_to_raise_the_layout_number_still_serves_everything(
     namespace: Namespace, monkeypatch: pytest.MonkeyPatch, name: str, change: dict[str, bool]
 ) -> None:
-    real = schema.static_sets
+    real = schema.build_static_sets
 
     def older_sets(*, counters: bool = False) -> tuple[SetSpec, ...]:
         return tuple(
@@ -120,7 +120,7 @@ def test_a_release_that_forgot_to_raise_the_layout_number_still_serves_everythin
         )
 
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "static_sets", older_sets)
+        patch.setattr(schema, "build_static_sets", older_sets)
         older = NftablesBackend(Family.IPV4)
         older.sync(everything(NODE, {}))
         older.close()
@@ -208,7 +208,7 @@ def test_a_rule_that_differs_in_one_number_is_noticed_shown_and_repaired(
     backend.sync(request)
     whole = listing(namespace)
     contents = Contents(NODE, counters=False)
-    contents.load({made.name: fragment_from_plan(made, NODE)})
+    contents.load({made.name: compile_fragment(made, NODE)})
     (chain,) = (chain for chain in contents.all_chains() if chain.name == f"lb-{size}")
     drawn = [
         (rule, rule.expressions.replace(u32be(nf.NFTA_NG_MODULUS, size), u32be(nf.NFTA_NG_MODULUS, other)))
@@ -418,7 +418,7 @@ def test_a_table_of_kube_proxy_in_place_of_ours_is_recognised(
     namespace.run(["nft", "-f", "-"], (GOLDEN / "clusterip-basic" / "nftables" / "nft.txt").read_text())
     assert backend.drift() == Difference(
         "table ip kube-proxy",
-        schema.table_comment(counters=False),
+        schema.build_table_comment(counters=False),
         "rules for kube-proxy",
         other_proxy=OtherProxy.KUBE_PROXY,
     )
@@ -434,8 +434,8 @@ def test_another_pointsmans_table_in_place_of_ours_is_recognised(
     other.close()
     assert backend.drift() == Difference(
         "table ip kube-proxy",
-        schema.table_comment(counters=False),
-        schema.table_comment(counters=True),
+        schema.build_table_comment(counters=False),
+        schema.build_table_comment(counters=True),
         other_proxy=OtherProxy.POINTSMAN,
     )
 
@@ -458,7 +458,7 @@ def test_an_empty_table_in_place_of_ours_is_damage_and_no_other_proxys(
     namespace.run(["nft", "-f", "-"], f"table ip kube-proxy {{\n{inside}\n}}\n")
     assert backend.drift() == Difference(
         "table ip kube-proxy",
-        schema.table_comment(counters=False),
+        schema.build_table_comment(counters=False),
         "a table without comment",
         other_proxy=other,
     )
@@ -505,7 +505,7 @@ def test_a_set_with_another_key_type_is_a_difference_and_not_an_error(
     request = everything(NODE, some_plans())
     backend.sync(request)
     namespace.run(["nft", "delete", "table", "ip", "kube-proxy"])
-    namespace.run(["nft", "-f", "-"], WRONG_TYPES % schema.table_comment(counters=False))
+    namespace.run(["nft", "-f", "-"], WRONG_TYPES % schema.build_table_comment(counters=False))
     namespace.run(["nft", "add", "element", "ip", "kube-proxy", "cluster-ips", "{ 80, 443 }"])
     found = {difference.what: difference for difference in backend.comparison(request).differences()}
     assert found["set cluster-ips"].have == "another type"

@@ -12,7 +12,7 @@ from tests.kernel.nft_kernel import everything, listing, needs_nft, new_namespac
 from tests.unit.backends.nftables.nft_strategies import contexts, histories, plans
 
 from pointsman.backends.nftables.apply import NftablesBackend
-from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.mode import render
 from pointsman.lab.netns import Namespace
@@ -48,7 +48,7 @@ def test_text_commands_and_netlink_give_the_same_listing(
     namespace.run(["nft", "-f", "-"], render(request, counters=counters))
     assert listing(namespace) == by_netlink
     contents = Contents(node, counters=counters)
-    contents.load({n: fragment_from_plan(p, node, counters=counters) for n, p in request.plans.items()})
+    contents.load({n: compile_fragment(p, node, counters=counters) for n, p in request.plans.items()})
     namespace.run(["nft", "flush", "ruleset"])
     namespace.run(["nft", "-f", "-"], contents.full_batch(replace=False, update=False).text())
     assert listing(namespace) == by_netlink

@@ -70,7 +70,7 @@ def test_new_ipv6_addresses_are_local_when_they_were_waited_for(node: Namespace)
     route = RouteSocket()
     try:
         replies = route.add_addresses(route.links()["lo"], added)
-        late = route.await_local(added, 10)
+        late = route.wait_until_local(added, 10)
         assert not any(reply.errno for reply in replies)
         assert late == []
         assert all(way.local for way in route.routes(added).values())
@@ -82,7 +82,7 @@ def test_waiting_for_an_address_that_does_not_become_local_ends(node: Namespace)
     route = RouteSocket()
     try:
         elsewhere = packed("2001:db8::2")
-        assert route.await_local([packed("2001:db8::1"), elsewhere, packed("::1")], 0.01) == [elsewhere]
+        assert route.wait_until_local([packed("2001:db8::1"), elsewhere, packed("::1")], 0.01) == [elsewhere]
     finally:
         route.close()
 

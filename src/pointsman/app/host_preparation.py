@@ -12,7 +12,7 @@ from pointsman.conditions import ConditionBoard
 from pointsman.config.options import RunOptions
 from pointsman.errors import KernelError
 from pointsman.kernel.sysctl import Sysctls
-from pointsman.machine.settings import apply_conntrack, apply_oom_score, core_count
+from pointsman.machine.settings import apply_conntrack, apply_oom_score, count_cores
 from pointsman.node.cleanup import CleanupResult
 from pointsman.obs.log import configure, flush, get_log
 
@@ -30,7 +30,7 @@ class Host:
     def prepare(self, choice: modes.Choice, board: ConditionBoard) -> None:
         """Set sysctls, the OOM score and what the mode needs; failures become conditions and are never fatal."""
         config, sysctls = choice.setup.config, self.sysctls
-        settings = apply_conntrack(config.conntrack, sysctls, core_count())
+        settings = apply_conntrack(config.conntrack, sysctls, count_cores())
         score = apply_oom_score(config.oom_score_adj)
         board.replace("host settings", (*settings.conditions, *score.conditions))
         board.replace("proxy mode", choice.mode.prepare(choice.setup, sysctls, choice.families))
@@ -87,7 +87,7 @@ def initialise(options: RunOptions) -> int:
         flush()
         return 1
     sysctls = Host(options.paths.state_dir, options.paths.host_root).sysctls
-    report = apply_conntrack(options.config.conntrack, sysctls, core_count())
+    report = apply_conntrack(options.config.conntrack, sysctls, count_cores())
     for setting in report.applied:
         _log.info("Set", setting=setting)
     board = ConditionBoard()

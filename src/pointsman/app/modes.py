@@ -14,7 +14,7 @@ from pointsman.config.mode_table import BY_PREFERENCE, MODES
 from pointsman.config.options import RunOptions
 from pointsman.errors import Busy, KernelError, NotSupported
 from pointsman.kernel.sysctl import Sysctls, Undone
-from pointsman.machine.own_addresses import kernel_families
+from pointsman.machine.own_addresses import detect_families
 from pointsman.model.addresses import Family
 from pointsman.obs.log import get_log
 
@@ -46,7 +46,7 @@ def choose_mode(
 ) -> Choice:
     """Return the mode to run; raises NotSupported, with what is missing, when none can run here."""
     configured = options.config.mode
-    available = kernel_families() if families is None else families
+    available = detect_families() if families is None else families
     refusals: list[str] = []
     for name in (configured,) if configured else BY_PREFERENCE:
         mode = find_mode(name)
@@ -105,7 +105,7 @@ def remove_leftovers(running: Mode, state_dir: Path) -> list[CleanupItem]:
     Modes share chains: those of the running one stay, and what only others have goes. kube-proxy leaves it, and with
     it rules that reject traffic for services which have endpoints by now.
     """
-    cleaning = CleanupContext(sysctl_journal(state_dir), kernel_families(), running.chains)
+    cleaning = CleanupContext(sysctl_journal(state_dir), detect_families(), running.chains)
     return list(_clean_up((name for name in reversed(MODES) if name != running.name), cleaning))
 
 
@@ -113,7 +113,7 @@ def remove_everything(state_dir: Path) -> list[CleanupItem]:
     """Remove what any mode, ours or kube-proxy's, left, and restore kernel settings."""
     sysctls = sysctl_journal(state_dir)
     settings = [_describe_setting(undone) for undone in sysctls.undo()]
-    return [*settings, *_clean_up(reversed(MODES), CleanupContext(sysctls, kernel_families()))]
+    return [*settings, *_clean_up(reversed(MODES), CleanupContext(sysctls, detect_families()))]
 
 
 def _clean_up(names: Iterable[str], cleaning: CleanupContext) -> Iterator[CleanupItem]:

@@ -23,7 +23,7 @@ from pointsman.config.options import RunOptions
 from pointsman.config.reload import Live, NoChange, Rejected, Restart, decide
 from pointsman.daemon_thread import run_in_daemon_thread
 from pointsman.errors import ConfigError, PointsmanError
-from pointsman.kernel.path_watch import path_changes
+from pointsman.kernel.path_watch import watch_path
 from pointsman.machine.instance import sole_instance
 from pointsman.obs.log import configure, flush, get_log
 from pointsman.waiting import Backoff
@@ -159,7 +159,7 @@ class Supervisor:
     async def _watch_configuration(self) -> None:
         if self._options.config_file is None:
             return
-        changes = path_changes(self._options.config_file)
+        changes = watch_path(self._options.config_file)
         self._reread.set()
         async for _ in changes:
             self._reread.set()

@@ -190,9 +190,9 @@ def plan_offline(
     options = _offline_options(given, flags)
     families, addresses = _FAMILIES[given.family], None
     if machine is not None:
-        from pointsman.machine.own_addresses import kernel_families
+        from pointsman.machine.own_addresses import detect_families
 
-        families = tuple(family for family in families if family in kernel_families())
+        families = tuple(family for family in families if family in detect_families())
         addresses = {family: machine.local_addresses(family) for family in families}
     planned = plan_manifests(given.manifests, options, families=families, local_addresses=addresses)
     warn(command, [*options.warnings, *planned.problems])

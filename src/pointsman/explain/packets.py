@@ -124,10 +124,10 @@ def _uses_local_endpoints(
         return bool(plan.endpoints.local) or client.kind is ClientKind.OUTSIDE
     if frontend.kind is FrontendKind.CLUSTER_IP:
         return True
-    short_circuit = client.kind is ClientKind.NODE or (
+    build_short_circuit = client.kind is ClientKind.NODE or (
         client.kind is ClientKind.POD and view.context.local.mode is not LocalMode.NONE
     )
-    return not short_circuit
+    return not build_short_circuit
 
 
 def _decide_without_endpoints(

@@ -180,7 +180,7 @@ class ConntrackTable:
                 if answer.sequence != sequence:
                     continue
                 if answer.kind in (netlink.NLMSG_DONE, netlink.NLMSG_ERROR):
-                    reply = netlink.reply_of(answer)
+                    reply = netlink.parse_reply(answer)
                     if reply.errno:
                         raise netlink.kernel_error(
                             reply.errno, "list tracked flows", reply.text, needs=_NEEDS

@@ -129,7 +129,7 @@ def split(data: bytes) -> Iterator[Answer]:
         offset += (length + 3) & ~3
 
 
-def reply_of(answer: Answer) -> Reply:
+def parse_reply(answer: Answer) -> Reply:
     """Decode an NLMSG_ERROR or NLMSG_DONE message, with its extended-ACK part."""
     code = -_ERRNO.unpack_from(answer.payload)[0] if len(answer.payload) >= 4 else 0
     if not answer.flags & NLM_F_ACK_TLVS:
@@ -293,7 +293,7 @@ class NetlinkSocket:
                 if not 0 <= index <= last:
                     continue
                 if answer.kind in (NLMSG_ERROR, NLMSG_DONE):
-                    outcome[index] = reply_of(answer)
+                    outcome[index] = parse_reply(answer)
                 elif answer.kind != NLMSG_NOOP:
                     data.setdefault(index, []).append(answer)
         for index in range(len(chunk)):
@@ -327,7 +327,7 @@ class NetlinkSocket:
                 if answer.kind not in (NLMSG_DONE, NLMSG_ERROR):
                     answers.append(answer)
                     continue
-                reply = reply_of(answer)
+                reply = parse_reply(answer)
                 if reply.errno == errno.EINTR:
                     return None
                 if reply.errno:

@@ -44,7 +44,7 @@ def header(family: int, resource: int = 0) -> bytes:
     return _HEADER.pack(family, 0, resource)
 
 
-def attributes_of(answer: Answer) -> dict[int, bytes]:
+def parse_attributes(answer: Answer) -> dict[int, bytes]:
     """The attributes behind the nfgenmsg."""
     return nla.attributes(answer.payload, _HEADER.size)
 
@@ -137,7 +137,7 @@ class NftablesSocket:
             for answer in answers:
                 if answer.kind != netlink.NLMSG_ERROR:
                     continue
-                reply = netlink.reply_of(answer)
+                reply = netlink.parse_reply(answer)
                 if reply.errno:
                     index = answer.sequence - first - 1
                     known = 0 <= index < count
@@ -151,7 +151,7 @@ class NftablesSocket:
             needs=NEED_NFTABLES,
         )
         for answer in answers:
-            found = attributes_of(answer)
+            found = parse_attributes(answer)
             if nf_tables.NFTA_GEN_ID in found:
                 return int.from_bytes(found[nf_tables.NFTA_GEN_ID], "big")
         raise KernelError("the kernel did not report an nftables generation")
@@ -178,7 +178,7 @@ class NftablesSocket:
                 parse(nla.attributes(item))
                 for answer in self.dump(nf_tables.NFT_MSG_GETSETELEM, family, body, what)
                 for _, item in nla.iter_attributes(
-                    attributes_of(answer).get(nf_tables.NFTA_SET_ELEM_LIST_ELEMENTS, b"")
+                    parse_attributes(answer).get(nf_tables.NFTA_SET_ELEM_LIST_ELEMENTS, b"")
                 )
             ]
             if len(set(map(identify, found))) == len(found):

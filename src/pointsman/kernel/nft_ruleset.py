@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pointsman.errors import KernelError
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.attributes import text, text_of, u32be
-from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, NftablesSocket, attributes_of, nftables_message
+from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, NftablesSocket, nftables_message, parse_attributes
 from pointsman.model.addresses import Family
 
 
@@ -52,14 +52,14 @@ class NftRuleset:
     def _flags(self, socket: NftablesSocket, table: str) -> int:
         name = text(nf.NFTA_TABLE_NAME, table)
         answer = socket.get(nf.NFT_MSG_GETTABLE, NFPROTO[self._family], name, f"read table {table}")
-        found = {} if answer is None else attributes_of(answer)
+        found = {} if answer is None else parse_attributes(answer)
         return int.from_bytes(found.get(nf.NFTA_TABLE_FLAGS, b""), "big")
 
 
 def list_chain_names(family: Family, table: str) -> list[str]:
     """Return the names of the chains of one table."""
     with contextlib.closing(NftablesSocket()) as socket:
-        found = map(attributes_of, socket.dump(nf.NFT_MSG_GETCHAIN, NFPROTO[family], b"", "list chains"))
+        found = map(parse_attributes, socket.dump(nf.NFT_MSG_GETCHAIN, NFPROTO[family], b"", "list chains"))
         return [
             text_of(chain[nf.NFTA_CHAIN_NAME])
             for chain in found

@@ -102,7 +102,7 @@ class Inotify:
         os.close(self.descriptor)
 
 
-def entries_resolving(path: Path) -> dict[str, frozenset[str] | None]:
+def find_path_entries(path: Path) -> dict[str, frozenset[str] | None]:
     """The directories, with the entries in them, that decide what `path` leads to.
 
     Each symbolic link on the way adds the directory that holds it. Where the way ends early, the last existing
@@ -158,7 +158,7 @@ def fingerprint(path: Path) -> Fingerprint:
         return None
 
 
-def path_changes(
+def watch_path(
     path: Path, *, debounce: float = 0.2, poll: float = 10.0, open_inotify: Callable[[], Inotify] = Inotify
 ) -> AsyncGenerator[None, None]:
     """Yield each time the content behind a file or directory may have changed since this call.
@@ -185,7 +185,7 @@ async def _changes(
             touched = False
             if inotify is not None:
                 readable.clear()
-                inotify.watch_only(entries_resolving(path))
+                inotify.watch_only(find_path_entries(path))
                 touched = inotify.drain()
             if not touched and fingerprint(path) == last:
                 touched = await _event(inotify, readable, poll)

@@ -121,7 +121,7 @@ class RouteSocket:
         replies = self._netlink.request([Message(RTM_GETROUTE, 0, _route_to(one)) for one in addresses])
         return {address: _route(reply, names) for address, reply in zip(addresses, replies, strict=True)}
 
-    def await_local(self, addresses: Sequence[bytes], timeout: float) -> list[bytes]:
+    def wait_until_local(self, addresses: Sequence[bytes], timeout: float) -> list[bytes]:
         """Wait until packets to these addresses are routed locally; return the rest when none became local for `timeout` seconds.
 
         An IPv6 address is added at once, but its route follows later, from a thread of the kernel.

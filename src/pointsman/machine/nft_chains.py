@@ -8,7 +8,7 @@ import msgspec
 
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
-from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, NftablesSocket, attributes_of
+from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, NftablesSocket, parse_attributes
 from pointsman.machine.nft_rules import SetElement, parse_rule_safely, parse_verdict_value
 from pointsman.machine.packet_filter import Action, FilterChain, FilterRule
 from pointsman.model.addresses import Family
@@ -54,7 +54,7 @@ class ChainReader:
         proto = next(number for number, known in FAMILY_KEYWORDS.items() if known == keyword)
         body = nla.text(nf.NFTA_RULE_TABLE, name) + nla.text(nf.NFTA_RULE_CHAIN, chain)
         for answer in self._socket.dump(nf.NFT_MSG_GETRULE, proto, body, f"list rules of {table} {chain}"):
-            found = attributes_of(answer)
+            found = parse_attributes(answer)
             if nla.text_of(found.get(nf.NFTA_RULE_CHAIN, b"")) == chain:
                 yield from parse_rule_safely(
                     found.get(nf.NFTA_RULE_EXPRESSIONS, b""),
@@ -70,7 +70,7 @@ class ChainReader:
 
     def _base_chains(self, proto: int) -> Iterator[FilterChain]:
         for answer in self._socket.dump(nf.NFT_MSG_GETCHAIN, proto, b"", "list chains"):
-            found = attributes_of(answer)
+            found = parse_attributes(answer)
             hook = nla.attributes(found.get(nf.NFTA_CHAIN_HOOK, b""))
             number = int.from_bytes(hook.get(nf.NFTA_HOOK_HOOKNUM, b"\xff"), "big")
             if number >= len(HOOKS):
@@ -91,7 +91,7 @@ class ChainReader:
         answer = self._socket.get(nf.NFT_MSG_GETSET, proto, body, f"read set {name}")
         if answer is None:
             return None
-        flags = int.from_bytes(attributes_of(answer).get(nf.NFTA_SET_FLAGS, b""), "big")
+        flags = int.from_bytes(parse_attributes(answer).get(nf.NFTA_SET_FLAGS, b""), "big")
         if flags & (nf.NFT_SET_CONCAT | nf.NFT_SET_TIMEOUT | nf.NFT_SET_EVAL):
             return None
         items = self._socket.dump_elements(proto, body, f"list elements of {name}", dict, _identity)

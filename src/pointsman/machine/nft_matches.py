@@ -137,7 +137,7 @@ def _format_range(field: PacketField, low: bytes, high: bytes) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def port_extension(name: str, info: bytes) -> Iterator[Match]:
+def parse_port_match(name: str, info: bytes) -> Iterator[Match]:
     """Options of iptables -m tcp and -m udp: source and destination ports from and to, in host byte order."""
     if len(info) < 9:
         yield Match(f"-m {name}")
@@ -157,7 +157,7 @@ def port_extension(name: str, info: bytes) -> Iterator[Match]:
         yield Match("-m tcp flags")
 
 
-def conntrack_extension(info: bytes) -> Match | None:
+def parse_conntrack_match(info: bytes) -> Match | None:
     """Options of iptables -m conntrack where it asks for the state only."""
     if len(info) < 154:
         return None

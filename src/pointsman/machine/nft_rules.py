@@ -18,8 +18,8 @@ from pointsman.machine.nft_matches import (
     Loaded,
     build_comparison,
     build_range_match,
-    conntrack_extension,
-    port_extension,
+    parse_conntrack_match,
+    parse_port_match,
     value_length,
 )
 from pointsman.machine.packet_filter import BIT_NAMES, Action, FilterRule, Match, PacketField
@@ -260,10 +260,10 @@ class _Decoder:
             self.comment = info.partition(b"\0")[0].decode(errors="replace")
             return
         if name in ("tcp", "udp"):
-            self.matches += port_extension(name, info)
+            self.matches += parse_port_match(name, info)
         else:
             self.matches.append(
-                (conntrack_extension(info) if name == "conntrack" else None) or Match(f"-m {name}")
+                (parse_conntrack_match(info) if name == "conntrack" else None) or Match(f"-m {name}")
             )
 
 

@@ -55,7 +55,7 @@ class LinuxMachine:
             monitor.close()
 
 
-def kernel_families() -> tuple[Family, ...]:
+def detect_families() -> tuple[Family, ...]:
     """IP families this network namespace can speak."""
     disabled = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
     try:

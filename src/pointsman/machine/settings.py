@@ -33,7 +33,7 @@ class HostReport(msgspec.Struct, frozen=True):
     conditions: Sequence[Condition]
 
 
-def conntrack_max(max_per_core: int, minimum: int, cores: int) -> int:
+def compute_conntrack_max(max_per_core: int, minimum: int, cores: int) -> int:
     """The table size to set; 0 means leave it alone. The cap applies to the scaled value only."""
     if max_per_core <= 0:
         return 0
@@ -43,7 +43,7 @@ def conntrack_max(max_per_core: int, minimum: int, cores: int) -> int:
     return max(scaled, minimum)
 
 
-def core_count(root: Path = Path("/")) -> int:
+def count_cores(root: Path = Path("/")) -> int:
     """CPUs online in the machine, not those this process may use: the conntrack table is the machine's."""
     try:
         ranges = (root / "sys/devices/system/cpu/online").read_text().strip().split(",")
@@ -53,10 +53,10 @@ def core_count(root: Path = Path("/")) -> int:
         return os.cpu_count() or 1
 
 
-def conntrack_targets(settings: Conntrack, cores: int) -> dict[str, int]:
+def compute_conntrack_targets(settings: Conntrack, cores: int) -> dict[str, int]:
     """Setting -> value for everything the configuration does not leave alone. Pure."""
     targets: dict[str, int] = {}
-    maximum = conntrack_max(settings.max_per_core, settings.min, cores)
+    maximum = compute_conntrack_max(settings.max_per_core, settings.min, cores)
     if maximum:
         targets[_TABLE_SIZE] = maximum
     for name, timeout in (
@@ -89,7 +89,7 @@ def apply_conntrack(settings: Conntrack, sysctls: Sysctls, cores: int) -> HostRe
             conditions.append(problem)
         return problem is None
 
-    for name, value in conntrack_targets(settings, cores).items():
+    for name, value in compute_conntrack_targets(settings, cores).items():
         is_set = ensure(name, value)
         if name == _TABLE_SIZE and is_set and (sysctls.read_int(_HASHSIZE) or 0) < value // 4:
             ensure(_HASHSIZE, value // 4)

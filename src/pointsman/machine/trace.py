@@ -120,7 +120,7 @@ class Tracer:
             if not select.select([self._events], [], [], min(left, 0.05))[0]:
                 continue
             for answer in self._events.receive(wait=False):
-                event = event_of(answer)
+                event = parse_trace_event(answer)
                 if event is not None:
                     yield event
 
@@ -213,11 +213,11 @@ def _in_use(error: KernelError) -> KernelError:
     return error
 
 
-def event_of(answer: Answer) -> TraceEvent | None:
+def parse_trace_event(answer: Answer) -> TraceEvent | None:
     """The event in a message of the kernel; None for other messages."""
     if answer.kind != (nfnl.SUBSYS_NFTABLES << 8) | nf.NFT_MSG_TRACE:
         return None
-    found = nfnl.attributes_of(answer)
+    found = nfnl.parse_attributes(answer)
     kind = _number(found, nf.NFTA_TRACE_TYPE)
     by_policy = kind == nf.NFT_TRACETYPE_POLICY
     if by_policy:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from pointsman.daemon_thread import run_in_daemon_thread
-from pointsman.kernel.path_watch import path_changes
+from pointsman.kernel.path_watch import watch_path
 from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.model.findings import Finding
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR, SourceEvent, Synced
@@ -55,7 +55,7 @@ class ManifestSource:
 
         A path that does not exist yet is waited for: an empty answer would undo rules that a mount will bring.
         """
-        async with aclosing(path_changes(self._path, debounce=self._debounce, poll=self._poll)) as changes:
+        async with aclosing(watch_path(self._path, debounce=self._debounce, poll=self._poll)) as changes:
             while not self._closed.is_set():
                 reading = await run_in_daemon_thread(self._files.read, "manifests")
                 self._note(reading)

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[3]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 NFTABLES = (ROOT / "docs/nftables.md").read_text()
 SOURCE = "\n".join(path.read_text() for path in (ROOT / "src/pointsman").rglob("*.py"))
-SETS = {spec.name for spec in schema.static_sets()}
-CHAINS = {chain.name for chain in schema.static_chains(context())}
+SETS = {spec.name for spec in schema.build_static_sets()}
+CHAINS = {chain.name for chain in schema.build_static_chains(context())}
 
 
 def _first_column(heading: str) -> set[str]:
@@ -34,7 +34,7 @@ def test_described_chains_exist() -> None:
     per_service = {"service-", "local-", "external-", "endpoint-HASH"}
     by_number = described - fixed - per_service
     assert all(balancers.is_balancer_name(name.replace("N", "2").replace("M", "3")) for name in by_number)
-    assert {chain.name for chain in schema.static_chains(context()) if chain.hook is None} <= fixed | {
+    assert {chain.name for chain in schema.build_static_chains(context()) if chain.hook is None} <= fixed | {
         schema.REJECT_CHAIN
     }
 

@@ -27,7 +27,7 @@ def test_attributes_come_back_in_order_and_aligned(items: list[tuple[int, bytes]
 def test_any_bytes_can_be_read_as_attributes_and_messages(data: bytes) -> None:
     list(iter_attributes(data))
     for answer in netlink.split(data):
-        netlink.reply_of(answer)
+        netlink.parse_reply(answer)
 
 
 def test_nested_attributes_lose_their_flag_when_read() -> None:
@@ -50,12 +50,12 @@ def error_message(code: int, flags: int, extra: bytes = b"", original: bytes = b
 )
 def test_extended_acks_are_read_behind_whole_and_capped_requests(flags: int, original: bytes) -> None:
     extra = text(1, "chain is in use") + attribute(2, struct.pack("=I", 40))
-    reply = netlink.reply_of(error_message(errno.EBUSY, flags, extra, original))
+    reply = netlink.parse_reply(error_message(errno.EBUSY, flags, extra, original))
     assert reply == netlink.Reply(errno.EBUSY, "chain is in use")
 
 
 def test_an_acknowledgement_is_no_error() -> None:
-    assert netlink.reply_of(error_message(0, 0)).ok
+    assert netlink.parse_reply(error_message(0, 0)).ok
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from pointsman.kernel import path_watch
-from pointsman.kernel.path_watch import Inotify, path_changes
+from pointsman.kernel.path_watch import Inotify, watch_path
 
 
 async def _noticed(
@@ -16,7 +16,7 @@ async def _noticed(
     within: float = 10.0,
     open_inotify: Callable[[], Inotify] = Inotify,
 ) -> bool:
-    changes = path_changes(path, debounce=0.01, poll=poll, open_inotify=open_inotify)
+    changes = watch_path(path, debounce=0.01, poll=poll, open_inotify=open_inotify)
     first: asyncio.Future[None] = asyncio.ensure_future(_next(changes.__anext__()))
     await asyncio.sleep(0.02)
     change()
@@ -100,7 +100,7 @@ async def test_change_between_the_call_and_the_first_iteration_is_reported(tmp_p
     file = tmp_path / "config.yaml"
     file.write_text("a")
 
-    changes = path_changes(file, debounce=0.01, poll=60.0)
+    changes = watch_path(file, debounce=0.01, poll=60.0)
     file.write_text("longer")
     async with asyncio.timeout(10):
         await changes.__anext__()
@@ -115,7 +115,7 @@ async def test_second_change_through_a_new_symlink_target_is_noticed_too(tmp_pat
     file = tmp_path / "config.yaml"
     file.symlink_to("..data/config.yaml")
 
-    changes = path_changes(file, debounce=0.01, poll=60.0)
+    changes = watch_path(file, debounce=0.01, poll=60.0)
     (tmp_path / "..data").unlink()
     (tmp_path / "..data").symlink_to("..2")
     async with asyncio.timeout(10):
@@ -139,7 +139,7 @@ async def test_closing_releases_the_descriptor(tmp_path: Path) -> None:
         return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
     before = descriptors()
-    changes = path_changes(tmp_path, debounce=0.01, poll=0.05)
+    changes = watch_path(tmp_path, debounce=0.01, poll=0.05)
     (tmp_path / "x").write_text("x")
     await changes.__anext__()
     await changes.aclose()
@@ -149,6 +149,6 @@ async def test_closing_releases_the_descriptor(tmp_path: Path) -> None:
 def test_link_loop_and_relative_links_end(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    entries = path_watch.entries_resolving(tmp_path / "a")
+    entries = path_watch.find_path_entries(tmp_path / "a")
     assert entries[str(tmp_path)] == frozenset({"a", "b"})
     assert path_watch.fingerprint(tmp_path / "a") is None

@@ -15,9 +15,9 @@ from pointsman.kernel.sysctl import Sysctls
 from pointsman.machine.settings import (
     apply_conntrack,
     apply_oom_score,
-    conntrack_max,
-    conntrack_targets,
-    core_count,
+    compute_conntrack_max,
+    compute_conntrack_targets,
+    count_cores,
 )
 
 P = "net/netfilter/nf_conntrack_"
@@ -38,11 +38,11 @@ HASHSIZE = "sys/module/nf_conntrack/parameters/hashsize"
 def test_table_size_scales_with_cores_within_its_bounds(
     per_core: int, minimum: int, cores: int, expected: int
 ) -> None:
-    assert conntrack_max(per_core, minimum, cores) == expected
+    assert compute_conntrack_max(per_core, minimum, cores) == expected
 
 
 def test_defaults_set_size_and_tcp_timeouts_and_leave_the_rest() -> None:
-    assert conntrack_targets(Conntrack(), 2) == {
+    assert compute_conntrack_targets(Conntrack(), 2) == {
         f"{P}max": 131072,
         f"{P}tcp_timeout_established": 86400,
         f"{P}tcp_timeout_close_wait": 3600,
@@ -53,7 +53,7 @@ def test_zero_leaves_everything_alone() -> None:
     nothing = Conntrack(
         max_per_core=0, tcp_established_timeout=timedelta(0), tcp_close_wait_timeout=timedelta(0)
     )
-    assert conntrack_targets(nothing, 64) == {}
+    assert compute_conntrack_targets(nothing, 64) == {}
 
 
 def test_every_setting_can_be_asked_for() -> None:
@@ -65,7 +65,7 @@ def test_every_setting_can_be_asked_for() -> None:
         udp_timeout=timedelta(seconds=40),
         udp_stream_timeout=timedelta(minutes=3),
     )
-    assert conntrack_targets(settings, 1) == {
+    assert compute_conntrack_targets(settings, 1) == {
         f"{P}tcp_timeout_established": 7200,
         f"{P}tcp_timeout_close_wait": 90,
         f"{P}udp_timeout": 40,
@@ -132,10 +132,10 @@ def test_cores_are_those_of_the_machine(tmp_path: Path) -> None:
     online = tmp_path / "sys/devices/system/cpu/online"
     online.parent.mkdir(parents=True)
     online.write_text("0-3,8,10-11\n")
-    assert core_count(tmp_path) == 7
+    assert count_cores(tmp_path) == 7
     online.write_text("nonsense\n")
-    assert core_count(tmp_path) >= 1
-    assert core_count(tmp_path / "nowhere") >= 1
+    assert count_cores(tmp_path) >= 1
+    assert count_cores(tmp_path / "nowhere") >= 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a read-only mount")

@@ -11,9 +11,9 @@ from pointsman.backends import mode_named
 from pointsman.backends.contract import Count
 from pointsman.backends.ipvs.mode import MODE as IPVS_MODE
 from pointsman.backends.nftables.counters import parse_counts
-from pointsman.backends.nftables.key_fields import packed_port, packed_protocol, packed_slots
+from pointsman.backends.nftables.key_fields import pack_port, pack_protocol, pack_slot_numbers
 from pointsman.backends.nftables.reader import KernelElement
-from pointsman.backends.nftables.schema import ENDPOINTS, SERVICE_NODEPORTS, static_sets
+from pointsman.backends.nftables.schema import ENDPOINTS, SERVICE_NODEPORTS, build_static_sets
 from pointsman.kernel.tracked_flows import Flow
 from pointsman.report.labels import ServiceLabels
 from pointsman.report.service_list import ListQuery, build_list
@@ -121,9 +121,9 @@ def test_a_screen_with_few_lines_says_what_it_hides() -> None:
 
 
 def test_the_key_of_an_element_tells_whose_counter_it_is() -> None:
-    specs = {spec.name: spec for spec in static_sets(counters=True)}
-    frontend = VIP + packed_protocol(TCP) + packed_port(80)
-    element = KernelElement(frontend + packed_slots(4)[3], data=ONE + packed_port(8080), packets=7)
+    specs = {spec.name: spec for spec in build_static_sets(counters=True)}
+    frontend = VIP + pack_protocol(TCP) + pack_port(80)
+    element = KernelElement(frontend + pack_slot_numbers(4)[3], data=ONE + pack_port(8080), packets=7)
     assert list(parse_counts(specs[ENDPOINTS], [element])) == [Count(TCP, VIP, 80, 7, "10.244.1.1:8080")]
-    node_port = KernelElement(packed_protocol(TCP) + packed_port(30080), packets=3)
+    node_port = KernelElement(pack_protocol(TCP) + pack_port(30080), packets=3)
     assert list(parse_counts(specs[SERVICE_NODEPORTS], [node_port])) == [Count(TCP, b"", 30080, 3)]

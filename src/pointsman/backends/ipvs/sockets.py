@@ -173,7 +173,7 @@ class Sockets:
         """Return addresses on the dummy device without a local route, after the time that the kernel needs for one."""
         if self._family is Family.IPV4:
             return []
-        return self._route.await_local(addresses, _ROUTE_TIMEOUT_SECONDS)
+        return self._route.wait_until_local(addresses, _ROUTE_TIMEOUT_SECONDS)
 
 
 def _text(item: object) -> str:

@@ -17,7 +17,7 @@ import msgspec
 
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import schema, userdata
-from pointsman.backends.nftables.balancers import marked_goto, short_circuit
+from pointsman.backends.nftables.balancers import build_marked_goto, build_short_circuit
 from pointsman.backends.nftables.clauses import rule
 from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.key_fields import Field
@@ -50,16 +50,18 @@ def _identity(name: ServicePortName) -> tuple[str, str, str, str]:
     return name.namespace, name.service, name.port, name.protocol.lower
 
 
-def digest_of(name: ServicePortName) -> str:
+def compute_digest(name: ServicePortName) -> str:
     """What the names of a service port's own chains end with."""
     return _digest(*_identity(name))
 
 
-def affinity_chains(plan: ServicePlan, context: NodeContext, label: str, *, counters: bool) -> AffinityChains:
+def build_affinity_chains(
+    plan: ServicePlan, context: NodeContext, label: str, *, counters: bool
+) -> AffinityChains:
     """Everything for one service port; endpoint chains first, then views, then the external entry."""
     port = plan.port
     identity = _identity(port.name)
-    digest = digest_of(port.name)
+    digest = compute_digest(port.name)
     names: dict[Identity, str] = {}
     chains: list[Chain] = []
     sets: list[SetSpec] = []
@@ -72,7 +74,7 @@ def affinity_chains(plan: ServicePlan, context: NodeContext, label: str, *, coun
             continue
         name = names[where] = _digest(*identity, str(endpoint))
         comment = userdata.printable(f"{label} to {endpoint}")
-        sets.append(schema.affinity_set(_SET_PREFIX + name, comment))
+        sets.append(schema.build_affinity_set(_SET_PREFIX + name, comment))
         chains.append(_endpoint_chain(plan, endpoint, name, comment, context, counters=counters))
         reached.append((chains[-1].name, str(endpoint)))
     views = {"service": cluster, "local": local}
@@ -125,8 +127,8 @@ def _external_chain(
     name: str, digest: str, plan: ServicePlan, cluster: bool, local: bool, label: str, context: NodeContext
 ) -> Chain:
     if not plan.port.service.external_local:
-        return Chain(name, (marked_goto(context, f"service-{digest}"),) if cluster else (), label)
-    rules = list(short_circuit(context, f"service-{digest}")) if cluster else []
+        return Chain(name, (build_marked_goto(context, f"service-{digest}"),) if cluster else (), label)
+    rules = list(build_short_circuit(context, f"service-{digest}")) if cluster else []
     if local:
         rules.append(rule(c.goto(f"local-{digest}")))
     return Chain(name, tuple(rules), label)

@@ -29,7 +29,7 @@ from pointsman.backends.nftables.check import (
     compare_kernel,
     format_owner,
 )
-from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import ConnectionTotals
 from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
@@ -266,7 +266,7 @@ class NftablesBackend(Backend):
     ) -> dict[ServicePortName, Fragment | None]:
         def compile_one(plan: ServicePlan) -> Fragment:
             previous = contents.fragments.get(plan.name)
-            return fragment_from_plan(
+            return compile_fragment(
                 self._without_unsupported_hash(plan), request.context, previous, counters=self._counters
             )
 
@@ -278,7 +278,7 @@ class NftablesBackend(Backend):
         context, counters = request.context, self._counters
         return compile_each(
             request.plans,
-            lambda plan: fragment_from_plan(self._without_unsupported_hash(plan), context, counters=counters),
+            lambda plan: compile_fragment(self._without_unsupported_hash(plan), context, counters=counters),
             rejected,
         )
 

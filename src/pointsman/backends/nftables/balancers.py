@@ -88,7 +88,7 @@ RESET = Balancer(Flavour.RESET, node_port=False, size=0)
 RESET_KNOWN = Balancer(Flavour.RESET_KNOWN, node_port=False, size=0)
 
 
-def with_spares(balancers: Iterable[Balancer]) -> set[Balancer]:
+def add_spares(balancers: Iterable[Balancer]) -> set[Balancer]:
     """Also the balancers of one endpoint more and one less, and whatever those hand over to.
 
     A new rule makes the kernel validate the whole table again (9 ms with 10,000 services, against 1 ms for a new
@@ -120,7 +120,7 @@ def _name(balancer: Balancer) -> str:
     return f"{name}-of-{balancer.cluster_size}" if balancer.flavour is Flavour.LOCAL else name
 
 
-def balancer_chain(balancer: Balancer, context: NodeContext) -> Chain:
+def build_balancer_chain(balancer: Balancer, context: NodeContext) -> Chain:
     """The chain with its rules."""
     if balancer.flavour is Flavour.RESET:
         return Chain(balancer.name, (rule(c.RESET),))
@@ -130,17 +130,17 @@ def balancer_chain(balancer: Balancer, context: NodeContext) -> Chain:
     if further is None:
         return Chain(balancer.name, (_pick(balancer, context, local=False),))
     if balancer.flavour is Flavour.MASQUERADE:
-        return Chain(balancer.name, (marked_goto(context, further.name),))
-    rules = list(short_circuit(context, further.name))
+        return Chain(balancer.name, (build_marked_goto(context, further.name),))
+    rules = list(build_short_circuit(context, further.name))
     if balancer.size:
         rules.append(_pick(balancer, context, local=True))
     return Chain(balancer.name, tuple(rules))
 
 
-def short_circuit(context: NodeContext, target: str) -> tuple[Rule, ...]:
+def build_short_circuit(context: NodeContext, target: str) -> tuple[Rule, ...]:
     """Policy Local binds external clients only: pods and the node itself reach every endpoint."""
     rules = []
-    pods = schema.source_match(context.local, traits_of(context.family))
+    pods = schema.build_source_match(context.local, traits_of(context.family))
     if pods is not None:
         rules.append(rule(pods, c.goto(target), comment="pods"))
     mark = c.set_mark_bit(context.masquerade_mark)
@@ -148,7 +148,7 @@ def short_circuit(context: NodeContext, target: str) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def marked_goto(context: NodeContext, target: str) -> Rule:
+def build_marked_goto(context: NodeContext, target: str) -> Rule:
     return rule(c.set_mark_bit(context.masquerade_mark), c.goto(target))
 
 

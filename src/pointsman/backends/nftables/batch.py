@@ -39,7 +39,7 @@ class AddElements(NamedTuple):
         return [text.format_element(element, label, self.spec, traits) for element, label in self.entries]
 
     def items(self) -> Iterator[bytes]:
-        return encode.element_items(self.entries)
+        return encode.encode_elements(self.entries)
 
     def keys(self) -> Iterator[bytes]:
         return (element.key for element, _ in self.entries)
@@ -55,7 +55,7 @@ class AddSlots(NamedTuple):
         return [text.format_slot(key, data, self.spec, traits) for key, data in self.entries]
 
     def items(self) -> Iterator[bytes]:
-        return encode.slot_items(self.entries)
+        return encode.encode_slots(self.entries)
 
     def keys(self) -> Iterator[bytes]:
         return (key for key, _ in self.entries)
@@ -74,7 +74,7 @@ class DeleteElements(NamedTuple):
         ]
 
     def items(self) -> Iterator[bytes]:
-        return encode.key_items(self.entries)
+        return encode.encode_keys(self.entries)
 
     def keys(self) -> Iterator[bytes]:
         return (key for key, _ in self.entries)
@@ -107,7 +107,7 @@ class Steps:
 
     def add_set(self, spec: SetSpec) -> Step:
         """Create a set or map unless it is there."""
-        body = " ; ".join(text.set_statements(spec, self._traits))
+        body = " ; ".join(text.format_set_statements(spec, self._traits))
         command = f"add {text.set_keyword(spec)} {self._table} {spec.name} {{ {body} ; }}"
         return Step(command, encode.new_set(spec, self._traits), _set_item(spec))
 
@@ -121,7 +121,7 @@ class Steps:
 
     def add_chain(self, chain: Chain) -> Step:
         """Create a chain, without rules, unless it is there."""
-        body = " ".join(line.rstrip(";") + " ;" for line in text.chain_statements(chain))
+        body = " ".join(line.rstrip(";") + " ;" for line in text.format_chain_statements(chain))
         command = f"add chain {self._table} {chain.name}{f' {{ {body} }}' if body else ''}"
         return Step(
             command, encode.new_chain(chain, self._traits), BatchItem(f"chain {chain.name}", chain.name)

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar
 
-from pointsman.backends.nftables.balancers import Balancer, with_spares
+from pointsman.backends.nftables.balancers import Balancer, add_spares
 from pointsman.backends.nftables.batch import AddElements, AddSlots, Batch, DeleteElements, Operation
 from pointsman.backends.nftables.contents import Contents, balancer_order
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool
-from pointsman.backends.nftables.key_fields import packed_slots
+from pointsman.backends.nftables.key_fields import pack_slot_numbers
 from pointsman.model.service import ServicePortName
 
 _T = TypeVar("_T")
@@ -74,7 +74,7 @@ class Change:
     def _compare_slots(
         self, where: str, prefix: bytes, old: tuple[bytes, ...], new: tuple[bytes, ...]
     ) -> None:
-        numbers = packed_slots(max(len(old), len(new)))
+        numbers = pack_slot_numbers(max(len(old), len(new)))
         delete = self._delete.setdefault(where, [])
         add = self._add_slots.setdefault(where, [])
         for index, data in enumerate(old):
@@ -115,12 +115,12 @@ class Change:
         contents = self._contents
         counts = contents.balancers
         new = {b for b, d in self._balancers.items() if d > 0 and b not in contents.present}
-        created = with_spares(new) - contents.present
+        created = add_spares(new) - contents.present
         idle = {b for b in contents.present if counts[b] + self._balancers[b] <= 0}
         if len(idle) <= _MAX_UNUSED_BALANCERS:
             return created, set()
         in_use = contents.present - idle | new
-        return created, idle - with_spares(in_use)
+        return created, idle - add_spares(in_use)
 
     def _batch(self) -> Batch:
         contents = self._contents

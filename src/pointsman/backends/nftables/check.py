@@ -22,12 +22,12 @@ import msgspec
 from pointsman.backends.contract import PRESENT, Difference, OtherProxy, compile_each
 from pointsman.backends.nftables import text
 from pointsman.backends.nftables.balancers import is_balancer_name
-from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.expressions import fingerprint, is_same_rule
 from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.fragment import Element, Fragment, Owners, Pool
-from pointsman.backends.nftables.key_fields import packed_slots
+from pointsman.backends.nftables.key_fields import pack_slot_numbers
 from pointsman.backends.nftables.reader import (
     KernelChain,
     KernelElement,
@@ -91,7 +91,7 @@ def _set_differences(contents: Contents, table: KernelTable, owners: Owners) -> 
         if held is None:
             yield Difference(what, PRESENT, "", owners.find(name))
         elif held.shape != set_shape(spec, contents.traits):
-            definition = text.set_statements(spec, contents.traits)[0]
+            definition = text.format_set_statements(spec, contents.traits)[0]
             yield Difference(what, definition, "another type", owners.find(name))
     for name in sorted(table.sets.keys() - wanted.keys()):
         kind = "map" if table.sets[name].shape.flags & nf.NFT_SET_MAP else "set"
@@ -210,7 +210,7 @@ def _slot_differences(
     Slots that are picked at random may be filled in any order, unless it is known in which they were committed.
     """
     for pool in wanted:
-        keys = [pool.prefix + number for number in packed_slots(pool.size)[: pool.size]]
+        keys = [pool.prefix + number for number in pack_slot_numbers(pool.size)[: pool.size]]
         found = [have.pop(key, None) for key in keys]
         held = [b"" if element is None else element.data for element in found]
         if held == list(pool.slots):
@@ -352,7 +352,7 @@ def compare_kernel(
 
     def compile_one(plan: ServicePlan) -> Fragment:
         held = committed.get(plan.name)
-        fragment = fragment_from_plan(plan, context, held, counters=counters)
+        fragment = compile_fragment(plan, context, held, counters=counters)
         return held if held is not None and fragment == held else fragment
 
     contents = Contents(context, counters=counters)

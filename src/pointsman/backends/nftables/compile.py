@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pointsman.backends.nftables import clauses as c
 from pointsman.backends.nftables import schema, userdata
-from pointsman.backends.nftables.affinity import affinity_chains, digest_of
+from pointsman.backends.nftables.affinity import build_affinity_chains, compute_digest
 from pointsman.backends.nftables.balancers import (
     RESET,
     RESET_KNOWN,
@@ -18,7 +18,7 @@ from pointsman.backends.nftables.balancers import (
 from pointsman.backends.nftables.clauses import rule
 from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool, arrange_slots
-from pointsman.backends.nftables.key_fields import packed_port, packed_protocol
+from pointsman.backends.nftables.key_fields import pack_port, pack_protocol
 from pointsman.backends.nftables.schema import Chain
 from pointsman.model.balancing import Scheduler
 from pointsman.model.endpoint import Endpoint
@@ -30,7 +30,7 @@ from pointsman.model.slots import assign_slots
 _PICKS = {Scheduler.SOURCE_HASH: Pick.SOURCE, Scheduler.SOURCE_PORT_HASH: Pick.SOURCE_PORT}
 
 
-def fragment_from_plan(
+def compile_fragment(
     plan: ServicePlan, context: NodeContext, previous: Fragment | None = None, *, counters: bool = False
 ) -> Fragment:
     """The fragment; slots of `previous` are kept where possible so that little has to change."""
@@ -45,7 +45,7 @@ class _Compilation:
     ) -> None:
         self._plan = plan
         self._context = context
-        self._protocol = packed_protocol(plan.port.protocol.value)
+        self._protocol = pack_protocol(plan.port.protocol.value)
         self._label = userdata.printable(str(plan.name))
         self._before = {(pool.where, pool.prefix): pool.slots for pool in previous.pools} if previous else {}
         self._elements: dict[tuple[str, bytes], Element] = {}
@@ -58,7 +58,7 @@ class _Compilation:
         self._local = _packed(assign_slots(local, plan.balancing))
         # A hash of the client's address is an affinity by itself.
         self._affinity = (
-            affinity_chains(plan, context, self._label, counters=counters)
+            build_affinity_chains(plan, context, self._label, counters=counters)
             if plan.port.service.affinity_seconds and plan.endpoints.has_any and self._pick is Pick.RANDOM
             else None
         )
@@ -79,7 +79,7 @@ class _Compilation:
 
     def _add_frontend(self, frontend: Frontend) -> None:
         on_node = frontend.kind is FrontendKind.NODE_PORT
-        key = frontend.address + self._protocol + packed_port(frontend.port)
+        key = frontend.address + self._protocol + pack_port(frontend.port)
         if frontend.source_ranges and not on_node:
             self._restrict(key, frontend)
         verdicts = schema.SERVICE_NODEPORTS if on_node else schema.SERVICE_IPS
@@ -161,7 +161,7 @@ class _Compilation:
         yield Element(schema.CLUSTER_IPS, self._plan.port.cluster_ip)
         for endpoint in self._plan.endpoints.reachable:
             if endpoint.local:
-                key = endpoint.address * 2 + self._protocol + packed_port(endpoint.port)
+                key = endpoint.address * 2 + self._protocol + pack_port(endpoint.port)
                 yield Element(schema.HAIRPIN, key)
 
 
@@ -178,7 +178,7 @@ def _build_node_port_guard(
     if frontend.admits_any(context.node_ips):
         # To one of its own addresses a node speaks from that very address.
         rules.append(rule(c.SOURCE_IS_NODE, admitted, comment="the node itself"))
-    return Chain(f"nodeport-ranges-{digest_of(name)}", (*rules, rule(c.DROP_PACKET)), label)
+    return Chain(f"nodeport-ranges-{compute_digest(name)}", (*rules, rule(c.DROP_PACKET)), label)
 
 
 def _packed(endpoints: tuple[Endpoint, ...]) -> tuple[bytes, ...]:

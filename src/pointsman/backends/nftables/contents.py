@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pointsman.backends.nftables import schema, text
-from pointsman.backends.nftables.balancers import Balancer, balancer_chain, with_spares
+from pointsman.backends.nftables.balancers import Balancer, add_spares, build_balancer_chain
 from pointsman.backends.nftables.batch import (
     AddElements,
     AddSlots,
@@ -16,7 +16,7 @@ from pointsman.backends.nftables.batch import (
 )
 from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.fragment import Element, Fragment, Pool, Slots
-from pointsman.backends.nftables.key_fields import SLOT_LENGTH, slot_number
+from pointsman.backends.nftables.key_fields import SLOT_LENGTH, unpack_slot_number
 from pointsman.backends.nftables.schema import Chain, Data, SetSpec
 from pointsman.model.node_context import NodeContext
 from pointsman.model.service import ServicePortName
@@ -28,8 +28,8 @@ class Contents:
     def __init__(self, context: NodeContext, *, counters: bool = False) -> None:
         self.context = context
         self.traits = traits_of(context.family)
-        self.comment = schema.table_comment(counters=counters)
-        self.sets = {spec.name: spec for spec in schema.static_sets(counters=counters)}
+        self.comment = schema.build_table_comment(counters=counters)
+        self.sets = {spec.name: spec for spec in schema.build_static_sets(counters=counters)}
         self.fragments: dict[ServicePortName, Fragment] = {}
         self.with_chains: set[ServicePortName] = set()
         """Service ports with chains of their own."""
@@ -41,7 +41,7 @@ class Contents:
         self.verdicts: Counter[str] = Counter()
         """How many elements lead to each chain."""
         self.counts: Counter[str] = Counter()
-        self._static_chains = schema.static_chains(context)
+        self._static_chains = schema.build_static_chains(context)
         self._balancer_chains: dict[Balancer, Chain] = {}
         self.node_port_addresses = [
             (Element(schema.NODEPORT_IPS, address), "") for address in schema.node_port_addresses(context)
@@ -53,7 +53,7 @@ class Contents:
         self.with_chains = {name for name, fragment in fragments.items() if fragment.chains}
         self.shared = Counter(e for fragment in fragments.values() for e in fragment.shared)
         self.balancers = Counter(b for fragment in fragments.values() for b in fragment.balancers)
-        self.present = with_spares(self.balancers)
+        self.present = add_spares(self.balancers)
         self.verdicts = Counter(
             e.chain for fragment in fragments.values() for e in fragment.elements if e.chain
         )
@@ -87,7 +87,7 @@ class Contents:
     def _balancer_chain(self, balancer: Balancer) -> Chain:
         chain = self._balancer_chains.get(balancer)
         if chain is None:
-            chain = self._balancer_chains[balancer] = balancer_chain(balancer, self.context)
+            chain = self._balancer_chains[balancer] = build_balancer_chain(balancer, self.context)
         return chain
 
     def forget_balancers(self, removed: Iterable[Balancer]) -> None:
@@ -175,7 +175,7 @@ class Contents:
             else:
                 ordered = sorted(entries, key=lambda entry: entry[0].key)
                 members[name] = [text.format_element(e, label, spec, traits) for e, label in ordered]
-        return text.table_text(traits, self.comment, self.all_sets(), members, self.all_chains())
+        return text.render_table(traits, self.comment, self.all_sets(), members, self.all_chains())
 
 
 def balancer_order(balancer: Balancer) -> tuple[int, str, bool, str, int, int]:
@@ -192,4 +192,4 @@ def balancer_order(balancer: Balancer) -> tuple[int, str, bool, str, int, int]:
 
 def _slot_order(entry: tuple[bytes, bytes]) -> tuple[bytes, int]:
     key = entry[0]
-    return key[:-SLOT_LENGTH], slot_number(key[-SLOT_LENGTH:])
+    return key[:-SLOT_LENGTH], unpack_slot_number(key[-SLOT_LENGTH:])

@@ -98,12 +98,12 @@ def _counted(contents: Contents) -> Iterator[tuple[ServicePortName, _Key, str]]:
 
 def read_element_counts(family: Family) -> Sequence[Count] | None:
     """Every counter of the table; None when there is no table of ours that counts. Raises KernelError."""
-    specs = [spec for spec in schema.static_sets(counters=True) if spec.counter]
+    specs = [spec for spec in schema.build_static_sets(counters=True) if spec.counter]
     socket = NftablesSocket()
     try:
         reader = Reader(socket, traits_of(family))
         head = reader.head()
-        if head is None or head.comment != schema.table_comment(counters=True):
+        if head is None or head.comment != schema.build_table_comment(counters=True):
             return None
         return [count for spec in specs for count in parse_counts(spec, reader.elements(spec).values())]
     finally:

@@ -157,7 +157,7 @@ def _key_end(key: bytes) -> bytes:
     return nested(nf.NFTA_SET_ELEM_KEY_END, attribute(nf.NFTA_DATA_VALUE, key))
 
 
-def element_items(entries: Iterable[tuple[Element, str]]) -> Iterator[bytes]:
+def encode_elements(entries: Iterable[tuple[Element, str]]) -> Iterator[bytes]:
     """Encoded list members for sets and verdict maps."""
     for element, label in entries:
         body = _key_prefix(len(element.key)) + element.key
@@ -170,7 +170,7 @@ def element_items(entries: Iterable[tuple[Element, str]]) -> Iterator[bytes]:
         yield struct.pack("=HH", len(body) + 4, _ITEM) + body
 
 
-def slot_items(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+def encode_slots(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
     """Encoded list members for endpoint maps: all of one size, so one template serves."""
     head = middle = b""
     for key, data in entries:
@@ -183,7 +183,7 @@ def slot_items(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
 _CATCH_ALL = u32be(nf.NFTA_SET_ELEM_FLAGS, nf.NFT_SET_ELEM_CATCHALL)
 
 
-def key_items(keys: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+def encode_keys(keys: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
     """Encoded list members that ask for elements: keys only, empty for what matches when nothing else does."""
     for key, end in keys:
         body = _key_prefix(len(key)) + key if key else _CATCH_ALL

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from pointsman.backends.nftables.balancers import Balancer, Pick
-from pointsman.backends.nftables.key_fields import SLOT_LENGTH, packed_slots
+from pointsman.backends.nftables.key_fields import SLOT_LENGTH, pack_slot_numbers
 from pointsman.backends.nftables.schema import Chain, SetSpec
 from pointsman.model.service import ServicePortName
 
@@ -52,7 +52,7 @@ class Pool(NamedTuple):
 
     def elements(self) -> Iterator[tuple[bytes, bytes]]:
         """Key and endpoint of every slot."""
-        for number, data in zip(packed_slots(self.size), self.slots, strict=False):
+        for number, data in zip(pack_slot_numbers(self.size), self.slots, strict=False):
             yield self.prefix + number, data
 
 

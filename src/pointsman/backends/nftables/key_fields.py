@@ -37,15 +37,15 @@ def key_length(fields: tuple[Field, ...], traits: FamilyTraits) -> int:
     return sum((field_length(field, traits) + 3) & ~3 for field in fields)
 
 
-def packed_port(port: int) -> bytes:
+def pack_port(port: int) -> bytes:
     return port.to_bytes(2, "big") + b"\0\0"
 
 
-def packed_protocol(protocol: int) -> bytes:
+def pack_protocol(protocol: int) -> bytes:
     return bytes((protocol, 0, 0, 0))
 
 
-def packed_slots(count: int) -> Sequence[bytes]:
+def pack_slot_numbers(count: int) -> Sequence[bytes]:
     """The numbers of at least `count` slots, shared by the worker threads of both families: never changed."""
     return _packed_slots(1 << count.bit_length())
 
@@ -55,6 +55,6 @@ def _packed_slots(count: int) -> tuple[bytes, ...]:
     return tuple(struct.pack("=I", number) for number in range(count))
 
 
-def slot_number(packed: bytes) -> int:
+def unpack_slot_number(packed: bytes) -> int:
     number: int = struct.unpack("=I", packed)[0]
     return number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pointsman.backends.contract import Counting, Mode, SyncRequest, compile_each
 from pointsman.backends.nftables.apply import NftablesBackend
 from pointsman.backends.nftables.cleanup import cleanup
-from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.counters import read_element_counts
 from pointsman.backends.nftables.preflight import preflight
@@ -42,7 +42,7 @@ def render(request: SyncRequest, *, counters: bool = False) -> str:
     contents = Contents(request.context, counters=counters)
     contents.load(
         compile_each(
-            request.plans, lambda plan: fragment_from_plan(plan, request.context, counters=counters), {}
+            request.plans, lambda plan: compile_fragment(plan, request.context, counters=counters), {}
         )
     )
     return contents.text()

@@ -38,7 +38,7 @@ class Checker(typing.Protocol):
 
 def preflight(family: Family, open_socket: Callable[[], Checker] = NftablesSocket) -> list[str]:
     """What is missing, each with the kernel option that brings it; raises KernelError when the kernel cannot say for now."""
-    problems = version_problems(os.uname().release, os.environ)
+    problems = find_version_problems(os.uname().release, os.environ)
     try:
         socket = open_socket()
     except KernelError as error:
@@ -80,12 +80,12 @@ def lacks_hash(socket: Checker, traits: FamilyTraits) -> bool:
         hook=Hook("nat", HookPoint.PREROUTING, 0),
     )
     steps = Steps(traits)
-    endpoints = next(spec for spec in schema.static_sets() if spec.name == schema.ENDPOINTS)
+    endpoints = next(spec for spec in schema.build_static_sets() if spec.name == schema.ENDPOINTS)
     table = [steps.add_table("preflight"), steps.add_set(endpoints), steps.add_chain(chain)]
     return _fault(socket, traits, [*table, *steps.add_rules(chain)]) is not None
 
 
-def version_problems(release: str, environment: Mapping[str, str]) -> list[str]:
+def find_version_problems(release: str, environment: Mapping[str, str]) -> list[str]:
     """kube-proxy's rule: distributions that ported everything back set the variable."""
     if environment.get(SKIP_VERSION_CHECK) or not (0, 0) < parse_kernel_version(release) < OLDEST_KERNEL:
         return []
@@ -104,13 +104,13 @@ def _messages(traits: FamilyTraits, operations: list[Operation]) -> list[Message
 
 def _probes(traits: FamilyTraits) -> list[tuple[str, list[Operation]]]:
     v = "4" if traits.family is Family.IPV4 else "6"
-    sets = {spec.name: spec for spec in schema.static_sets()}
+    sets = {spec.name: spec for spec in schema.build_static_sets()}
     steps = Steps(traits)
     destination = (Field.DESTINATION,)
 
     def probe(kind: str, point: HookPoint, rule: c.Rule, *needed: str) -> list[Operation]:
         chain = Chain("preflight", (rule,), hook=Hook(kind, point, 0))
-        extra = schema.affinity_set("affinity-preflight", "")
+        extra = schema.build_affinity_set("affinity-preflight", "")
         return [
             steps.add_table("preflight"),
             *(steps.add_set(sets.get(name, extra)) for name in needed),

@@ -16,7 +16,7 @@ from pointsman.errors import NotSupported
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.netlink import Answer
-from pointsman.kernel.nfnl import NftablesSocket, attributes_of
+from pointsman.kernel.nfnl import NftablesSocket, parse_attributes
 
 _TABLE_NAME = encode.table_name()
 
@@ -92,7 +92,7 @@ class Reader:
         )
         if answer is None:
             return None
-        found = attributes_of(answer)
+        found = parse_attributes(answer)
         return TableHead(
             _number(found.get(nf.NFTA_TABLE_HANDLE)),
             _comment(found.get(nf.NFTA_TABLE_USERDATA, b"")),
@@ -107,7 +107,7 @@ class Reader:
 
     def _dump(self, kind: int, body: bytes, what: str) -> list[dict[int, bytes]]:
         answers = self._socket.dump(kind, self._traits.nfproto, body, what)
-        found = (attributes_of(answer) for answer in answers)
+        found = (parse_attributes(answer) for answer in answers)
         return [entry for entry in found if nla.text_of(entry.get(nf.NFTA_TABLE_NAME, b"")) == TABLE]
 
     def _chains(self) -> dict[str, KernelChain]:
@@ -146,7 +146,7 @@ class Reader:
     def _look_up(self, wanted: Sequence[tuple[SetSpec, bytes]]) -> list[KernelElement | None]:
         """Return the elements under these keys (empty: the catch-all), None for those that do not exist."""
         bodies = [
-            encode.element_list(spec.name, list(encode.key_items([(key, b"")]))) for spec, key in wanted
+            encode.element_list(spec.name, list(encode.encode_keys([(key, b"")]))) for spec, key in wanted
         ]
         answers = self._socket.get_each(
             nf.NFT_MSG_GETSETELEM, self._traits.nfproto, bodies, "look up elements"
@@ -194,7 +194,7 @@ class NarrowReader(Reader):
         bodies = [_TABLE_NAME + nla.text(attribute, name) for name in names]
         for answer in self._socket.get_each(kind, self._traits.nfproto, bodies, "look up chains and sets"):
             if answer is not None:
-                yield attributes_of(answer)
+                yield parse_attributes(answer)
 
 
 def parse_chains(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelChain]:
@@ -222,7 +222,7 @@ def _value(data: bytes) -> bytes:
 
 
 def _elements(answer: Answer, spec: SetSpec) -> Iterator[KernelElement]:
-    found = attributes_of(answer)
+    found = parse_attributes(answer)
     for _, item in nla.iter_attributes(found.get(nf.NFTA_SET_ELEM_LIST_ELEMENTS, b"")):
         yield _element(nla.attributes(item), spec)
 

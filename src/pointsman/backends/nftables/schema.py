@@ -104,12 +104,12 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
     hook: Hook | None = None
 
 
-def table_comment(*, counters: bool) -> str:
+def build_table_comment(*, counters: bool) -> str:
     """By this the table is recognised as ours and of this layout."""
     return f"{COMMENT_PREFIX}layout {LAYOUT}{', counters' if counters else ''}"
 
 
-def static_sets(*, counters: bool = False) -> tuple[SetSpec, ...]:
+def build_static_sets(*, counters: bool = False) -> tuple[SetSpec, ...]:
     """Every set and map that always exists, in listing order."""
     slot = (Field.SLOT,)
     return (
@@ -161,7 +161,7 @@ def _base(name: str, kind: str, point: HookPoint, priority: int, *rules: Rule) -
     return Chain(name, rules, hook=Hook(kind, point, priority))
 
 
-def static_chains(context: NodeContext) -> tuple[Chain, ...]:
+def build_static_chains(context: NodeContext) -> tuple[Chain, ...]:
     """The chains that always exist; helpers before the chains that use them."""
     traits = traits_of(context.family)
     new = c.NEW_CONNECTION
@@ -203,7 +203,7 @@ def _service_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule, ..
     mark = c.set_mark_bit(context.masquerade_mark)
     if context.masquerade_all:
         rules.append(rule(to_cluster_ip, mark, comment="masquerade all ClusterIP traffic"))
-    elif (outside := source_match(context.local, traits, inverted=True)) is not None:
+    elif (outside := build_source_match(context.local, traits, inverted=True)) is not None:
         rules.append(rule(to_cluster_ip, outside, mark, comment="masquerade ClusterIP traffic from outside"))
     rules.append(rule(c.verdict_from(FRONTEND, SERVICE_IPS, traits)))
     rules.extend(_nodeport_rules(context, traits, SERVICE_NODEPORTS))
@@ -254,7 +254,9 @@ def _masquerade_rules(context: NodeContext, traits: FamilyTraits) -> tuple[Rule,
     )
 
 
-def source_match(local: LocalDetector, traits: FamilyTraits, *, inverted: bool = False) -> c.Clause | None:
+def build_source_match(
+    local: LocalDetector, traits: FamilyTraits, *, inverted: bool = False
+) -> c.Clause | None:
     """Return a match for traffic of local pods (inverted: of other sources); None when it is unknown or never matches."""
     if local.mode is LocalMode.CIDR and local.cidr is not None:
         if local.cidr.is_everything:
@@ -274,7 +276,7 @@ def node_port_addresses(context: NodeContext) -> tuple[bytes, ...]:
     return tuple(sorted({a for a in context.node_port_addresses.addresses if not is_loopback(a)}))
 
 
-def affinity_set(name: str, comment: str) -> SetSpec:
+def build_affinity_set(name: str, comment: str) -> SetSpec:
     """Clients that stick to one endpoint; filled by the packets themselves, so it survives restarts."""
     return SetSpec(name, (Field.SOURCE,), comment=comment, dynamic=True)
 

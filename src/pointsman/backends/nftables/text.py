@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pointsman.backends.nftables.clauses import Rule, key_text
 from pointsman.backends.nftables.family_traits import FamilyTraits
 from pointsman.backends.nftables.fragment import Element
-from pointsman.backends.nftables.key_fields import Field, field_length, slot_number
+from pointsman.backends.nftables.key_fields import Field, field_length, unpack_slot_number
 from pointsman.backends.nftables.schema import (
     AFFINITY_SIZE,
     ENDPOINT_FIELDS,
@@ -40,7 +40,7 @@ def _fields(key: bytes, fields: Sequence[Field], traits: FamilyTraits) -> Iterat
         elif field is Field.PORT:
             yield str(int.from_bytes(value, "big"))
         elif field is Field.SLOT:
-            yield str(slot_number(value))
+            yield str(unpack_slot_number(value))
         else:
             yield address_text(value)
 
@@ -96,7 +96,7 @@ def set_keyword(spec: SetSpec) -> str:
     return "set" if spec.data is Data.NOTHING else "map"
 
 
-def set_statements(spec: SetSpec, traits: FamilyTraits) -> list[str]:
+def format_set_statements(spec: SetSpec, traits: FamilyTraits) -> list[str]:
     """The lines of a set definition."""
     if spec.typeof:
         data = f" : {key_text(ENDPOINT_FIELDS, traits)}"
@@ -121,7 +121,7 @@ def set_statements(spec: SetSpec, traits: FamilyTraits) -> list[str]:
     return lines
 
 
-def chain_statements(chain: Chain) -> list[str]:
+def format_chain_statements(chain: Chain) -> list[str]:
     """The lines of a chain definition, without its rules."""
     lines = [f'comment "{chain.comment}"'] if chain.comment else []
     return lines if chain.hook is None else [*lines, f"{format_hook(chain.hook)};"]
@@ -142,7 +142,7 @@ def format_rule(rule: Rule) -> str:
     return f'{rule.text} comment "{rule.comment}"' if rule.comment else rule.text
 
 
-def table_text(
+def render_table(
     traits: FamilyTraits,
     comment: str,
     sets: Iterable[SetSpec],
@@ -153,7 +153,7 @@ def table_text(
     lines = [f"table {traits.keyword} {TABLE} {{", f'\tcomment "{comment}"']
     for spec in sets:
         lines += ["", f"\t{set_keyword(spec)} {spec.name} {{"]
-        lines += [f"\t\t{line}" for line in set_statements(spec, traits)]
+        lines += [f"\t\t{line}" for line in format_set_statements(spec, traits)]
         members = elements.get(spec.name)
         if members:
             lines.append("\t\telements = {")
@@ -162,7 +162,7 @@ def table_text(
         lines.append("\t}")
     for chain in chains:
         lines += ["", f"\tchain {chain.name} {{"]
-        lines += [f"\t\t{line}" for line in chain_statements(chain)]
+        lines += [f"\t\t{line}" for line in format_chain_statements(chain)]
         lines += [f"\t\t{format_rule(rule)}" for rule in chain.rules]
         lines.append("\t}")
     lines.append("}")

@@ -12,7 +12,7 @@ from tests.unit.backends.nftables.nft_strategies import Plans, histories
 from tests.unit.backends.nftables.nft_table_model import TableModel
 
 from pointsman.backends.nftables.change import Change
-from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.fragment import Fragment
 from pointsman.model.addresses import Family
@@ -23,7 +23,7 @@ from pointsman.model.service import ServicePortName
 
 def loaded(node: NodeContext, plans: Plans) -> Contents:
     contents = Contents(node)
-    contents.load({name: fragment_from_plan(p, node) for name, p in plans.items()})
+    contents.load({name: compile_fragment(p, node) for name, p in plans.items()})
     return contents
 
 
@@ -31,7 +31,7 @@ def changed(contents: Contents, plans: dict[ServicePortName, ServicePlan | None]
     updates: dict[ServicePortName, Fragment | None] = {}
     for name, new in plans.items():
         previous = contents.fragments.get(name)
-        updates[name] = None if new is None else fragment_from_plan(new, contents.context, previous)
+        updates[name] = None if new is None else compile_fragment(new, contents.context, previous)
     return Change(contents, updates)
 
 

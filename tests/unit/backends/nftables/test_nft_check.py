@@ -10,7 +10,7 @@ import pytest
 from tests.factory import context, endpoint, plan, service_port
 
 from pointsman.backends.nftables import encode
-from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.fragment import Fragment, Slots
@@ -93,7 +93,7 @@ def some_fragments(services: int, endpoints: int = 1) -> dict[ServicePortName, F
         )
         for number in range(1, services + 1)
     ]
-    return {made.name: fragment_from_plan(made, context()) for made in plans}
+    return {made.name: compile_fragment(made, context()) for made in plans}
 
 
 class WithoutLookups:

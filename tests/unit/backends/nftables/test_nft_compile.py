@@ -8,11 +8,11 @@ import pytest
 from tests.factory import cidr, context, endpoint, packed, plan, service_port
 
 from pointsman.backends.nftables import text
-from pointsman.backends.nftables.compile import fragment_from_plan
+from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
 from pointsman.backends.nftables.family_traits import traits_of
 from pointsman.backends.nftables.fragment import Slots
-from pointsman.backends.nftables.schema import static_sets
+from pointsman.backends.nftables.schema import build_static_sets
 from pointsman.model.balancing import BalancingDefaults, BalancingRequest, Scheduler
 from pointsman.model.endpoint import Endpoint
 from pointsman.model.node_context import LocalDetector, LocalMode, NodeContext
@@ -28,13 +28,13 @@ def contents(*endpoints: Endpoint, node: NodeContext | None = None, **fields: An
     node = node or context(local=LocalDetector(LocalMode.CIDR, cidr("10.244.0.0/16")))
     made = plan(service_port(**fields), *endpoints, node_context=node)
     found = Contents(node)
-    found.load({made.name: fragment_from_plan(made, node)})
+    found.load({made.name: compile_fragment(made, node)})
     return found
 
 
 def elements(found: Contents) -> dict[str, list[str]]:
     """Every filled set and map, without comments."""
-    specs, traits = {s.name: s for s in static_sets()}, traits_of(found.context.family)
+    specs, traits = {s.name: s for s in build_static_sets()}, traits_of(found.context.family)
     words = {
         name: [text.format_element(element, "", specs[name], traits) for element, _ in entries]
         for name, entries in found.elements().items()
@@ -166,7 +166,7 @@ def test_a_guarded_node_port_has_a_chain_before_its_balancer_and_at_loopback_the
     ranges = (cidr("172.30.0.0/24" if admitted else "198.51.100.0/24"),)
     port = service_port(node_port=30080, source_ranges=ranges, ranges_everywhere=True)
     made = plan(port, THERE, node_context=node)
-    (guard,) = fragment_from_plan(made, node).chains
+    (guard,) = compile_fragment(made, node).chains
     own = ["fib saddr type local goto nodeport-masq-lb-1"] if admitted else []
     assert [rule.text for rule in guard.rules] == [
         f"ip saddr {ranges[0]} goto nodeport-masq-lb-1",

@@ -12,7 +12,7 @@ from tests.factory import context, endpoint, impossible, plan, service_port
 
 from pointsman.backends.contract import SyncRequest
 from pointsman.backends.nftables.apply import NftablesBackend
-from pointsman.backends.nftables.key_fields import packed_slots
+from pointsman.backends.nftables.key_fields import pack_slot_numbers
 from pointsman.errors import KernelError, Rejected
 from pointsman.kernel import nf_tables
 from pointsman.kernel.netlink import Answer, Message
@@ -145,7 +145,7 @@ def test_slot_numbers_are_right_for_two_threads_at_once() -> None:
 
     def look(start: int) -> None:
         for count in range(start, 6000, 500):
-            numbers = packed_slots(count)
+            numbers = pack_slot_numbers(count)
             wrong.extend(n for n in range(count) if int.from_bytes(numbers[n], sys.byteorder) != n)
 
     threads = [threading.Thread(target=look, args=(start,)) for start in (100, 200, 300, 400)]

@@ -8,7 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from pointsman.backends.nftables.family_traits import traits_of
-from pointsman.backends.nftables.preflight import SKIP_VERSION_CHECK, lacks_hash, preflight, version_problems
+from pointsman.backends.nftables.preflight import (
+    SKIP_VERSION_CHECK,
+    find_version_problems,
+    lacks_hash,
+    preflight,
+)
 from pointsman.errors import KernelError
 from pointsman.kernel.netlink import Message
 from pointsman.kernel.nfnl import Fault
@@ -17,17 +22,17 @@ from pointsman.model.addresses import Family
 
 @pytest.mark.parametrize("release", ["5.12.19", "4.18.0-553.el8", "3.10.0"])
 def test_kernels_before_5_13_are_refused_unless_the_check_is_skipped(release: str) -> None:
-    (problem,) = version_problems(release, {})
+    (problem,) = find_version_problems(release, {})
     assert release in problem
     assert "5.13" in problem
     assert SKIP_VERSION_CHECK in problem
-    assert version_problems(release, {SKIP_VERSION_CHECK: ""})
-    assert version_problems(release, {SKIP_VERSION_CHECK: "1"}) == []
+    assert find_version_problems(release, {SKIP_VERSION_CHECK: ""})
+    assert find_version_problems(release, {SKIP_VERSION_CHECK: "1"}) == []
 
 
 @pytest.mark.parametrize("release", ["5.13.0", "5.14.0-427.el9", "6.1.0", "unheard of"])
 def test_later_kernels_and_those_without_a_number_are_tried(release: str) -> None:
-    assert version_problems(release, {}) == []
+    assert find_version_problems(release, {}) == []
 
 
 class Refusing:
