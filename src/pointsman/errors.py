@@ -10,7 +10,7 @@ PointsmanError
     ├── NotSupported   a feature is missing; names the kernel option or package
     ├── Busy           a lock is held by another process; try again
     ├── Rejected       a batch was refused; names the object at fault where known
-    └── SyncFailed     a whole sync, with what the loop must know to go on (in sync/reconcile.py)
+    └── SyncFailed     a whole sync, with what the loop needs to retry (in sync/reconcile.py)
 """
 
 from __future__ import annotations
