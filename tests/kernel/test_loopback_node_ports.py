@@ -121,7 +121,7 @@ def ports(family: Family) -> Iterator[Ports]:
 
 
 def node(family: Family, *, asked: bool = True) -> NodeContext:
-    return context(family, node_port_addresses=NodePortAddresses(match_all=False, loopback_asked=asked))
+    return context(family, node_port_addresses=NodePortAddresses(match_all=False, loopback_requested=asked))
 
 
 def web(family: Family, protocol: Protocol = Protocol.TCP, servers: int = 1) -> ServicePlan:

@@ -264,17 +264,17 @@ def choose_scheduler(
     findings: list[Finding],
 ) -> Scheduler:
     """Return the requested scheduler where the mode has it, else a fallback, which is reported."""
-    wanted = request.scheduler
+    requested = request.scheduler
     if request.slow_start and not defaults.capabilities.adjusts_shares:
         parameters = {"annotation": SLOW_START_ANNOTATION}
         findings.append(Finding(Code.SLOW_START_NOT_POSSIBLE, parameters=parameters))
-    if wanted is None:
+    if requested is None:
         default = (
             defaults.scheduler if defaults.scheduler in defaults.capabilities.schedulers else Scheduler.RANDOM
         )
         return choose_fallback_scheduler(request, endpoints) if default is Scheduler.RANDOM else default
-    if wanted in defaults.capabilities.schedulers:
-        return wanted
+    if requested in defaults.capabilities.schedulers:
+        return requested
     used = choose_fallback_scheduler(request, endpoints)
     parameters = {"annotation": SCHEDULER_ANNOTATION, "scheduler": request.requested_name, "used": used.value}
     findings.append(Finding(Code.SCHEDULER_NOT_POSSIBLE, parameters=parameters))

@@ -41,7 +41,7 @@ class NodePortAddresses(msgspec.Struct, frozen=True, gc=False):
     addresses: tuple[bytes, ...] = ()
     loopback: bool = True
     """IPv4 loopback is among the configured ranges (127.0.0.0/8 is covered or everything is)."""
-    loopback_asked: bool = False
+    loopback_requested: bool = False
     """Loopback is configured by name, as `localhost` or a range inside it (nftables, behind its gate)."""
 
 
@@ -111,15 +111,15 @@ def resolve_node_port_addresses(
     """
     ranges = resolve_node_port_ranges(configured or ("all",), family, node_ips)
     loopback = LOOPBACK[family]
-    asked = any(loopback.contains(cidr.network) for cidr in ranges)
+    requested = any(loopback.contains(cidr.network) for cidr in ranges)
     if not ranges or any(cidr.is_everything for cidr in ranges):
-        return NodePortAddresses(loopback_asked=asked)
+        return NodePortAddresses(loopback_requested=requested)
     found = {address for address in local_addresses if any(cidr.contains(address) for cidr in ranges)}
     return NodePortAddresses(
         match_all=False,
         addresses=tuple(sorted(found)),
-        loopback=asked or any(cidr.contains(loopback.network) for cidr in ranges),
-        loopback_asked=asked,
+        loopback=requested or any(cidr.contains(loopback.network) for cidr in ranges),
+        loopback_requested=requested,
     )
 
 

@@ -56,7 +56,7 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
     source_ranges: tuple[Cidr, ...] = ()
 
     def admits_any(self, addresses: Iterable[bytes]) -> bool:
-        """Whether one of these addresses is in the source ranges; not to be asked where there are none."""
+        """Return whether one of these addresses is in the source ranges; only for frontends that have any."""
         return any(cidr.contains(address) for address in addresses for cidr in self.source_ranges)
 
 

@@ -388,8 +388,8 @@ def _parse_affinity_seconds(service: Service, findings: list[Finding]) -> int:
     config = service.spec.session_affinity_config
     if config is None or config.client_ip is None or config.client_ip.timeout_seconds is None:
         return DEFAULT_AFFINITY_SECONDS
-    asked = config.client_ip.timeout_seconds
-    granted = min(max(1, asked), MAX_AFFINITY_SECONDS)
-    if granted != asked:
-        findings.append(Finding(Code.BAD_AFFINITY_TIMEOUT, parameters={"value": asked, "used": granted}))
+    requested = config.client_ip.timeout_seconds
+    granted = min(max(1, requested), MAX_AFFINITY_SECONDS)
+    if granted != requested:
+        findings.append(Finding(Code.BAD_AFFINITY_TIMEOUT, parameters={"value": requested, "used": granted}))
     return granted

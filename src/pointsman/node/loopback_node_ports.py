@@ -178,7 +178,7 @@ class _FamilyPorts:
         changed = self._plans.keys() | self._wanted.keys() if everything else outcome.changes.keys()
         for name in changed:
             self._wanted.pop(name, None)
-            plan = self._plans.get(name) if self._context.node_port_addresses.loopback_asked else None
+            plan = self._plans.get(name) if self._context.node_port_addresses.loopback_requested else None
             port = None if plan is None else find_loopback_port(plan, self._context.node_ips)
             if port is not None:
                 self._wanted[name] = port

@@ -79,8 +79,8 @@ def extend_check(earlier: PendingCheck | None, change: PlanChange) -> PendingChe
 class FlowCheck:
     """Decides for each flow whether it is stale.
 
-    `plans` are the current ones. A frontend that has an owner now is judged by that owner, whoever had it before: an address
-    may have passed to another service port.
+    `plans` are the current ones. A frontend is judged by its current owner, because an address may have passed from one service
+    port to another.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ def test_ranges_of_one_family_leave_the_other_at_all_addresses() -> None:
 def test_primary_and_localhost_together() -> None:
     found = resolved("primary", "localhost")
     assert set(found.addresses) == {packed("127.0.0.1"), packed("172.30.0.10")}
-    assert found.loopback_asked
+    assert found.loopback_requested
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_primary_and_localhost_together() -> None:
 def test_loopback_is_asked_for_by_name_not_by_a_range_around_it(
     entries: tuple[str, ...], asked: set[Family]
 ) -> None:
-    found = {family for family in Family if resolved(*entries, family=family).loopback_asked}
+    found = {family for family in Family if resolved(*entries, family=family).loopback_requested}
     assert found == asked
 
 
@@ -84,7 +84,7 @@ def test_primary_is_everywhere_on_a_node_known_by_a_loopback_address_only() -> N
         local_addresses=ADDRESSES,
     )
     assert found.match_all
-    assert not found.loopback_asked
+    assert not found.loopback_requested
 
 
 def test_a_range_that_holds_no_address_serves_nowhere() -> None:

@@ -29,7 +29,7 @@ def _localhost_node_ports(config: KubeProxyConfiguration) -> bool:
 
 
 def _loopback_denial(asked: LoopbackNodePort) -> str:
-    if asked.allowed and asked.where.loopback_asked and asked.protocol is Protocol.TCP:
+    if asked.allowed and asked.where.loopback_requested and asked.protocol is Protocol.TCP:
         return ""
     return (
         f"nftables mode serves node ports on loopback only for TCP, with the feature gate {_LOCALHOST_GATE} "
