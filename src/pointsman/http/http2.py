@@ -36,7 +36,7 @@ from pointsman.http.messages import (
     Response,
 )
 
-STREAM_WINDOW_BYTES: Final = 1 << 20
+STREAM_WINDOW_BYTES: Final = 512 * 1024
 """Unread data of one response."""
 _CONNECTION_WINDOW_BYTES: Final = 1 << 30
 """Large enough that one response that is not read never blocks the others."""

@@ -12,16 +12,16 @@ from pointsman.files import read_file
 
 Material = bytes | Path | None
 """PEM given inline, or the file to read it from (and to read again when it changes)."""
-LARGEST_CREDENTIAL = 1 << 20
+MAX_CREDENTIAL_BYTES = 1 << 20
 """Bytes of a file with a token, a key or certificates."""
 
 
-def material_bytes(material: bytes | Path) -> bytes:
-    """The PEM itself. Raises OSError naming the file."""
+def read_material(material: bytes | Path) -> bytes:
+    """Return the PEM. Raises OSError naming the file."""
     if isinstance(material, bytes):
         return material
     try:
-        return read_file(material, LARGEST_CREDENTIAL)
+        return read_file(material, MAX_CREDENTIAL_BYTES)
     except OSError as error:
         raise OSError(error.errno, f"{material}: {error.strerror}") from error
 
@@ -65,4 +65,4 @@ class Access:
     master: str = ""
     """The server given by flag, which wins over the file's."""
     advice: str = ""
-    """What to do when nobody answers at this address."""
+    """What to do when the server cannot be reached at this address."""

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from pointsman.errors import ConfigError, KubeError
 from pointsman.files import Signature, get_signature, read_file
-from pointsman.kube.access import LARGEST_CREDENTIAL, Access, ExecPlugin, Material, material_bytes
+from pointsman.kube.access import MAX_CREDENTIAL_BYTES, Access, ExecPlugin, Material, read_material
 from pointsman.kube.client_metrics import RequestListener
-from pointsman.kube.execplugin import ExecCredential, PluginFailed, run_plugin
+from pointsman.kube.exec_plugin import ExecCredential, PluginFailed, run_plugin
 from pointsman.kube.kubeconfig import access_from_kubeconfig, read_kubeconfig
 from pointsman.obs.log import get_log
 
@@ -62,7 +62,7 @@ class Credentials:
         self._plugin_lock = asyncio.Lock()
         self._token = access.token
         self._token_signature: Signature | None = None
-        self._complaint = ""
+        self._last_warning = ""
         self._context: ssl.SSLContext | None = None
         self._context_key: object = None
         self._file_signature = get_signature(access.kubeconfig) if access.kubeconfig is not None else None
@@ -73,7 +73,7 @@ class Credentials:
         return self._access
 
     async def present(self) -> Presented:
-        """What to send now. Raises KubeError when there is nothing usable at all."""
+        """Return what to send now. Raises KubeError when nothing is usable."""
         self._reread_kubeconfig()
         granted = await self._exec_credential()
         headers = list(self._access.impersonation)
@@ -90,7 +90,7 @@ class Credentials:
         return Presented(tuple(headers), tls)
 
     def check(self) -> None:
-        """Reads once what is in files. Raises ConfigError naming field and file; later troubles are left to each request."""
+        """Read the files once. Raises ConfigError naming field and file; later errors are reported by each request."""
         try:
             self._current_token()
             if self._access.server.startswith("https:"):
@@ -99,7 +99,7 @@ class Credentials:
             raise ConfigError([str(error)]) from error
 
     def forget(self) -> bool:
-        """After a 401: drop what can be obtained again; says whether another try makes sense."""
+        """Drop after a 401 what can be obtained again; return whether another attempt makes sense."""
         renewable = self._granted is not None
         self._granted = None
         previous = self._token
@@ -107,7 +107,7 @@ class Credentials:
         return renewable or self._current_token() != previous
 
     def _reread_kubeconfig(self) -> None:
-        """Takes over the identity and the CA of a changed kubeconfig; the server stays what it was."""
+        """Use the identity, CA, server name and proxy of a changed kubeconfig; a change of the server needs a restart."""
         old, path = self._access, self._access.kubeconfig
         signature = get_signature(path) if path is not None else None
         if path is None or signature is None or signature == self._file_signature:
@@ -116,12 +116,12 @@ class Credentials:
         try:
             new = access_from_kubeconfig(read_kubeconfig(path), path, master=old.master, context=old.context)
         except ConfigError as error:
-            self._complain("The changed kubeconfig cannot be used; keeping the last credentials", error)
+            self._warn_once("Changed kubeconfig not usable, keeping the last credentials", error)
             return
         if new.server != old.server:
-            _log.warning("The kubeconfig now names another server; restart to use it", file=path)
+            _log.warning("Kubeconfig names another server, restart to use it", file=path)
             return
-        _log.info("The kubeconfig changed; its credentials are used from now on", file=path)
+        _log.info("Kubeconfig changed, using its credentials", file=path)
         self._access = new
         self._token, self._token_signature = new.token, None
         if new.insecure_skip_tls_verify != old.insecure_skip_tls_verify:
@@ -138,11 +138,11 @@ class Credentials:
             if granted is None or (
                 granted.expires is not None and granted.expires - _EXPIRY_MARGIN_SECONDS <= self._clock()
             ):
-                granted = self._granted = await self._ask(plugin)
+                granted = self._granted = await self._run(plugin)
         return granted
 
-    async def _ask(self, plugin: ExecPlugin) -> ExecCredential:
-        """A plugin that ran well and printed nonsense counts as one that ran well."""
+    async def _run(self, plugin: ExecPlugin) -> ExecCredential:
+        """Run the plugin and count its outcome; invalid output counts as a successful run."""
         outcome, code = "no_error", 0
         try:
             return await self._run_plugin(plugin, self._access)
@@ -165,7 +165,7 @@ class Credentials:
                 problem = KubeError(f"token file {path} ({self._access.origin}): {error}")
                 if not self._token:
                     raise problem from error
-                self._complain("The token file cannot be used; keeping the last token", problem)
+                self._warn_once("Token file not usable, keeping the last token", problem)
         return self._token
 
     def _tls(self, granted: ExecCredential | None) -> ssl.SSLContext:
@@ -184,20 +184,20 @@ class Credentials:
         except (OSError, ValueError) as error:
             if self._context is None:
                 raise KubeError(f"TLS material ({self._access.origin}): {error}") from error
-            self._complain("The new TLS material cannot be used; keeping the last", error)
+            self._warn_once("New TLS material not usable, keeping the last", error)
         return self._context
 
-    def _complain(self, message: str, error: Exception) -> None:
-        """Once, although every request meets the same trouble."""
-        if str(error) != self._complaint:
-            self._complaint = str(error)
+    def _warn_once(self, message: str, error: Exception) -> None:
+        """Log once, although every request meets the same error."""
+        if str(error) != self._last_warning:
+            self._last_warning = str(error)
             _log.warning(message, origin=self._access.origin, err=error)
 
 
 def _token_from_file(path: Path) -> str:
-    """The token; raises ValueError, without a word of the content."""
+    """Return the token. Raises ValueError, without any of the content."""
     try:
-        token = read_file(path, LARGEST_CREDENTIAL).decode().strip()
+        token = read_file(path, MAX_CREDENTIAL_BYTES).decode().strip()
     except UnicodeDecodeError:
         raise ValueError("not UTF-8 text") from None
     except OSError as error:
@@ -260,7 +260,7 @@ def _as_file(material: bytes | Path, field: str) -> Iterator[str]:
 def _content(material: bytes | Path, field: str) -> bytes:
     """The PEM itself. Raises ValueError naming field and file."""
     try:
-        return material_bytes(material)
+        return read_material(material)
     except OSError as error:
         raise ValueError(f"{field} {error.strerror}") from error
 

@@ -21,7 +21,7 @@ from pointsman.kube.access import Access
 from pointsman.kube.auth import Credentials, Presented
 from pointsman.kube.client_metrics import RequestListener
 from pointsman.kube.formats import JSON, decode_status
-from pointsman.kube.proxyenv import proxy_from_environment
+from pointsman.kube.proxy_environment import proxy_from_environment
 from pointsman.kube.timing import Clock, RateLimit, Sleep
 
 STREAM_HEADERS_SECONDS = 30.0
@@ -242,6 +242,6 @@ def _error_for(response: Response, name: str, body: bytes) -> KubeError:
 
 
 def _parse_retry_after(text: str) -> float:
-    """Return seconds, at most a minute: a server must not be able to silence a node for a day."""
+    """Return seconds, at most a minute: a server must not be able to stop a node for a day."""
     seconds = float(text) if text.isascii() and text.isdigit() else _DEFAULT_RETRY_AFTER_SECONDS
     return min(seconds, _MAX_RETRY_AFTER_SECONDS)

@@ -25,12 +25,12 @@ from pointsman.obs.log import get_log
 
 _log = get_log(__name__)
 
-_QUEUE_LIMIT = 256
-_SERIES_LIMIT = 512
+_MAX_QUEUED = 256
+_MAX_SERIES = 512
 _BURST = 25
 _PER_SECOND = 0.2
 _SERIES_INTERVAL_SECONDS = 60.0
-_NOTE_BYTES = 1024
+_MAX_NOTE_BYTES = 1024
 _MERGE_PATCH = "application/merge-patch+json"
 
 
@@ -106,7 +106,7 @@ class EventRecorder(Recorder):
         self._controller = controller
         self._clock = clock
         self._now = now
-        self._queue: asyncio.Queue[tuple[_Key, str]] = asyncio.Queue(_QUEUE_LIMIT)
+        self._queue: asyncio.Queue[tuple[_Key, str]] = asyncio.Queue(_MAX_QUEUED)
         self._rate = RateLimit(_PER_SECOND, _BURST, clock=clock)
         self._series: OrderedDict[_Key, _Series] = OrderedDict()
         self._numbers = itertools.count(time.time_ns())
@@ -129,32 +129,32 @@ class EventRecorder(Recorder):
         warning: bool = False,
         action: str = "StartKubeProxy",
     ) -> None:
-        """Queues an event. To be called on the event loop's thread."""
+        """Queue an event. Must be called on the thread of the event loop."""
         key = _Key(regarding, reason, action, "Warning" if warning else "Normal")
         try:
-            self._queue.put_nowait((key, _cut(note)))
+            self._queue.put_nowait((key, _truncate(note)))
         except asyncio.QueueFull:
             self.dropped += 1
 
     async def run(self) -> None:
-        """Sends until cancelled."""
+        """Send until cancelled."""
         while True:
             key, note = await self._queue.get()
             try:
                 await self._send(key, note)
-            except Exception as error:  # noqa: BLE001 one event must never silence the later ones
+            except Exception as error:  # noqa: BLE001 one event must never stop the later ones
                 self.dropped += 1
-                _log.exception("An event could not be sent", err=error, **key.fields)
+                _log.exception("Sending an event failed", err=error, **key.fields)
             finally:
                 self._queue.task_done()
 
     async def flush(self, timeout: float) -> None:  # noqa: ASYNC109  a deadline is the point
-        """Waits until everything recorded so far has been handled, at most this long."""
+        """Wait until everything recorded so far has been handled, at most this long."""
         try:
             async with asyncio.timeout(timeout):
                 await self._queue.join()
         except TimeoutError:
-            _log.info("Events were not sent in time", v=2, events=self._queue.qsize())
+            _log.info("Events not sent in time", v=2, events=self._queue.qsize())
 
     async def _send(self, key: _Key, note: str) -> None:
         series = self._series.get(key)
@@ -173,7 +173,7 @@ class EventRecorder(Recorder):
                 series.updated, series.sent = now, True
         except KubeError as error:
             self.dropped += 1
-            _log.info("An event was not sent", err=error, **key.fields)
+            _log.info("Event dropped", err=error, **key.fields)
 
     async def _create(self, key: _Key, note: str) -> str:
         namespace = key.regarding.namespace or "default"
@@ -196,7 +196,7 @@ class EventRecorder(Recorder):
         return f"{path}/{name}"
 
     async def _extend(self, series: _Series) -> bool:
-        """Adds to an existing event; False when the server no longer has it."""
+        """Extend an existing event; return False when the server no longer has it."""
         body = {"series": {"count": series.count, "lastObservedTime": self._timestamp()}}
         try:
             await self._client.request(
@@ -211,14 +211,16 @@ class EventRecorder(Recorder):
     def _remember(self, key: _Key, series: _Series) -> None:
         self._series[key] = series
         self._series.move_to_end(key)
-        while len(self._series) > _SERIES_LIMIT:
+        while len(self._series) > _MAX_SERIES:
             self._series.popitem(last=False)
 
     def _timestamp(self) -> str:
         return self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _cut(note: str) -> str:
-    """At most as many bytes as the API accepts, cut between characters."""
+def _truncate(note: str) -> str:
+    """Return at most as many bytes as the API accepts, cut between characters."""
     data = note.encode(errors="replace")
-    return note if len(data) <= _NOTE_BYTES else data[: _NOTE_BYTES - 3].decode(errors="ignore") + "..."
+    return (
+        note if len(data) <= _MAX_NOTE_BYTES else data[: _MAX_NOTE_BYTES - 3].decode(errors="ignore") + "..."
+    )

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from pointsman.kube.wire import (
+    BoundedCache,
     Malformed,
     Reader,
-    Remembered,
     flag,
     integer,
     long_integer,
@@ -88,7 +88,7 @@ def _int_or_string(data: bytes) -> int | str:
     return found.text if found.type else found.number
 
 
-_when = Remembered(_time).__getitem__
+_when = BoundedCache(_time).__getitem__
 
 _META = message(
     Meta,
@@ -139,11 +139,11 @@ _HINTS = message(Hints, for_zones=many(1, _HINT), for_nodes=many(2, _HINT))
 _ENDPOINT = message(
     SliceEndpoint,
     addresses=texts(1),
-    conditions=one(2, Remembered(_CONDITIONS).__getitem__),
+    conditions=one(2, BoundedCache(_CONDITIONS).__getitem__),
     target_ref=one(4, message(TargetRef, kind=name(1), name=text(3))),
     node_name=name(6),
     zone=name(7),
-    hints=one(8, Remembered(_HINTS).__getitem__),
+    hints=one(8, BoundedCache(_HINTS).__getitem__),
 )
 _SLICE_PORT = message(SlicePort, name=name(1), protocol=name(2), port=integer(3))
 
@@ -160,7 +160,7 @@ READERS: dict[type[Any], Reader[Any]] = {
         EndpointSlice,
         metadata=one(1, _META),
         endpoints=many(2, _ENDPOINT),
-        ports=many(3, Remembered(_SLICE_PORT).__getitem__),
+        ports=many(3, BoundedCache(_SLICE_PORT).__getitem__),
         address_type=name(4),
     ),
     Node: message(

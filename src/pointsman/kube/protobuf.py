@@ -26,9 +26,9 @@ from pointsman.kube.codec import (
 )
 from pointsman.kube.messages import READERS
 from pointsman.kube.wire import (
+    BoundedCache,
     Malformed,
     Reader,
-    Remembered,
     integer,
     mapping,
     message,
@@ -76,7 +76,7 @@ class _Identified(msgspec.Struct, frozen=True, gc=False):
     metadata: Identity = Identity()
 
 
-_type_meta = Remembered(message(_TypeMeta, kind=name(2))).__getitem__
+_type_meta = BoundedCache(message(_TypeMeta, kind=name(2))).__getitem__
 _event = message(_Event, type=text(1), object=one(2, message(_RawExtension, raw=one(1, bytes))))
 _list_meta = message(ListMeta, resource_version=text(2), continue_token=text(3))
 _status = message(StatusObject, message=text(3), reason=text(4), code=integer(6))

@@ -94,11 +94,11 @@ class Replica(Generic[T]):
             rejected[bad.key] = rejection
         else:
             self._unlisted.add(bad.key)
-            self._status.unlisted = len(self._unlisted)
+            self._status.truncated = len(self._unlisted)
         self._on_finding(rejection)
 
     def _accept(self, key: str) -> None:
         """Forget that an object was rejected."""
         self._status.rejected.pop(key, None)
         self._unlisted.discard(key)
-        self._status.unlisted = len(self._unlisted)
+        self._status.truncated = len(self._unlisted)

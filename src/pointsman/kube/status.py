@@ -1,4 +1,4 @@
-"""How a source is doing, for health, metrics and people."""
+"""State of a source, for conditions, metrics and reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pointsman.model.findings import Finding
 
 OnFinding = Callable[[Finding], None]
-"""Called once for everything new that a source finds wrong, or worth saying."""
+"""Called once for each new finding of a source."""
 
 
 @dataclass(slots=True)
@@ -21,36 +21,36 @@ class WatchStatus:
     absent: bool = False
     """The server does not have (or does not show us) this optional kind; nothing is wrong, nothing is watched."""
     last_event: float | None = None
-    """When the server last said anything: an object, a bookmark or a list page."""
+    """When the server last sent anything: an object, a bookmark or a list page."""
     failures: int = 0
     """Failed attempts since the last success."""
     failures_total: int = 0
     answered: bool = True
     """Whether the server answered the last attempt that failed."""
     last_error: str = ""
-    """Kept after a recovery: it says what the last trouble was."""
+    """Kept after a recovery."""
     lists: int = 0
-    """Complete lists so far; more than one means that the server had forgotten our resourceVersion."""
+    """Complete lists so far; more than one means that a resourceVersion had expired."""
     objects: int = 0
     rejected: dict[str, Finding] = field(default_factory=dict)
-    """What cannot be used at this moment, each under a name of its own; mended objects are taken out again."""
-    unlisted: int = 0
-    """Further ones, too many to be told one by one."""
+    """What cannot be used now, each under a unique name; removed once it is usable."""
+    truncated: int = 0
+    """Further ones, beyond the limit of those that are kept."""
     notices: tuple[Finding, ...] = ()
     """About objects that are used."""
-    passed_over: Mapping[str, int] = field(default_factory=dict)
-    """How many objects of which kinds a proxy has no use for."""
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """Number of objects by kind that are not used by a proxy."""
 
     @property
     def bad_objects(self) -> int:
-        return len(self.rejected) + self.unlisted
+        return len(self.rejected) + self.truncated
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         return (*self.rejected.values(), *self.notices)
 
     def opened(self) -> None:
-        """The server takes part, even if it has said nothing yet."""
+        """Note that the server accepted the request, even if it sent nothing yet."""
         self.connected = True
         self.absent = False
         self.failures = 0
@@ -67,5 +67,5 @@ class WatchStatus:
         self.last_error = error
 
     def age(self, now: float) -> float | None:
-        """Seconds since the server last said anything; None when it never did."""
+        """Return the seconds since the server last sent anything; None when it never did."""
         return None if self.last_event is None else now - self.last_event

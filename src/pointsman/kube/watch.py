@@ -44,7 +44,7 @@ class Idle(KubeError):
 
 
 class _ErrorEvent(KubeError):
-    """The server ended a watch with an ERROR event; the resourceVersion to resume from is in doubt."""
+    """The server ended a watch with an ERROR event; the resourceVersion to resume from may be invalid."""
 
 
 class ListWatch(Generic[T]):
@@ -166,9 +166,9 @@ class ListWatch(Generic[T]):
             if not count and self._timing.clock() - started < _MIN_WATCH_SECONDS:
                 raise KubeError("the server closed the watch at once")
         self._retries.ended()
-        self._check_silence()
+        self._check_bookmarks()
 
-    def _check_silence(self) -> None:
+    def _check_bookmarks(self) -> None:
         """Raise KubeError, and make a list due, when several watches brought not even a bookmark.
 
         Something in between may hold back changes as well, and resuming would not bring them.

@@ -1,9 +1,8 @@
-"""The protobuf wire format: the bytes of a message to a struct, with the fields a table names and no others.
+"""The protobuf wire format: decodes messages into structs, with the fields that a table names and no others.
 
-Written by hand because it is on the path of every start and event, and measured: decoding with the protobuf library
-and filling our structs from what it holds takes a third longer, and importing it costs 75 ms and 8 MB.
-A reader lets IndexError and UnicodeDecodeError out for bytes that are no message; `kube/protobuf.py` is where
-they become an error of ours.
+Written by hand because every start and event uses it, and measured: decoding with the protobuf library and filling our
+structs takes a third longer, and importing it costs 75 ms and 8 MB. A reader raises IndexError or UnicodeDecodeError for
+bytes that are not a message; `decode_with` in `kube/codec.py` translates them.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from pointsman.model.objects import MOST_ENTRIES
+from pointsman.model.objects import MAX_ENTRIES
 
 T = TypeVar("T")
 Reader = Callable[[bytes], T]
 Collect = Callable[[list[Any], int, Any], None]
 
-_REMEMBERED, _LONGEST_REMEMBERED = 4096, 256
-_MOST_PAIRS = 100_000
+_MAX_CACHED_VALUES, _MAX_CACHED_BYTES = 4096, 256
+_MAX_PAIRS = 100_000
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 _FIXED_LENGTHS = {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}
-_LONGEST_VARINT_SHIFT = 63
+_MAX_VARINT_SHIFT = 63
 
 
 class Malformed(ValueError):
@@ -38,7 +37,7 @@ class Field(NamedTuple):
     wire_type: int
     read: Callable[[Any], Any]
     collect: Collect | None = None
-    """Puts one of several values where it belongs; None where the last one counts."""
+    """Adds one of several values; None where the last one counts."""
 
 
 class _Slot(NamedTuple):
@@ -49,10 +48,10 @@ class _Slot(NamedTuple):
     collect: Collect | None
 
 
-class Remembered(dict[bytes, T], Generic[T]):
-    """Gives the same value for the same bytes: a hundred thousand endpoints have a handful of conditions and zones.
+class BoundedCache(dict[bytes, T], Generic[T]):
+    """Returns the same value for the same bytes: a hundred thousand endpoints have a handful of conditions and zones.
 
-    It forgets everything rather than grow without end, and does not keep long ones.
+    Cleared when full; long values are not kept.
     """
 
     def __init__(self, read: Reader[T]) -> None:
@@ -60,15 +59,15 @@ class Remembered(dict[bytes, T], Generic[T]):
         self._read = read
 
     def __missing__(self, data: bytes) -> T:
-        if len(data) > _LONGEST_REMEMBERED:
+        if len(data) > _MAX_CACHED_BYTES:
             return self._read(data)
-        if len(self) >= _REMEMBERED:
+        if len(self) >= _MAX_CACHED_VALUES:
             self.clear()
         value = self[data] = self._read(data)
         return value
 
 
-_name = Remembered(lambda data: sys.intern(data.decode())).__getitem__
+_name = BoundedCache(lambda data: sys.intern(data.decode())).__getitem__
 
 
 def text(number: int, *, empty: str | None = "") -> Field:
@@ -115,7 +114,7 @@ def many(number: int, read: Reader[Any]) -> Field:
 
 
 def message(kind: Callable[..., T], /, **fields: Field) -> Reader[T]:
-    """A reader of messages into the struct `kind`, whose fields are named by the keywords.
+    """Return a reader of messages into the struct `kind`, whose fields are named by the keywords.
 
     Fields that are not named are skipped, those that do not occur keep the struct's default. A field of the wrong wire
     type, and a missing one without default, make the message malformed.
@@ -176,24 +175,24 @@ def _append(values: list[Any], where: int, item: object) -> None:
     found = values[where]
     if found is None:
         values[where] = [item]
-    elif len(found) < MOST_ENTRIES:
+    elif len(found) < MAX_ENTRIES:
         found.append(item)
     else:
-        raise Malformed(f"a list has more than {MOST_ENTRIES} entries")
+        raise Malformed(f"a list has more than {MAX_ENTRIES} entries")
 
 
 def _add_entry(values: list[Any], where: int, entry: tuple[str, str]) -> None:
     found = values[where]
     if found is None:
         values[where] = {entry[0]: entry[1]}
-    elif len(found) < _MOST_PAIRS:
+    elif len(found) < _MAX_PAIRS:
         found[entry[0]] = entry[1]
     else:
-        raise Malformed(f"a map has more than {_MOST_PAIRS} entries")
+        raise Malformed(f"a map has more than {_MAX_PAIRS} entries")
 
 
 def parts(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Number and contents of the fields that hold bytes, without copying them: for a message as large as a list."""
+    """Yield number and contents of the fields that hold bytes, without copying them: for a message as large as a list."""
     position, end = 0, len(data)
     while position < end:
         tag, position = varint(data, position)
@@ -210,7 +209,7 @@ def parts(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """The number that begins at `position`, and the position after it; raises IndexError when it does not end."""
+    """Return the number at `position` and the position after it. Raises IndexError when it does not end."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -219,7 +218,7 @@ def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
-        if shift > _LONGEST_VARINT_SHIFT:
+        if shift > _MAX_VARINT_SHIFT:
             raise Malformed("a number has more than 64 bits")
 
 

@@ -18,10 +18,10 @@ ZONE_LABEL = "topology.kubernetes.io/zone"
 TRIGGER_TIME_ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
-MOST_ENTRIES = 20_000
+MAX_ENTRIES = 20_000
 """Limit of one list in an object: an EndpointSlice may have as many ports, and 1,000 endpoints."""
 T = TypeVar("T")
-Entries = Annotated[list[T], msgspec.Meta(max_length=MOST_ENTRIES)]
+Entries = Annotated[list[T], msgspec.Meta(max_length=MAX_ENTRIES)]
 
 
 class Meta(msgspec.Struct, frozen=True, gc=False, rename="camel"):

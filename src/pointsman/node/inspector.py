@@ -116,7 +116,7 @@ class Inspector:
                     rejected=tuple(
                         map(describe, itertools.islice(status.rejected.values(), REJECTED_REPORTED))
                     ),
-                    passed_over=dict(status.passed_over),
+                    passed_over=dict(status.ignored),
                 )
                 for kind, status in proxy.source.statuses.items()
             ),

@@ -1,4 +1,4 @@
-"""What an API server does to objects before a proxy sees them: fill in defaults, refuse nonsense. Pure.
+"""Defaults and validation of an API server, for objects from files. Pure.
 
 Only the rules the proxy relies on; whatever the model already reports and works around (a bad external IP, a
 bad source range) is left to it. An API server would also allocate cluster IPs and node ports; a file cannot,
@@ -31,15 +31,15 @@ from pointsman.model.service import DEFAULT_AFFINITY_SECONDS, MAX_AFFINITY_SECON
 _PROTOCOLS = ("TCP", "UDP", "SCTP")
 _SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 _POLICIES = ("Cluster", "Local")
-_MOST_ADDRESSES = 2
-_LONGEST_NAME = 253
+_MAX_CLUSTER_IPS = 2
+_MAX_NAME_CHARACTERS = 253
 
 
 class Admitted(msgspec.Struct, frozen=True):
     """An object as an API server would store it, and what a file could not give it; each starts with the field's path."""
 
     object: KubeObject
-    remarks: list[str] = []
+    notices: list[str] = []
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -49,11 +49,11 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 def admit(item: KubeObject) -> Admitted | Refused:
-    """What an API server would make of this object."""
+    """Return the object as an API server would store it, or why it would not."""
     if not item.metadata.name:
         return Refused(["metadata.name: required"])
-    if max(len(item.metadata.name), len(item.metadata.namespace)) > _LONGEST_NAME:
-        return Refused([f"metadata: name and namespace have at most {_LONGEST_NAME} characters"])
+    if max(len(item.metadata.name), len(item.metadata.namespace)) > _MAX_NAME_CHARACTERS:
+        return Refused([f"metadata: name and namespace have at most {_MAX_NAME_CHARACTERS} characters"])
     match item:
         case Service():
             return _service(_with_namespace(item))
@@ -129,7 +129,7 @@ def _cluster_ips(spec: ServiceSpec, problems: list[str]) -> tuple[list[str], lis
             problems.append(f"spec.clusterIPs[{index}]: {text!r} is not an IP address")
         else:
             families.append(family_of(address).value)
-    if len(texts) > _MOST_ADDRESSES or len(set(families)) < len(families):
+    if len(texts) > _MAX_CLUSTER_IPS or len(set(families)) < len(families):
         problems.append("spec.clusterIPs: at most one per IP family")
     if spec.ip_families and len(families) == len(texts) and spec.ip_families != families:
         problems.append(f"spec.ipFamilies: {spec.ip_families} does not fit the cluster IPs ({families})")
@@ -183,7 +183,7 @@ def _affinity(spec: ServiceSpec, problems: list[str]) -> SessionAffinityConfig |
 
 
 def _unallocated(spec: ServiceSpec) -> list[str]:
-    """Remarks on what an API server would have allocated and this file does not say."""
+    """Return notices about what an API server would have allocated and the file does not set."""
     if spec.type != "NodePort":
         return []
     return [

@@ -1,6 +1,6 @@
 """Manifest text to objects, pure: YAML or JSON, several documents, List kinds.
 
-Kinds a proxy has no use for are passed over and only counted, so that a directory may hold a whole application; one
+Kinds that are not used by a proxy are ignored and only counted, so that a directory may hold a whole application; one
 that looks like a misspelt kind of ours is rejected. Every problem names the file, the document, the object and the field.
 """
 
@@ -19,13 +19,13 @@ from pointsman.source.admission import Admitted, Refused, admit
 from pointsman.text import find_similar
 from pointsman.yamltext import YamlError, load_documents
 
-LISTED_AT_MOST = 200
-"""Findings of one file that are told one by one; a file may hold a million mistakes."""
-_KINDS_COUNTED_AT_MOST = 50
-_LONGEST_NAME = 253
+MAX_FINDINGS_PER_FILE = 200
+"""A file may hold a million mistakes; the others are counted."""
+_MAX_IGNORED_KINDS = 50
+_MAX_NAME_CHARACTERS = 253
 """What Kubernetes allows; admission refuses longer ones."""
-_LONGEST_MESSAGE = 500
-_LIKELY_TYPING_ERROR = 0.85
+_MAX_MESSAGE_CHARACTERS = 500
+_MIN_SIMILARITY = 0.85
 
 Admission = Callable[[KubeObject], Admitted | Refused]
 
@@ -49,25 +49,25 @@ class Parsed:
     rejected: list[Finding] = field(default_factory=list)
     notices: list[Finding] = field(default_factory=list)
     """About objects that are used nevertheless."""
-    unlisted: int = 0
-    """Rejections beyond those that are told one by one."""
+    truncated: int = 0
+    """Rejections beyond the limit."""
     refused: set[tuple[str, str]] = field(default_factory=set)
-    """Kind and key of every object that was rejected, told or not."""
-    passed_over: Counter[str] = field(default_factory=Counter)
-    """Objects of kinds a proxy has no use for."""
+    """Kind and key of every object that was rejected, beyond the limit as well."""
+    ignored: Counter[str] = field(default_factory=Counter)
+    """Objects by kind that are not used by a proxy."""
     readable: bool = True
     """False when the text as a whole could not be read."""
 
     def reject(self, code: Code, reference: ObjectReference, detail: str) -> None:
         if reference.key:
             self.refused.add((reference.kind, reference.key))
-        if len(self.rejected) < LISTED_AT_MOST:
+        if len(self.rejected) < MAX_FINDINGS_PER_FILE:
             self.rejected.append(rejected(code, reference, detail))
         else:
-            self.unlisted += 1
+            self.truncated += 1
 
     def notice(self, code: Code, reference: ObjectReference, detail: str) -> None:
-        if len(self.notices) < LISTED_AT_MOST:
+        if len(self.notices) < MAX_FINDINGS_PER_FILE:
             self.notices.append(Finding(code, Severity.NOTICE, reference, {"detail": detail}))
 
     @property
@@ -77,7 +77,7 @@ class Parsed:
 
 def rejected(code: Code, reference: ObjectReference, detail: str) -> Finding:
     """Return the finding about an object, or a file, that cannot be used."""
-    return Finding(code, Severity.ERROR, reference, {"detail": detail[:_LONGEST_MESSAGE]})
+    return Finding(code, Severity.ERROR, reference, {"detail": detail[:_MAX_MESSAGE_CHARACTERS]})
 
 
 def unreadable_file(name: str, detail: str) -> Finding:
@@ -85,13 +85,13 @@ def unreadable_file(name: str, detail: str) -> Finding:
 
 
 def parse(data: bytes, name: str, admission: Admission = admit) -> Parsed:
-    """Never raises: what cannot be read is in the result; `name` is the file's, for the messages."""
+    """Parse a file; `name` is its name for the messages. Never raises: what cannot be read is in the result."""
     try:
         documents = _documents(data)
     except YamlError as error:
         return Parsed(rejected=[unreadable_file(name, str(error))], readable=False)
     parsed = Parsed()
-    for where, document, listed_kind in _flattened(documents, name):
+    for where, document, listed_kind in _flatten(documents, name):
         try:
             _add(parsed, where, document, listed_kind, admission)
         except Exception as error:  # noqa: BLE001  one document must never keep the others from being read
@@ -110,8 +110,8 @@ def _documents(data: bytes) -> list[Any]:
     return load_documents(data)
 
 
-def _flattened(documents: list[Any], name: str) -> Iterator[tuple[str, Any, str]]:
-    """Each object with its place and the kind its list implies."""
+def _flatten(documents: list[Any], name: str) -> Iterator[tuple[str, Any, str]]:
+    """Yield each object with its place and the kind its list implies."""
     for index, document in enumerate(documents):
         where = name if len(documents) == 1 else f"{name}: document {index + 1}"
         if document is None:
@@ -133,9 +133,9 @@ def _add(parsed: Parsed, where: str, document: Any, listed_kind: str, admission:
     if not isinstance(kind, str) or not kind:
         parsed.reject(Code.INVALID, in_file, "kind: required")
         return
-    kind = kind[:_LONGEST_NAME]
+    kind = kind[:_MAX_NAME_CHARACTERS]
     if kind not in _KINDS:
-        _pass_over(parsed, where, kind)
+        _ignore(parsed, where, kind)
         return
     group, versions, struct = _KINDS[kind]
     version = document.get("apiVersion") or (versions[0] if listed_kind else "")
@@ -156,16 +156,16 @@ def _add(parsed: Parsed, where: str, document: Any, listed_kind: str, admission:
     admitted = admission(item)
     if isinstance(admitted, Admitted):
         parsed.objects.append(admitted.object)
-        for message in admitted.remarks:
+        for message in admitted.notices:
             parsed.notice(Code.NOT_ALLOCATED, reference, message)
     else:
         for message in admitted.reasons:
             parsed.reject(Code.INVALID, reference, message)
 
 
-def _pass_over(parsed: Parsed, where: str, kind: str) -> None:
-    """Another kind is none of our business, unless it is one of ours, misspelt."""
-    close = find_similar(kind, _KINDS, likeness=_LIKELY_TYPING_ERROR)
+def _ignore(parsed: Parsed, where: str, kind: str) -> None:
+    """Count an object of another kind, unless the kind is a misspelling of one of ours."""
+    close = find_similar(kind, _KINDS, likeness=_MIN_SIMILARITY)
     if not close:
         _count(parsed, kind)
         return
@@ -174,8 +174,8 @@ def _pass_over(parsed: Parsed, where: str, kind: str) -> None:
 
 
 def _count(parsed: Parsed, kind: str) -> None:
-    if kind in parsed.passed_over or len(parsed.passed_over) < _KINDS_COUNTED_AT_MOST:
-        parsed.passed_over[kind] += 1
+    if kind in parsed.ignored or len(parsed.ignored) < _MAX_IGNORED_KINDS:
+        parsed.ignored[kind] += 1
 
 
 def _group(api_version: str) -> str:
@@ -186,12 +186,12 @@ def _key(document: dict[Any, Any], *, namespaced: bool) -> str:
     metadata = document.get("metadata")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         return ""
-    name = metadata["name"][:_LONGEST_NAME]
-    namespace = str(metadata.get("namespace") or "default")[:_LONGEST_NAME]
+    name = metadata["name"][:_MAX_NAME_CHARACTERS]
+    namespace = str(metadata.get("namespace") or "default")[:_MAX_NAME_CHARACTERS]
     return f"{namespace}/{name}" if namespaced else name
 
 
 def _field_first(error: str) -> str:
-    """Turns "what - at `$.path`" around: people look for the path first."""
+    """Turn "what - at `$.path`" around: the path is what a reader looks for."""
     what, separator, place = error.rpartition(" - at `$.")
     return f"{place.rstrip('`')}: {what}" if separator else error

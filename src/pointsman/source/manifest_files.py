@@ -1,4 +1,4 @@
-"""What the manifests below a path hold right now, with memory of what was good. Blocking; knows no event loop.
+"""The manifests below a path, with the last usable version of each. Blocking: no event loop.
 
 A file that cannot be read or parsed keeps its last good content, and so does a single object that became invalid: the
 API server would have refused the change, too. Of the same object in two files the first by file name counts.
@@ -15,10 +15,10 @@ from pathlib import Path
 from pointsman.files import Signature, read_file, signature_from
 from pointsman.model.findings import Code, Finding, ObjectReference
 from pointsman.model.objects import Delete, KubeObject, Node, SourceEvent, Upsert
-from pointsman.source.documents import LISTED_AT_MOST, Parsed, parse, rejected, unreadable_file
+from pointsman.source.documents import MAX_FINDINGS_PER_FILE, Parsed, parse, rejected, unreadable_file
 from pointsman.text import escape
 
-LARGEST_FILE = 64 * 1024 * 1024
+MAX_FILE_BYTES = 64 * 1024 * 1024
 """Tens of thousands of objects; more can be spread over several files."""
 STANDARD_INPUT = Path("-")
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -27,8 +27,8 @@ Identity = tuple[type[KubeObject], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """The outcome of one look at the files."""
+class ManifestReading:
+    """The result of reading all files."""
 
     found: bool
     """The path exists and can be looked into."""
@@ -38,12 +38,12 @@ class Reading:
     rejected: tuple[Finding, ...]
     """Everything that cannot be used now, not only what is new."""
     notices: tuple[Finding, ...]
-    unlisted: int
-    passed_over: Mapping[str, int]
+    truncated: int
+    ignored: Mapping[str, int]
 
 
 def load_objects(*paths: Path) -> tuple[list[KubeObject], list[Finding]]:
-    """Everything usable below the paths, once, and what is wrong or odd; of an object in two of them the first counts.
+    """Return everything usable below the paths, and the findings; of an object in two of them the first counts.
 
     STANDARD_INPUT is read to its end. Never raises.
     """
@@ -73,9 +73,9 @@ def _below(path: Path) -> tuple[list[KubeObject], list[Finding]]:
 
 def _standard_input() -> tuple[list[KubeObject], list[Finding]]:
     name = "standard input"
-    data = sys.stdin.buffer.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE:
-        return [], [unreadable_file(name, f"larger than {LARGEST_FILE >> 20} MiB")]
+    data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        return [], [unreadable_file(name, f"larger than {MAX_FILE_BYTES >> 20} MiB")]
     parsed = parse(data, name)
     return list(_with_last_good({}, parsed, name).values()), parsed.findings
 
@@ -98,8 +98,8 @@ class ManifestFiles:
         self._files: dict[Path, _File] = {}
         self._delivered: dict[Identity, KubeObject] = {}
 
-    def read(self) -> Reading:
-        """Reads what changed since the last time."""
+    def read(self) -> ManifestReading:
+        """Read what changed since the last time."""
         try:
             paths = _manifest_files(self._path)
         except OSError as error:
@@ -108,35 +108,35 @@ class ManifestFiles:
             del self._files[path]
         for path in paths:
             self._update(path, self._files.setdefault(path, _File()))
-        merged, duplicates = self._merged(paths)
+        merged, duplicates = self._merge(paths)
         return self._reading(duplicates, merged, found=True)
 
     def _reading(
         self, rejections: Iterable[Finding], objects: Mapping[Identity, KubeObject], *, found: bool
-    ) -> Reading:
+    ) -> ManifestReading:
         """With an unreadable path everything stays as it was: a mount may bring it back."""
         files = [file.parsed for file in self._files.values()]
-        passed_over: Counter[str] = Counter()
+        ignored: Counter[str] = Counter()
         for parsed in files:
-            passed_over.update(parsed.passed_over)
-        return Reading(
+            ignored.update(parsed.ignored)
+        return ManifestReading(
             found=found,
-            changes=tuple(self._differences(objects)) if found else (),
+            changes=tuple(self._diff(objects)) if found else (),
             objects=len(self._delivered),
             rejected=(*rejections, *(entry for parsed in files for entry in parsed.rejected)),
             notices=tuple(entry for parsed in files for entry in parsed.notices),
-            unlisted=sum(parsed.unlisted for parsed in files),
-            passed_over=dict(passed_over),
+            truncated=sum(parsed.truncated for parsed in files),
+            ignored=dict(ignored),
         )
 
     def _update(self, path: Path, file: _File) -> None:
-        """Brings one file up to date."""
+        """Read one file again if it changed."""
         name = self._name(path)
         try:
             signature = signature_from(path.stat())
             if signature == file.signature:
                 return
-            parsed = parse(read_file(path, LARGEST_FILE), name)
+            parsed = parse(read_file(path, MAX_FILE_BYTES), name)
         except OSError as error:
             file.signature = None
             file.parsed = Parsed(rejected=[_cannot_be_read(name, error)], readable=False)
@@ -145,7 +145,7 @@ class ManifestFiles:
         if parsed.readable:
             file.objects = _with_last_good(file.objects, parsed, name)
 
-    def _merged(self, paths: Iterable[Path]) -> tuple[dict[Identity, KubeObject], list[Finding]]:
+    def _merge(self, paths: Iterable[Path]) -> tuple[dict[Identity, KubeObject], list[Finding]]:
         merged: dict[Identity, KubeObject] = {}
         owners: dict[Identity, Path] = {}
         duplicates: list[Finding] = []
@@ -154,12 +154,12 @@ class ManifestFiles:
                 owner = owners.setdefault(identity, path)
                 if owner == path:
                     merged[identity] = item
-                elif len(duplicates) < LISTED_AT_MOST:
+                elif len(duplicates) < MAX_FINDINGS_PER_FILE:
                     message = f"already in {self._name(owner)}, which counts"
                     duplicates.append(_duplicate(identity, message, self._name(path)))
         return merged, duplicates
 
-    def _differences(self, objects: Mapping[Identity, KubeObject]) -> list[SourceEvent]:
+    def _diff(self, objects: Mapping[Identity, KubeObject]) -> list[SourceEvent]:
         wanted = {
             identity: item
             for identity, item in objects.items()

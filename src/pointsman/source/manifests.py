@@ -13,16 +13,16 @@ from pointsman.kernel.path_watch import watch_path
 from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.model.findings import Finding
 from pointsman.model.objects import EndpointSlice, KubeObject, Node, Service, ServiceCIDR, SourceEvent, Synced
-from pointsman.source.manifest_files import ManifestFiles, Reading
+from pointsman.source.manifest_files import ManifestFiles, ManifestReading
 from pointsman.wording.findings import render_finding
 
 _KINDS: tuple[type[KubeObject], ...] = (Node, ServiceCIDR, Service, EndpointSlice)
-_EVENTS_AT_A_TIME = 200
-"""After so many, everything else on the event loop gets its turn."""
+_MAX_EVENTS_PER_TURN = 200
+"""Of the event loop."""
 
 
 class ManifestSource:
-    """The same interface as ApiSource, fed by files. Reading and parsing happen on a thread of their own."""
+    """The same interface as ApiSource, fed by files. ManifestReading and parsing happen on a thread of their own."""
 
     server = advice = ""
 
@@ -43,7 +43,7 @@ class ManifestSource:
         self._poll = poll
         self._clock = clock
         self._status = WatchStatus()
-        self._told: frozenset[Finding] = frozenset()
+        self._reported: frozenset[Finding] = frozenset()
         self._closed = asyncio.Event()
 
     @property
@@ -51,28 +51,28 @@ class ManifestSource:
         return {"manifests": self._status}
 
     async def events(self) -> AsyncGenerator[SourceEvent, None]:
-        """The objects, Synced for every kind, then whatever changes. Ends after `close`. To be iterated once.
+        """Yield the objects, Synced for every kind, then changes, until `close`. To be iterated once.
 
         A path that does not exist yet is waited for: an empty answer would undo rules that a mount will bring.
         """
         async with aclosing(watch_path(self._path, debounce=self._debounce, poll=self._poll)) as changes:
             while not self._closed.is_set():
                 reading = await run_in_daemon_thread(self._files.read, "manifests")
-                self._note(reading)
+                self._update_status(reading)
                 for number, event in enumerate(reading.changes, 1):
                     yield event
-                    if number % _EVENTS_AT_A_TIME == 0:
+                    if number % _MAX_EVENTS_PER_TURN == 0:
                         await asyncio.sleep(0)
                 if reading.found and not self._status.synced:
                     self._status.synced = True
                     for kind in _KINDS:
                         yield Synced(kind)
-                await self._change_or_close(changes)
+                await self._wait_for_change_or_close(changes)
 
     async def close(self) -> None:
         self._closed.set()
 
-    async def _change_or_close(self, changes: AsyncGenerator[None, None]) -> None:
+    async def _wait_for_change_or_close(self, changes: AsyncGenerator[None, None]) -> None:
         change = asyncio.ensure_future(anext(changes))
         closing = asyncio.ensure_future(self._closed.wait())
         try:
@@ -84,8 +84,8 @@ class ManifestSource:
             closing.cancel()
             await asyncio.gather(change, closing, return_exceptions=True)
 
-    def _note(self, reading: Reading) -> None:
-        """Brings the status up to date and reports what is new."""
+    def _update_status(self, reading: ManifestReading) -> None:
+        """Update the status and report new findings."""
         status = self._status
         if reading.rejected:
             status.failed(render_finding(reading.rejected[0]))
@@ -95,11 +95,11 @@ class ManifestSource:
         status.last_event = self._clock()
         status.objects = reading.objects
         status.rejected = {render_finding(entry): entry for entry in reading.rejected}
-        status.unlisted = reading.unlisted
+        status.truncated = reading.truncated
         status.notices = reading.notices
-        status.passed_over = reading.passed_over
+        status.ignored = reading.ignored
         findings = (*reading.rejected, *reading.notices)
         for finding in findings:
-            if finding not in self._told:
+            if finding not in self._reported:
                 self._on_finding(finding)
-        self._told = frozenset(findings)
+        self._reported = frozenset(findings)

@@ -15,7 +15,7 @@ import pytest
 from pointsman.errors import ConfigError, KubeError
 from pointsman.kube.access import Access, ExecPlugin
 from pointsman.kube.auth import Credentials
-from pointsman.kube.execplugin import ExecCredential, credential_from_output, run_plugin
+from pointsman.kube.exec_plugin import ExecCredential, credential_from_output, run_plugin
 from pointsman.kube.kubeconfig import load_access
 
 V1 = "client.authentication.k8s.io/v1"
@@ -325,7 +325,7 @@ def test_a_plugin_whose_child_keeps_its_output_open_leaves_no_descriptor_behind(
         counts = []
         for _ in range(3):
             with pytest.raises(KubeError, match="gave no answer within 0 s"):
-                await run_plugin(plugin, Access("https://x", "test"), patience=0.2)
+                await run_plugin(plugin, Access("https://x", "test"), timeout=0.2)
             counts.append(descriptors())
         return counts
 

@@ -23,7 +23,7 @@ from pointsman.http.messages import ConnectionLost, InvalidHttp, Response, raise
 from pointsman.kube.access import Access
 from pointsman.kube.auth import Credentials
 from pointsman.kube.client import ApiClient
-from pointsman.kube.execplugin import ExecCredential
+from pointsman.kube.exec_plugin import ExecCredential
 from pointsman.kube.kubeconfig import load_access
 
 PATH = "/api/v1/services"

@@ -16,7 +16,7 @@ from tests.harness.kube_objects import endpoint_slice, node, service, service_ci
 from pointsman.kube.codec import BadObject, Decoder, JsonDecoder, Unreadable
 from pointsman.kube.formats import JSON, PREFER_PROTOBUF, accept_header, decode_status
 from pointsman.kube.protobuf import PROTOBUF, FrameSplitter, ProtobufDecoder
-from pointsman.kube.wire import Remembered
+from pointsman.kube.wire import BoundedCache
 from pointsman.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -287,7 +287,7 @@ def test_bad_message_of_a_page_is_named_and_the_others_are_kept(broken: bytes, k
 
 
 def test_long_values_are_not_remembered() -> None:
-    remembered = Remembered(bytes.decode)
+    remembered = BoundedCache(bytes.decode)
     assert remembered[b"a" * 256] is remembered[b"a" * 256]
     assert remembered[b"a" * 257] is not remembered[b"a" * 257]
 

@@ -26,7 +26,7 @@ class Source:
     """A source that delivered something once, and two objects that cannot be used."""
 
     def __init__(self) -> None:
-        self._status = WatchStatus(unlisted=2, failures_total=3)
+        self._status = WatchStatus(truncated=2, failures_total=3)
         self._status.heard(time.monotonic())
 
     @property
@@ -130,7 +130,7 @@ def test_objects_that_cannot_be_used_are_named() -> None:
         ObjectReference("Service", "shop/web"),
         {"detail": "ports: expected a list"},
     )
-    services.unlisted = 2
+    services.truncated = 2
     assert source.failing == ["ObjectsService"]
     found = source.condition("ObjectsService")
     assert found.message.startswith("3 objects cannot be used: ")

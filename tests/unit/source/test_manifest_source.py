@@ -366,4 +366,4 @@ def test_kinds_of_no_use_to_a_proxy_are_only_counted(tmp_path: Path) -> None:
         write(tmp_path / f"{name}.yaml", {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}})
     seen = ManifestFiles(tmp_path).read()
     assert seen.rejected == ()
-    assert seen.passed_over == {"Deployment": 2, "ServiceAccount": 1, "NodePool": 1}
+    assert seen.ignored == {"Deployment": 2, "ServiceAccount": 1, "NodePool": 1}

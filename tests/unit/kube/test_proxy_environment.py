@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pointsman.kube.proxyenv import proxy_from_environment
+from pointsman.kube.proxy_environment import proxy_from_environment
 
 PROXY = "http://proxy.example:3128"
 

@@ -1,7 +1,7 @@
 """Which HTTP proxy the environment asks for, by the rules of Go's http.ProxyFromEnvironment.
 
 Go understands address ranges in NO_PROXY and never proxies loopback; Python's urllib does neither, and a
-DaemonSet with `NO_PROXY=10.96.0.0/12` must go on reaching the API server directly.
+DaemonSet with `NO_PROXY=10.96.0.0/12` must keep reaching the API server directly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pointsman.model.addresses import port_from_text
 
 
 def proxy_from_environment(url: str, environ: Mapping[str, str]) -> str:
-    """The proxy for this URL, or an empty string for a direct connection."""
+    """Return the proxy for this URL, or an empty string for a direct connection."""
     parts = urlsplit(url)
     name = f"{parts.scheme}_proxy"
     proxy = environ.get(name.upper()) or environ.get(name) or ""

@@ -1,7 +1,7 @@
 """Credentials from an external command (ExecCredential v1 and v1beta1).
 
-The command's standard output is a secret and is never logged nor quoted in an error. It is never given a
-terminal: a proxy on a node has nobody to ask.
+The command's standard output is a secret and is never logged nor quoted in an error. The command gets no terminal: there
+is no user on a node to ask.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from datetime import UTC, datetime
 import msgspec
 
 from pointsman.errors import KubeError
-from pointsman.kube.access import LARGEST_CREDENTIAL, Access, ExecPlugin, material_bytes
+from pointsman.kube.access import MAX_CREDENTIAL_BYTES, Access, ExecPlugin, read_material
 
 _TIMEOUT_SECONDS = 60.0
 _STANDARD_ERROR = 2
-_LONGEST_COMPLAINT = 4096
+_MAX_STDERR_BYTES = 4096
 
 
 class PluginFailed(KubeError):
-    """A plugin could not be run to a good end; `code` is its exit status, or 1 where it has none."""
+    """A plugin failed; `code` is its exit status, or 1 where it has none."""
 
     def __init__(self, message: str, outcome: str, code: int = 1) -> None:
         super().__init__(message)
@@ -58,41 +58,44 @@ class _Output(msgspec.Struct, rename="camel"):
     status: _Status | None = None
 
 
-class _Listener(asyncio.SubprocessProtocol):
-    """Collects what a plugin prints: all of its answer up to a limit, and the end of its complaints."""
+class _OutputCollector(asyncio.SubprocessProtocol):
+    """Collects what a plugin prints: its output up to a limit, and the end of its standard error."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.heard: asyncio.Future[None] = loop.create_future()
-        """Done when there is nothing more to hear, or no wish to."""
-        self.gone: asyncio.Future[None] = loop.create_future()
-        self.output, self.complaint = bytearray(), bytearray()
+        self.finished: asyncio.Future[None] = loop.create_future()
+        """Done when the output is complete, or too long."""
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self.output, self.stderr = bytearray(), bytearray()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == _STANDARD_ERROR:
-            self.complaint += data
-            del self.complaint[:-_LONGEST_COMPLAINT]
+            self.stderr += data
+            del self.stderr[:-_MAX_STDERR_BYTES]
             return
         self.output += data
-        if len(self.output) > LARGEST_CREDENTIAL and not self.heard.done():
-            self.heard.set_result(None)
+        if len(self.output) > MAX_CREDENTIAL_BYTES and not self.finished.done():
+            self.finished.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        self.gone.set_result(None)
-        if not self.heard.done():
-            self.heard.set_result(None)
+        self.closed.set_result(None)
+        if not self.finished.done():
+            self.finished.set_result(None)
 
 
 async def run_plugin(
-    plugin: ExecPlugin, access: Access, *, patience: float = _TIMEOUT_SECONDS
+    plugin: ExecPlugin,
+    access: Access,
+    *,
+    timeout: float = _TIMEOUT_SECONDS,  # noqa: ASYNC109  tests bring a shorter one
 ) -> ExecCredential:
-    """Runs the plugin once. Raises KubeError naming the command and what it answered on standard error."""
+    """Run the plugin once. Raises PluginFailed naming the command and the last line of its standard error."""
     name = f"exec plugin {plugin.command} ({access.origin})"
     try:
         environment = {**os.environ, **dict(plugin.env), "KUBERNETES_EXEC_INFO": _exec_info(plugin, access)}
-        process, listener = await asyncio.get_running_loop().subprocess_exec(
-            _Listener,
+        process, collector = await asyncio.get_running_loop().subprocess_exec(
+            _OutputCollector,
             plugin.command,
             *plugin.args,
             env=environment,
@@ -108,26 +111,26 @@ async def run_plugin(
         )
         raise PluginFailed(f"{name}: cannot be started: {reason}{hint}", outcome) from error
     try:
-        async with asyncio.timeout(patience):
-            await listener.heard
+        async with asyncio.timeout(timeout):
+            await collector.finished
     except TimeoutError as error:
-        message = f"{name}: gave no answer within {patience:.0f} s"
+        message = f"{name}: gave no answer within {timeout:.0f} s"
         raise PluginFailed(message, "client_internal_error") from error
     finally:
         process.close()
-        await listener.gone
-    if len(listener.output) > LARGEST_CREDENTIAL:
-        message = f"{name}: printed more than {LARGEST_CREDENTIAL >> 20} MiB"
+        await collector.closed
+    if len(collector.output) > MAX_CREDENTIAL_BYTES:
+        message = f"{name}: printed more than {MAX_CREDENTIAL_BYTES >> 20} MiB"
         raise PluginFailed(message, "client_internal_error")
     if code := process.get_returncode():
-        last_line = listener.complaint.decode(errors="replace").strip().rpartition("\n")[2][:200]
+        last_line = collector.stderr.decode(errors="replace").strip().rpartition("\n")[2][:200]
         message = f"{name}: exit status {code}: {last_line or 'no message'}"
         raise PluginFailed(message, "plugin_execution_error", code)
-    return credential_from_output(bytes(listener.output), plugin.api_version, name)
+    return credential_from_output(bytes(collector.output), plugin.api_version, name)
 
 
 def credential_from_output(output: bytes, api_version: str, name: str) -> ExecCredential:
-    """Reads what the plugin printed; errors say what is wrong without repeating any of it."""
+    """Parse what the plugin printed. Errors say what is wrong without repeating any of it."""
     try:
         answer = msgspec.json.decode(output, type=_Output)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -161,7 +164,7 @@ def _exec_info(plugin: ExecPlugin, access: Access) -> str:
         if access.insecure_skip_tls_verify:
             cluster["insecure-skip-tls-verify"] = True
         if access.ca is not None:
-            cluster["certificate-authority-data"] = base64.b64encode(material_bytes(access.ca)).decode()
+            cluster["certificate-authority-data"] = base64.b64encode(read_material(access.ca)).decode()
         if access.proxy_url:
             cluster["proxy-url"] = access.proxy_url
         spec["cluster"] = cluster
