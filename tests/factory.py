@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from tests.harness import kube_objects
 
 from pointsman.model.addresses import Cidr, Family, address_from_text, cidr_from_text, family_of
 from pointsman.model.endpoint import Endpoint, EndpointState
@@ -29,14 +30,9 @@ def cidr(text: str) -> Cidr:
 
 def service(name: str = "web", namespace: str = "default", **spec: Any) -> Service:
     """A Service; keyword arguments are fields of its spec, by their API names."""
-    status = spec.pop("status", {})
-    meta = {"name": name, "namespace": namespace, **spec.pop("metadata", {})}
-    body = {
-        "clusterIP": "10.96.0.10",
-        "ports": [{"name": "http", "port": 80, "protocol": "TCP"}],
-        **spec,
-    }
-    return msgspec.convert({"metadata": meta, "spec": body, "status": status}, Service)
+    spec.setdefault("ports", [{"name": "http", "port": 80, "protocol": "TCP"}])
+    address = spec.pop("clusterIP", "10.96.0.10")
+    return msgspec.convert(kube_objects.service(name, address, namespace=namespace, **spec), Service)
 
 
 def endpoint_slice(
@@ -50,29 +46,20 @@ def endpoint_slice(
 ) -> EndpointSlice:
     """An EndpointSlice; an address may be text (ready, on n1) or a whole endpoint."""
     endpoints = [{"addresses": [a], "nodeName": "n1"} if isinstance(a, str) else a for a in addresses]
-    meta = {
-        "name": name,
-        "namespace": namespace,
-        "labels": {"kubernetes.io/service-name": service_name},
-        **(metadata or {}),
-    }
-    body = {
-        "metadata": meta,
-        "addressType": family,
-        "endpoints": endpoints,
-        "ports": ports if ports is not None else [{"name": "http", "port": 8080, "protocol": "TCP"}],
-    }
+    body = kube_objects.slice_of(name, endpoints, service_name, namespace, family=family)
+    body["metadata"] |= metadata or {}
+    if ports is not None:
+        body["ports"] = ports
     return msgspec.convert(body, EndpointSlice)
 
 
 def node(
     name: str = "n1", zone: str = "zone-a", addresses: list[dict[str, str]] | None = None, **spec: Any
 ) -> Node:
-    body = {
-        "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": zone} if zone else {}},
-        "spec": spec,
-        "status": {"addresses": addresses or []},
-    }
+    body = kube_objects.node(name, zone=zone, spec=spec)
+    body["status"] = {"addresses": addresses or []}
+    if not zone:
+        body["metadata"]["labels"] = {}
     return msgspec.convert(body, Node)
 
 

@@ -41,6 +41,31 @@ def endpoint_slice(
     **endpoint: Any,
 ) -> KubeDict:
     """An EndpointSlice of ready endpoints; keyword arguments are further fields of each endpoint."""
+    endpoints = [
+        {
+            "addresses": [address],
+            "conditions": {"ready": True, "serving": True, "terminating": False},
+            "nodeName": node,
+            "zone": zone,
+            "targetRef": {"kind": "Pod", "name": f"pod-{address}", "namespace": namespace},
+            **endpoint,
+        }
+        for address in addresses
+    ]
+    family = "IPv6" if any(":" in address for address in addresses) else "IPv4"
+    return slice_of(name, endpoints, service_name, namespace, family=family, port_name=port_name)
+
+
+def slice_of(
+    name: str,
+    endpoints: list[KubeDict],
+    service_name: str = "web",
+    namespace: str = "default",
+    *,
+    family: str = "IPv4",
+    port_name: str = "http",
+) -> KubeDict:
+    """An EndpointSlice of whole endpoints."""
     return {
         "kind": "EndpointSlice",
         "apiVersion": "discovery.k8s.io/v1",
@@ -49,19 +74,9 @@ def endpoint_slice(
             "namespace": namespace,
             "labels": {"kubernetes.io/service-name": service_name},
         },
-        "addressType": "IPv6" if any(":" in address for address in addresses) else "IPv4",
+        "addressType": family,
         "ports": [{"name": port_name, "port": BACKEND_PORT, "protocol": "TCP"}],
-        "endpoints": [
-            {
-                "addresses": [address],
-                "conditions": {"ready": True, "serving": True, "terminating": False},
-                "nodeName": node,
-                "zone": zone,
-                "targetRef": {"kind": "Pod", "name": f"pod-{address}", "namespace": namespace},
-                **endpoint,
-            }
-            for address in addresses
-        ],
+        "endpoints": endpoints,
     }
 
 

@@ -1,7 +1,7 @@
-"""Servers that tell who answered and which source address they saw: one thread for the whole cluster.
+"""Echo servers that answer with their name and the source address of the client: one thread for the whole cluster.
 
-A TCP connection is greeted with `NAME ADDRESS` at once and again for every chunk it sends, so long connections can
-be checked later; a UDP datagram and an SCTP INIT are answered the same way.
+A TCP client gets `NAME ADDRESS` when it connects and again for every chunk that it sends, so that long connections can
+be checked later. A UDP datagram and an SCTP INIT are answered the same way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pointsman.lab import sctp
 
 _BACKLOG = 512
 _SO_RCVBUFFORCE = 33
-_RECEIVE_BUFFER = 4 << 20
+_RECEIVE_BUFFER_BYTES = 4 << 20
 
 
 class EchoServers:
@@ -34,22 +34,22 @@ class EchoServers:
         self._thread.start()
 
     def listen(self, name: str, addresses: Iterable[str], port: int) -> None:
-        """TCP and UDP on these addresses, in the namespace of the calling thread."""
+        """Serve TCP and UDP on these addresses, in the namespace of the calling thread."""
         for address in addresses:
-            stream = _bound(address, socket.SOCK_STREAM, port)
+            stream = _bind(address, socket.SOCK_STREAM, port)
             stream.listen(_BACKLOG)
             self._add(name, stream, partial(self._greet, name, stream))
-            datagram = _bound(address, socket.SOCK_DGRAM, port)
+            datagram = _bind(address, socket.SOCK_DGRAM, port)
             self._add(name, datagram, partial(_answer_datagram, name, datagram))
 
     def listen_sctp(self, name: str, addresses: Iterable[str]) -> None:
-        """Any SCTP port, by raw socket: needs no SCTP support in the kernel."""
+        """Serve every SCTP port, by raw socket: the kernel needs no SCTP support."""
         for address in addresses:
-            raw = _bound(address, socket.SOCK_RAW, 0)
+            raw = _bind(address, socket.SOCK_RAW, 0)
             self._add(name, raw, partial(sctp.answer_init, name, raw))
 
     def stop(self, name: str) -> None:
-        """The server of that name is gone: its ports are closed, open connections stay."""
+        """Close the ports of that server. Open connections stay."""
         with self._lock:
             for sock in self._listeners.pop(name, []):
                 self._selector.unregister(sock)
@@ -105,15 +105,15 @@ class EchoServers:
         connection.close()
 
 
-def _bound(address: str, kind: socket.SocketKind, port: int) -> socket.socket:
+def _bind(address: str, kind: socket.SocketKind, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     protocol = socket.IPPROTO_SCTP if kind is socket.SOCK_RAW else 0
     sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if kind is not socket.SOCK_STREAM:
-        # Bursts of hundreds of probes wait here; only root may go beyond the system's limit.
+        # For bursts of hundreds of probes. Only root may exceed the system's limit.
         with contextlib.suppress(PermissionError):
-            sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER)
+            sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER_BYTES)
     sock.bind((address, port))
     return sock
 

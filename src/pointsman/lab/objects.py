@@ -1,4 +1,4 @@
-"""Kubernetes objects for the lab's hosts, as the plain values a manifest file holds.
+"""Kubernetes objects for the lab's hosts, as in a manifest file.
 
 A `LabService` has a number from which all its addresses follow, in both IP families, so that scenarios can name a
 frontend (`cluster`, `lb`, `external`, node port) instead of repeating addresses.
@@ -25,7 +25,7 @@ _ADDRESS_PATTERNS = {
 
 
 class Backend(msgspec.Struct, frozen=True):
-    """One endpoint: which host, and in what state."""
+    """One endpoint: its host and its state."""
 
     host: str
     conditions: dict[str, bool] | None = msgspec.field(default_factory=lambda: {"ready": True})
@@ -72,7 +72,7 @@ class LabService(msgspec.Struct, frozen=True):
     annotations: dict[str, str] = {}
 
     def address(self, kind: str, family: int) -> str:
-        """The `cluster`, `lb` or `external` address."""
+        """Return the `cluster`, `lb` or `external` address."""
         return _ADDRESS_PATTERNS[kind][0 if family == 4 else 1].format(self.number)
 
     @property
@@ -80,7 +80,7 @@ class LabService(msgspec.Struct, frozen=True):
         return FIRST_NODE_PORT + self.number
 
     def node_port_of(self, port: int) -> int:
-        """The node port behind one of `ports`: each further port is 200 higher."""
+        """Return the node port of one of `ports`: each further port is 200 higher."""
         return self.node_port + 200 * self.ports.index(port)
 
     def manifests(self) -> list[Manifest]:
@@ -159,7 +159,7 @@ def _port_name(port: int, protocol: str) -> str:
 
 
 def backends(*hosts: str) -> tuple[Backend, ...]:
-    """Ready endpoints on these hosts."""
+    """Return ready endpoints on these hosts."""
     return tuple(Backend(host) for host in hosts)
 
 

@@ -24,7 +24,7 @@ MAP = """\
 
 
 def answer_bars(outcomes: Sequence[Outcome], screen: Screen, hosts: Sequence[str] = ()) -> list[str]:
-    """One line per answering pod: node, bar, count, share and the source addresses it saw; then what failed.
+    """Render one line per answering pod (node, bar, count, share, source addresses it saw), then failures.
 
     `hosts` are shown even when none of them answered.
     """
@@ -42,7 +42,7 @@ def answer_bars(outcomes: Sequence[Outcome], screen: Screen, hosts: Sequence[str
 
 
 def _named(address: str) -> str:
-    """The address and whose it is."""
+    """Return the address with the name of its owner."""
     family = 6 if ":" in address else 4
     owners = {host.address(family): name for name, host in HOSTS.items()}
     owners |= {bridge[family]: f"node {node}" for node, bridge in BRIDGE.items()}
@@ -51,7 +51,7 @@ def _named(address: str) -> str:
 
 
 def median_milliseconds(outcomes: Sequence[Outcome]) -> float:
-    """Middle of the connect times of answered probes."""
+    """Return the median connect time of answered probes."""
     times = sorted(o.seconds for o in outcomes if o.kind is Kind.ANSWERED)
     return times[len(times) // 2] * 1000 if times else 0.0
 
@@ -61,7 +61,7 @@ _CHAIN_TARGET = re.compile(r"(?:goto|jump) (\S+)")
 
 
 def path_through_table(listing: str, address: str) -> list[str]:
-    """From a listing of the nftables table, what a packet to `address` meets: elements, and the chains they name."""
+    """Return the elements that a packet to `address` matches in an nftables listing, and the chains they name."""
     lines: list[str] = []
     chains: dict[str, None] = {}
     for kind, name, body in _ELEMENTS.findall(listing):

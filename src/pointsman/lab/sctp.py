@@ -1,4 +1,4 @@
-"""SCTP over raw sockets, just the first round trip: an INIT, and an INIT ACK that names the server in its cookie.
+"""The first round trip of SCTP over raw sockets: an INIT, and an INIT ACK with the server's name in its cookie.
 
 Enough for conntrack and NAT to treat it as an association, and independent of SCTP support in the kernel.
 """
@@ -50,12 +50,12 @@ def init_ack(source_port: int, port: int, tag: int, cookie: bytes) -> bytes:
 
 
 def payload(family: int, received: bytes) -> bytes:
-    """What a raw socket received, without the IP header that IPv4 sockets put in front."""
+    """Return what a raw socket received, without the IP header that IPv4 sockets include."""
     return received[(received[0] & 0xF) * 4 :] if family == socket.AF_INET else received
 
 
 def cookie_of(message: bytes) -> tuple[int, int, bytes] | None:
-    """(source port, destination port, cookie) of an INIT ACK, None for anything else."""
+    """Return (source port, destination port, cookie) of an INIT ACK, or None for anything else."""
     if len(message) < 36 or message[12] != _INIT_ACK:
         return None
     source_port, port = struct.unpack_from("!HH", message)
