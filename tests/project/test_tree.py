@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import yaml
@@ -18,6 +19,12 @@ def test_unit_tests_live_where_their_subject_lives() -> None:
         path.parent.relative_to(ROOT / "src/pointsman") for path in (ROOT / "src/pointsman").rglob("*.py")
     }
     assert tested - packages == set()
+
+
+def test_no_two_test_files_have_the_same_name() -> None:
+    """pytest imports them by name."""
+    counted = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in counted.items() if count > 1] == []
 
 
 def test_every_directory_of_tests_is_explained() -> None:
