@@ -81,6 +81,7 @@ def test_nothing_is_green_where_something_is_degraded_or_down(browser: Browser, 
     shown = opened(browser, proxy)
     assert "OOMScore not permitted" in shown
     assert "1 of 122 service ports is down" in shown
+    assert "1 of 122 service ports is partial (some clients fail)" in shown
     assert browser.evaluate("document.querySelectorAll('#conditions .healthy').length") == 0
 
 

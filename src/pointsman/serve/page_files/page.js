@@ -69,7 +69,7 @@ function showStatus(status) {
     make("li", { class: condition.blocks === "nothing" ? "degraded" : "failing" }, make("strong", {}, condition.type + " "),
       condition.message + (condition.remedy ? ": " + condition.remedy : "")));
   const total = Object.values(status.serviceStates).reduce((sum, count) => sum + count, 0);
-  const unserved = [["down", "down"], ["partly", "answered for some clients only"]].filter(([state]) => status.serviceStates[state])
+  const unserved = [["down", "down"], ["partial", "partial (some clients fail)"]].filter(([state]) => status.serviceStates[state])
     .map(([state, text]) => make("li", { class: "notice" }, `${status.serviceStates[state]} of ${total} service ports ` +
       `${status.serviceStates[state] === 1 ? "is" : "are"} ${text}`, searchLink(state, "show them")));
   const list = [...failing, ...unserved];
