@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pointsman.cli.arguments import Parser, add_offline, guarded, parse_offline, parser, plan_offline
 from pointsman.cli.output import screen
-from pointsman.report.status import FamilyVerification, Verification, verification_text
+from pointsman.report.status import FamilyVerification, Verification, render_verification
 
 _ABOUT = """Print the rules that a node would have for these manifests; the same input always gives the same text.
 
@@ -60,5 +60,5 @@ def _diff(given: argparse.Namespace, flags: Sequence[str]) -> int:
             backend.close()
         found.append(FamilyVerification(family.value, tuple(entries), 0))
     verification = Verification(options.config.mode, tuple(found))
-    sys.stdout.write(verification_text(verification, screen()))
+    sys.stdout.write(render_verification(verification, screen()))
     return verification.exit_status

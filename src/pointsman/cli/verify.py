@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from pointsman.cli.live import answer_live, live_command
-from pointsman.report.status import Verification, verification_text
+from pointsman.report.status import Verification, render_verification
 
 _ABOUT = """Let the running proxy read the kernel and compare it with its plans; nothing is changed.
 
@@ -20,4 +20,4 @@ def command() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Exit status 0 when equal, 1 when different, 2 when that is unknown."""
-    return answer_live(command().parse_args(argv), "verify", Verification, verification_text)
+    return answer_live(command().parse_args(argv), "verify", Verification, render_verification)

@@ -41,7 +41,7 @@ from pointsman.report.service_list import (
     count_states,
 )
 from pointsman.report.status import (
-    REJECTED_REPORTED,
+    MAX_REJECTED_REPORTED,
     FamilyStatus,
     FamilyVerification,
     ProxyState,
@@ -114,9 +114,9 @@ class Inspector:
                     failures=status.failures_total,
                     last_error=status.last_error,
                     rejected=tuple(
-                        map(describe, itertools.islice(status.rejected.values(), REJECTED_REPORTED))
+                        map(describe, itertools.islice(status.rejected.values(), MAX_REJECTED_REPORTED))
                     ),
-                    passed_over=dict(status.ignored),
+                    ignored=dict(status.ignored),
                 )
                 for kind, status in proxy.source.statuses.items()
             ),

@@ -1,4 +1,4 @@
-"""What a running proxy says about itself: the data of `status` and `verify`, and their text."""
+"""Data and text of `status` and `verify`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pointsman.model.decision import State
 from pointsman.model.findings import Finding
 from pointsman.screen import PLAIN, Screen, Table, laid_out
 
-DIFFERENCES_SHOWN = 100
-REJECTED_REPORTED = 1000
+MAX_DIFFERENCES_SHOWN = 100
+MAX_REJECTED_REPORTED = 1000
 
 
 class ProxyState(enum.Enum):
@@ -72,20 +72,20 @@ class WatchReport(msgspec.Struct, frozen=True, rename="camel"):
     connected: bool
     synced: bool
     age: float | None
-    """Seconds since the source last said anything."""
+    """Seconds since the last event, bookmark or page of a list."""
     objects: int
     bad_objects: int
-    """Objects, and files, that cannot be used at this moment."""
+    """Objects and files that cannot be used now."""
     failures: int
     last_error: str
     rejected: tuple[Finding, ...] = ()
     """The first of them, each with its reason."""
-    passed_over: dict[str, int] = {}
-    """Objects in manifests whose kinds a proxy has no use for."""
+    ignored: dict[str, int] = {}
+    """Objects in manifests whose kinds a proxy does not use, by kind."""
 
 
 class ReloadReport(msgspec.Struct, frozen=True, rename="camel"):
-    """How the configuration file is doing."""
+    """Reloads of the configuration file."""
 
     count: int = 0
     error: str = ""
@@ -93,7 +93,7 @@ class ReloadReport(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class StatusReport(msgspec.Struct, frozen=True, rename="camel"):
-    """The running proxy at one moment."""
+    """State of a running proxy."""
 
     version: str
     mode: str
@@ -107,7 +107,7 @@ class StatusReport(msgspec.Struct, frozen=True, rename="camel"):
     health: ProxyState
     conditions: tuple[Condition, ...]
     service_states: dict[str, int] = {}
-    """Service ports by whether they answer; see `State`."""
+    """Number of service ports by `State`."""
 
     @property
     def exit_status(self) -> int:
@@ -125,7 +125,7 @@ class FamilyVerification(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Verification(msgspec.Struct, frozen=True, rename="camel"):
-    """The answer of `verify`."""
+    """Result of `verify`."""
 
     mode: str
     families: tuple[FamilyVerification, ...]
@@ -137,11 +137,11 @@ class Verification(msgspec.Struct, frozen=True, rename="camel"):
         return 1 if any(family.differences for family in self.families) else 0
 
 
-def status_text(status: StatusReport, screen: Screen = PLAIN) -> str:
-    """The status for a terminal."""
+def render_status(status: StatusReport, screen: Screen = PLAIN) -> str:
+    """Render a status for a terminal."""
     where = f" in zone {status.zone}" if status.zone else ""
     lines: list[str | Table] = [
-        f"Pointsman {status.version}, {status.mode} mode, up {age_text(status.uptime)}",
+        f"Pointsman {status.version}, {status.mode} mode, up {format_age(status.uptime)}",
         f"Node {status.node}{where}: {', '.join(status.addresses) or 'no address known'}",
         "",
     ]
@@ -149,16 +149,16 @@ def status_text(status: StatusReport, screen: Screen = PLAIN) -> str:
     rows += [_family_row(family) for family in status.families]
     lines += [Table(rows), ""]
     if status.watches:
-        rows = [["WATCH", "STATE", "LAST HEARD", "OBJECTS", "BAD", "FAILURES"]]
+        rows = [["WATCH", "STATE", "LAST EVENT", "OBJECTS", "BAD", "FAILURES"]]
         rows += [_watch_row(watch) for watch in status.watches]
         lines += [Table(rows), ""]
     for watch in status.watches:
-        if watch.passed_over:
-            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(watch.passed_over.items()))
-            lines.append(f"Passed over, of no use to a proxy: {kinds}")
+        if watch.ignored:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(watch.ignored.items()))
+            lines.append(f"Ignored: {kinds} (not used by a proxy)")
     if status.reload.age is not None:
         state = "rejected" if status.reload.error else "in use"
-        lines.append(f"Configuration read again {age_text(status.reload.age)} ago: {state}")
+        lines.append(f"Configuration reloaded {format_age(status.reload.age)} ago: {state}")
     failing = [condition for condition in status.conditions if condition.is_failing]
     for condition in sorted(failing, key=lambda one: not one.does_block(Blocks.SERVICES)):
         sign = "✗" if condition.does_block(Blocks.SERVICES) else "! degraded:"
@@ -182,7 +182,7 @@ def _unserved_lines(states: dict[str, int]) -> Iterator[str]:
 
 
 def _family_row(family: FamilyStatus) -> list[str]:
-    age = "never" if family.last_sync_age is None else f"{age_text(family.last_sync_age)} ago"
+    age = "never" if family.last_sync_age is None else f"{format_age(family.last_sync_age)} ago"
     good = [point for point in family.history if not point.error]
     took = f"{good[-1].seconds * 1000:.1f} ms" if good else "-"
     return [
@@ -201,12 +201,12 @@ def _watch_row(watch: WatchReport) -> list[str]:
     state = "connected" if watch.connected else "NOT CONNECTED"
     if not watch.synced:
         state += ", not listed yet"
-    age = "never" if watch.age is None else f"{age_text(watch.age)} ago"
+    age = "never" if watch.age is None else f"{format_age(watch.age)} ago"
     return [watch.kind, state, age, str(watch.objects), str(watch.bad_objects), str(watch.failures)]
 
 
-def age_text(seconds: float) -> str:
-    """A duration in its one or two largest units."""
+def format_age(seconds: float) -> str:
+    """Format a duration in its one or two largest units."""
     whole = max(0, int(seconds))
     days, rest = divmod(whole, 86400)
     hours, rest = divmod(rest, 3600)
@@ -218,15 +218,15 @@ def age_text(seconds: float) -> str:
     return f"{minutes}m{left}s" if minutes else f"{left}s"
 
 
-def verification_text(verification: Verification, screen: Screen = PLAIN) -> str:
-    """Differences by family, services named."""
+def render_verification(verification: Verification, screen: Screen = PLAIN) -> str:
+    """Render differences by family, with their Services."""
     lines: list[str] = []
     for family in verification.families:
         if family.error:
             lines.append(f"✗ {family.family}: cannot be read: {family.error}")
             continue
         count = len(family.differences)
-        waiting = f" ({family.pending} changes are still on their way)" if family.pending else ""
+        waiting = f" ({family.pending} changes pending)" if family.pending else ""
         if not count:
             lines.append(f"✓ {family.family}: the kernel holds what it should{waiting}")
             continue
@@ -234,16 +234,16 @@ def verification_text(verification: Verification, screen: Screen = PLAIN) -> str
         lines.append(f"✗ {family.family}: {count} {noun}{waiting}")
         lines += [
             f"  {line}"
-            for entry in family.differences[:DIFFERENCES_SHOWN]
-            for line in difference_lines(entry)
+            for entry in family.differences[:MAX_DIFFERENCES_SHOWN]
+            for line in render_difference(entry)
         ]
-        if count > DIFFERENCES_SHOWN:
-            lines.append(f"  and {count - DIFFERENCES_SHOWN} more; -o json lists all")
+        if count > MAX_DIFFERENCES_SHOWN:
+            lines.append(f"  and {count - MAX_DIFFERENCES_SHOWN} more; -o json lists all")
     return laid_out(lines, screen)
 
 
-def difference_lines(entry: Difference) -> list[str]:
-    """One difference in the manner of a diff: - is what the kernel has, + what it should have."""
+def render_difference(entry: Difference) -> list[str]:
+    """Render one difference as a diff: - is what the kernel has, + what it should have."""
     owner = f" ({entry.owner})" if entry.owner else ""
     lines = [f"{entry.what}{owner}"]
     if entry.have:

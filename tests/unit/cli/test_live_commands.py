@@ -74,7 +74,7 @@ def test_status_shows_what_went_wrong(proxy: LiveProxy, capsys: pytest.CaptureFi
     status, text, _ = output(["status", *proxy.arguments], capsys)
     assert status == 1
     assert "✗ Configuration: mode: unknown" in text
-    assert "Configuration read again 12s ago: rejected" in text
+    assert "Configuration reloaded 12s ago: rejected" in text
     assert "! degraded: OOMScore: not permitted" in text
     assert "✓" not in text
 

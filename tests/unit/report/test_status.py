@@ -13,7 +13,7 @@ from pointsman.report.status import (
     ReloadReport,
     StatusReport,
     WatchReport,
-    status_text,
+    render_status,
 )
 
 FAMILY = FamilyStatus(
@@ -60,7 +60,7 @@ def report(*conditions: Condition, watch: dict[str, Any] | None = None, **fields
 def test_a_condition_that_blocks_anything_makes_the_exit_status(blocks: Blocks) -> None:
     found = report(Condition.false("SyncIPv4", "SyncFailed", "no memory", "add some", blocks=blocks))
     assert (found.health, found.exit_status) == (ProxyState.FAILING, 1)
-    text = status_text(found)
+    text = render_status(found)
     assert "✗ SyncIPv4: no memory: add some" in text
     assert "✓" not in text
 
@@ -69,10 +69,10 @@ def test_a_condition_that_blocks_nothing_is_shown_after_the_others_and_is_no_fai
     score = Condition.false("OOMScore", "NotPermitted", "not permitted")
     found = report(score)
     assert (found.health, found.exit_status) == (ProxyState.DEGRADED, 0)
-    text = status_text(found)
+    text = render_status(found)
     assert "! degraded: OOMScore: not permitted" in text
     assert "✓" not in text
-    text = status_text(report(score, Condition.false("Started", "A", "waiting", blocks=Blocks.READINESS)))
+    text = render_status(report(score, Condition.false("Started", "A", "waiting", blocks=Blocks.READINESS)))
     assert text.index("✗ Started: waiting") < text.index("! degraded: OOMScore")
 
 
@@ -80,19 +80,19 @@ def test_true_and_unknown_conditions_are_no_known_problem() -> None:
     unknown = Condition.unknown("RulesIPv4", "NotCheckedYet", "not checked yet", blocks=Blocks.READINESS)
     found = report(Condition.true("SyncIPv4", Blocks.READINESS), unknown)
     assert (found.health, found.exit_status) == (ProxyState.HEALTHY, 0)
-    assert "✓ no known problems\n" in status_text(found) + "\n"
+    assert "✓ no known problems\n" in render_status(found) + "\n"
 
 
 def test_services_that_are_down_are_counted_and_no_problem_of_the_proxy() -> None:
     found = report(service_states={"down": 1, "partial": 2, "healthy": 3})
     assert found.exit_status == 0
-    text = status_text(found)
+    text = render_status(found)
     assert "! 1 of 6 service ports is down; to see which: pointsman list --state down" in text
     assert "! 2 of 6 service ports are partial (some clients fail)" in text
     assert "✓ no known problems of the proxy itself" in text
 
 
 def test_kinds_of_which_a_proxy_has_no_use_are_no_failure() -> None:
-    found = report(watch={"passed_over": {"Deployment": 1, "Ingress": 2}})
+    found = report(watch={"ignored": {"Deployment": 1, "Ingress": 2}})
     assert found.health is ProxyState.HEALTHY
-    assert "1 Deployment, 2 Ingress" in status_text(found)
+    assert "1 Deployment, 2 Ingress" in render_status(found)

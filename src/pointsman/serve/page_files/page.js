@@ -79,7 +79,7 @@ function showStatus(status) {
   byId("families").replaceChildren(...status.families.map(familyCard));
   byId("watches").replaceChildren(...status.watches.map((watch) => make("tr", {},
     make("td", {}, make("strong", {}, watch.kind)), make("td", {}, (watch.connected ? "connected" : "not connected") + (watch.synced ? "" : ", not listed yet")),
-    ...[["Last heard", ago(watch.age)], ["Objects", watch.objects.toLocaleString()], ["Unusable", watch.badObjects], ["Failures", watch.failures]]
+    ...[["Last event", ago(watch.age)], ["Objects", watch.objects.toLocaleString()], ["Unusable", watch.badObjects], ["Failures", watch.failures]]
       .map(([name, value]) => make("td", { class: "number", "data-label": name }, String(value))))));
 }
 const searchLink = (search, words) => make("a", { class: "search", href: "#" + encodeURIComponent(search) }, words);
