@@ -5,7 +5,11 @@ PointsmanError
 ├── KubeError          the API server or the credentials for it
 │   ├── Unauthorized   401/403: names what was refused
 │   ├── Gone           410: the resourceVersion is too old, list again
-│   └── Throttled      429: wait, carries retry-after
+│   ├── Throttled      429: wait, carries retry-after
+│   ├── RequestFailed  no response, or one that cannot be read (in kube/client.py)
+│   ├── TooLarge       a response beyond the limit (in kube/client.py)
+│   ├── Unreadable     something that does not follow the protocol (in kube/codec.py)
+│   └── Idle           a watch without events (in kube/watch.py)
 └── KernelError        the kernel or a tool refused
     ├── NotSupported   a feature is missing; names the kernel option or package
     ├── Busy           a lock is held by another process; try again

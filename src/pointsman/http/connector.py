@@ -67,6 +67,7 @@ class Connector:
     """The name that the server's certificate must have, if not the host of `server`."""
     tls: ssl.SSLContext | None = None
     """None for a server without TLS."""
+    offers_http2: bool = True
 
     async def connect(self) -> Connection:
         """Return a connection that is ready for requests. Raises ConnectFailed."""
@@ -105,7 +106,7 @@ class Connector:
         _, server = self._server
         name = self.server_name or server.host
         if self.tls is not None:
-            self.tls.set_alpn_protocols([_HTTP2, "http/1.1"])
+            self.tls.set_alpn_protocols([_HTTP2, "http/1.1"] if self.offers_http2 else ["http/1.1"])
         if self._proxy is None:
             return await _open(server, self.tls, name)
         proxy_tls = ssl.create_default_context() if self._proxy.secure else None

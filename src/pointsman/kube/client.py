@@ -169,7 +169,14 @@ class ApiClient:
     async def _send_as(self, presented: Presented, request: Request, headers_timeout: float) -> Response:
         access = self._credentials.access
         proxy = access.proxy_url or proxy_from_environment(access.server, self._environ)
-        connector = Connector(access.server, proxy, access.tls_server_name, presented.tls)
+        # client-go has the same variable: a way out where something in between breaks HTTP/2.
+        connector = Connector(
+            access.server,
+            proxy,
+            access.tls_server_name,
+            presented.tls,
+            offers_http2=not self._environ.get("DISABLE_HTTP2"),
+        )
         signed = Request(
             request.method,
             request.path,

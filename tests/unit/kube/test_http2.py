@@ -229,6 +229,24 @@ async def test_new_credentials_mean_a_new_connection_and_open_streams_go_on(
             assert await stream.read() == b"x"
 
 
+async def test_http2_can_be_disabled_as_for_kube_proxy(pki: Path) -> None:
+    protocols: list[str | None] = []
+
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        protocols.append(writer.get_extra_info("ssl_object").selected_alpn_protocol())
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    tls = server_tls(pki)
+    tls.set_alpn_protocols(["h2", "http/1.1"])
+    async with listening(answering, tls) as port:
+        access = Access(f"https://127.0.0.1:{port}", "test", insecure_skip_tls_verify=True)
+        client = ApiClient(access, environ={"DISABLE_HTTP2": "1"})
+        assert (await client.request("GET", PATH)).body == b"{}"
+        await client.close()
+    assert protocols == ["http/1.1"]
+
+
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 

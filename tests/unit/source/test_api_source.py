@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import aclosing
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.fake.apiserver import FakeApiServer
 from tests.fake.skipping_clock import SkippingClock
 from tests.harness.kube_objects import endpoint_slice, node, service, service_cidr
+from tests.harness.waiting import async_wait_until
 
 from pointsman.kube.client import ApiClient
 from pointsman.kube.timing import Timing
@@ -107,3 +109,24 @@ async def test_fault_of_our_own_reaches_the_consumer() -> None:
         with pytest.raises(ZeroDivisionError):
             await until_all_synced(source.events())
         await client.close()
+
+
+async def test_the_watches_do_not_log_the_recovery_of_an_unreachable_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is one condition, logged once for all of them."""
+    caplog.set_level(logging.INFO)
+    time = SkippingClock()
+    async with FakeApiServer() as server:
+        client, source = source_for(server, timing=Timing(time.clock, time.sleep))
+        async with aclosing(source.events()) as stream:
+            await until_all_synced(stream)
+            statuses = source.statuses.values()
+            await server.stop()
+            await async_wait_until(lambda: all(status.failures for status in statuses))
+            await server.start()
+            await async_wait_until(lambda: all(status.connected for status in statuses))
+        await client.close()
+    failures = [entry for entry in caplog.records if entry.levelno > logging.INFO]
+    assert failures
+    assert [entry.getMessage() for entry in caplog.records if entry not in failures] == []
