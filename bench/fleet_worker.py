@@ -31,7 +31,7 @@ class Requests(RequestListener):
         self.answers: list[float] = []
         self.failures: list[float] = []
 
-    def answered(self, method: str, status: int | None) -> None:
+    def on_response(self, method: str, status: int | None) -> None:
         del method
         (self.answers if status is not None and status < 400 else self.failures).append(time.monotonic())
 

@@ -150,7 +150,7 @@ class Credentials:
             outcome, code = failed.outcome, failed.code
             raise
         finally:
-            self._listener.plugin_called(outcome, code)
+            self._listener.on_plugin_run(outcome, code)
 
     def _current_token(self) -> str:
         path = self._access.token_file

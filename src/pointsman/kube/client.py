@@ -111,7 +111,7 @@ class ApiClient:
                 self._name(request), f"not complete after {_TRANSFER_TIMEOUT_SECONDS:.0f} s"
             ) from error
         finally:
-            self._listener.ended(method, self._clock() - started, len(body or b""), received)
+            self._listener.on_complete(method, self._clock() - started, len(body or b""), received)
 
     @asynccontextmanager
     async def stream(
@@ -156,14 +156,14 @@ class ApiClient:
         """Send the request and wait for the headers of the response."""
         queued = self._clock()
         await self._rate.take()
-        self._listener.waited(request.method, self._clock() - queued)
+        self._listener.on_rate_limited(request.method, self._clock() - queued)
         presented = await self._credentials.present()
         try:
             response = await self._send_as(presented, request, headers_timeout)
         except RequestFailed:
-            self._listener.answered(request.method, None)
+            self._listener.on_response(request.method, None)
             raise
-        self._listener.answered(request.method, response.status)
+        self._listener.on_response(request.method, response.status)
         return response
 
     async def _send_as(self, presented: Presented, request: Request, headers_timeout: float) -> Response:

@@ -24,7 +24,7 @@ from pointsman.kube.access import Access, ExecPlugin, Material
 from pointsman.yamltext import YamlError, load_documents
 
 SERVICE_ACCOUNT_DIRECTORY = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_LARGEST_KUBECONFIG = 16 << 20
+_MAX_KUBECONFIG_BYTES = 16 << 20
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _ADVICE_FOR_THE_SERVICE = (
     "this is the address of the Service kubernetes, which works only where a proxy already serves it: give the API server's "
@@ -126,7 +126,7 @@ def load_access(
     environ: Mapping[str, str] | None = None,
     service_account: Path = SERVICE_ACCOUNT_DIRECTORY,
 ) -> Access:
-    """The access that `--kubeconfig` and `--master` ask for; with neither, that of the pod we run in.
+    """Return the access for `--kubeconfig` and `--master`; with neither, that of the pod we run in.
 
     Raises ConfigError.
     """
@@ -140,9 +140,9 @@ def load_access(
 
 
 def read_kubeconfig(path: Path) -> bytes:
-    """The file's content. Raises ConfigError."""
+    """Return the content of the file. Raises ConfigError."""
     try:
-        return read_file(path, _LARGEST_KUBECONFIG)
+        return read_file(path, _MAX_KUBECONFIG_BYTES)
     except OSError as error:
         raise ConfigError([f"kubeconfig {path}: cannot be read: {error.strerror}"]) from error
 
@@ -150,7 +150,7 @@ def read_kubeconfig(path: Path) -> bytes:
 def access_in_cluster(
     environ: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT_DIRECTORY
 ) -> Access:
-    """The access of a pod: its service account, and the API server's own Service."""
+    """Return the access of a pod: its service account, and the Service of the API server. Raises ConfigError."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
     if not host or not port:
         problem = (
@@ -170,7 +170,7 @@ def access_in_cluster(
 
 
 def _access_by_master(master: str, environ: Mapping[str, str], service_account: Path) -> Access:
-    """The address given by flag: in a pod with the pod's identity, elsewhere anonymously.
+    """Return access to the address given by flag: in a pod with its identity, elsewhere anonymous.
 
     The certificate must be valid for the given address and signed by the pod's CA. A token never travels without TLS.
     """
@@ -198,7 +198,7 @@ def _as_service_account(server: str, origin: str, advice: str, service_account: 
 
 
 def access_from_kubeconfig(data: bytes, path: Path, *, master: str = "", context: str = "") -> Access:
-    """The access of the current (or named) context. Relative paths are relative to the file's directory."""
+    """Return the access of the current (or named) context. Relative paths are relative to the directory of the file."""
     file = _parse(data, path)
     name = context or file.current_context or ""
     where = f"kubeconfig {path}"
@@ -325,7 +325,7 @@ def _material(inline: str | None, file: str | None, base: Path, origin: str, fie
 
 
 def _server_url(text: str, origin: str, *, tls: bool) -> str:
-    """The URL without a trailing slash; a bare host gets the scheme client-go would choose."""
+    """Return the URL without a trailing slash; a bare host gets the scheme that client-go would choose."""
     url = text if "://" in text else f"{'https' if tls else 'http'}://{text}"
     try:
         parts = urlsplit(url)
