@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Final
 
@@ -158,13 +159,13 @@ class Http2Connection:
         except TimeoutError as error:
             message = str(error) if error.errno else f"no answer to a ping within {PING_TIMEOUT_SECONDS:g} s"
             self._fail(lambda: ConnectionLost(message))
-        except H2Error as error:
-            message = str(error) or type(error).__name__
-            self._flush()
-            self._fail(lambda: InvalidHttp(message))
         except (OSError, HttpError) as error:
             message = str(error)
             self._fail(lambda: ConnectionLost(message))
+        except Exception as error:  # noqa: BLE001  whatever the frames caused, no response may wait for ever
+            message = str(error) or type(error).__name__
+            self._flush()
+            self._fail(lambda: InvalidHttp(message))
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
         """Return received bytes; after a pause, a ping must bring some. Raises TimeoutError when it does not."""
@@ -232,9 +233,10 @@ class Http2Connection:
         stream = self._streams.pop(number, None)
         if stream is None or self._connection.writer.transport.is_closing():
             return
-        if not stream.is_over:
-            self._http.reset_stream(number, ErrorCodes.CANCEL)
-        self._acknowledge(number, stream.discard())
+        with suppress(H2Error):
+            if not stream.is_over:
+                self._http.reset_stream(number, ErrorCodes.CANCEL)
+            self._acknowledge(number, stream.discard())
         self._flush()
         if self._is_draining:
             self.drain()
