@@ -97,7 +97,7 @@ class FrontConnection:
         self._bodies: dict[int, bytearray] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self._window = asyncio.Condition()
-        self.is_deaf = False
+        self.is_discarding = False
         """Ignore what the client sends."""
 
     async def run(self) -> None:
@@ -105,7 +105,7 @@ class FrontConnection:
         self.flush()
         try:
             while data := await self._reader.read(_READ_BYTES):
-                if self.is_deaf:
+                if self.is_discarding:
                     continue
                 for event in self.http.receive_data(data):
                     if isinstance(event, ConnectionTerminated):
@@ -130,7 +130,7 @@ class FrontConnection:
             self.writer.write(self.http.data_to_send())
 
     def send_goaway(self, last_stream: int | None = None) -> None:
-        """Accept no more streams, as a server does to rebalance its clients; those up to `last_stream` go on."""
+        """Accept no more streams, as a server does to rebalance its clients; those up to `last_stream` continue."""
         last = self.http.highest_inbound_stream_id if last_stream is None else last_stream
         frame = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00" + last.to_bytes(4, "big") + bytes(4)
         self.writer.write(frame)

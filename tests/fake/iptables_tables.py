@@ -92,9 +92,13 @@ class IptablesTables:
                 return CommandResult(4, b"", f"iptables-restore: line {number}: failed ({error})\n".encode())
         return CommandResult(0)
 
-    def _edit(self, words: list[str]) -> CommandResult:
-        at = words.index("-t")
-        table, (operation, chain), rule = self.tables[words[at + 1]], words[at + 2 : at + 4], words[at + 4 :]
+    def _edit(self, arguments: list[str]) -> CommandResult:
+        at = arguments.index("-t")
+        table, (operation, chain), rule = (
+            self.tables[arguments[at + 1]],
+            arguments[at + 2 : at + 4],
+            arguments[at + 4 :],
+        )
         if operation == "-S":
             if not self.can_list:
                 return CommandResult(4, b"", b"Another app is currently holding the xtables lock.\n")

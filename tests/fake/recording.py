@@ -1,4 +1,4 @@
-"""A backend that keeps what it was told, and fails when told to; the kernel of the sync loop's tests."""
+"""A backend that records its syncs and fails on demand; the kernel of the sync loop's tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock that stands still until somebody sleeps: back-off of minutes tested in no time."""
+"""A clock that moves only in its own sleep(): back-off of minutes tested without waiting."""
 
 from __future__ import annotations
 

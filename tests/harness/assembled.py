@@ -61,7 +61,7 @@ class ScriptedSource:
 
 
 class ScriptedMachine:
-    """Addresses as told; a KernelError in the list is raised once instead."""
+    """Addresses set by a test; each KernelError in `failures` is raised once instead."""
 
     def __init__(self) -> None:
         self.addresses: dict[Family, tuple[bytes, ...]] = {Family.IPV4: (b"\x7f\0\0\1",), Family.IPV6: ()}
@@ -80,13 +80,13 @@ class ScriptedMachine:
 
 
 class ServiceEvents(Recorder):
-    """Keeps what was said about Services: key, reason, action."""
+    """Events about Services: key, reason, action."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str, str]] = []
+        self.events: list[tuple[str, str, str]] = []
 
     def service_event(self, key: str, reason: str, note: str, *, action: str = SYNCING) -> None:
-        self.told.append((key, reason, action))
+        self.events.append((key, reason, action))
 
 
 class Assembly:

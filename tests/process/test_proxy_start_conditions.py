@@ -205,8 +205,10 @@ async def test_a_health_check_port_that_is_taken_is_told_as_kube_proxy_tells_it(
             )
             world.source.put(balanced, ADDRESSED)
             world.source.listed()
-            await async_wait_until(lambda: bool(world.recorder.told))
-            assert set(world.recorder.told) == {("default/web", "FailedToStartServiceHealthcheck", "Listen")}
+            await async_wait_until(lambda: bool(world.recorder.events))
+            assert set(world.recorder.events) == {
+                ("default/web", "FailedToStartServiceHealthcheck", "Listen")
+            }
 
 
 async def test_service_changes_are_counted_once_per_family_as_kube_proxy_does() -> None:

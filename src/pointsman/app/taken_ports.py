@@ -23,7 +23,7 @@ class TakenPorts:
     """The ports of this proxy's servers that are in use by another process."""
 
     def __init__(self, on_freed: Callable[[], None]) -> None:
-        """`on_freed` is called when the last of them could be opened after all: the other process may have left rules."""
+        """`on_freed` is called when the last of them could be opened later: the other process may have left rules."""
         self._on_freed = on_freed
         self._failures: dict[str, BindFailed] = {}
         self._other_mode = ""

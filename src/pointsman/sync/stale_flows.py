@@ -79,7 +79,7 @@ def extend_check(earlier: PendingCheck | None, change: PlanChange) -> PendingChe
 class FlowCheck:
     """Decides for each flow whether it is stale.
 
-    `plans` are the current ones. A frontend is judged by its current owner, because an address may have passed from one service
+    `plans` are the current ones. A frontend is checked by its current owner, because an address may have passed from one service
     port to another.
     """
 

@@ -130,7 +130,7 @@ async def test_a_peer_that_answers_no_ping_is_given_up(pki: Path, monkeypatch: p
         reading = asyncio.ensure_future(read_of(client, "/api/v1/nodes"))
         await async_wait_until(lambda: server.watch_count("Node") == 1)
         await asyncio.sleep(0.3)
-        connection.is_deaf = True
+        connection.is_discarding = True
         with pytest.raises(KubeError, match=r"no answer to a ping within 0\.2 s"):
             await reading
 

@@ -40,10 +40,10 @@ function chart(history) {
   const bars = history.map((sync, index) => {
     const tall = sync.error ? height : Math.max(2, (scale(sync.seconds) / tallest) * (height - 4));
     const kind = sync.error ? "failed" : sync.full ? "full" : "sync";
-    const words = new Date(sync.at * 1000).toLocaleTimeString() + ": " +
+    const text = new Date(sync.at * 1000).toLocaleTimeString() + ": " +
       (sync.error ? "failed: " + sync.error : duration(sync.seconds) + ", " + sync.changed + " changed" + (sync.full ? ", full" : ""));
     return drawn("rect", { x: (index * step).toFixed(1), y: (height - tall).toFixed(1), width: Math.max(1, step - 1).toFixed(1),
-      height: tall.toFixed(1), class: kind }, drawn("title", {}, words));
+      height: tall.toFixed(1), class: kind }, drawn("title", {}, text));
   });
   return drawn("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img",
     "aria-label": `durations of the last ${history.length} syncs` }, ...bars);
@@ -82,7 +82,7 @@ function showStatus(status) {
     ...[["Last event", ago(watch.age)], ["Objects", watch.objects.toLocaleString()], ["Unusable", watch.badObjects], ["Failures", watch.failures]]
       .map(([name, value]) => make("td", { class: "number", "data-label": name }, String(value))))));
 }
-const searchLink = (search, words) => make("a", { class: "search", href: "#" + encodeURIComponent(search) }, words);
+const searchLink = (search, text) => make("a", { class: "search", href: "#" + encodeURIComponent(search) }, text);
 function showColumns() {
   byId("columns").replaceChildren(...COLUMNS.map(([name, title]) => {
     const direction = name !== sort ? "none" : reverse ? "descending" : "ascending";
