@@ -1,4 +1,4 @@
-"""What one comparison in an nf_tables rule asks of a packet, as a Match with its text. Does no I/O."""
+"""Comparisons in nf_tables rules, and options of iptables matches, as `Match`es with their text. Does no I/O."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _XT_STATES = {
     256: pf.UNTRACKED,
 }
 """States as iptables' -m conntrack numbers them."""
-_MAX_ALL = b"\xff"
+_ORDERS = {nf.NFT_CMP_LT: "<", nf.NFT_CMP_LTE: "<=", nf.NFT_CMP_GT: ">", nf.NFT_CMP_GTE: ">="}
 
 
 class Loaded(NamedTuple):
@@ -40,18 +40,18 @@ class Loaded(NamedTuple):
 
 
 def build_comparison(held: Loaded, operation: int, value: bytes, family: Family) -> Match:
-    """The register build_comparison with a value."""
+    """Return the match of a register that is compared with a value."""
     negated = operation == nf.NFT_CMP_NEQ
     if held.field in BIT_NAMES and len(value) == 4:
         asked = int.from_bytes(held.mask or value, sys.byteorder)
         if held.mask and any(value):
             return Match(f"{held.text} of some kind")
-        # `state & mask != 0` takes the states of the mask; without a mask the state itself is build_comparison.
+        # `state & mask != 0` takes the states of the mask; without a mask the state itself is compared.
         return _of_bits(held.field, asked, negated=negated != bool(held.mask))
     if operation in (nf.NFT_CMP_EQ, nf.NFT_CMP_NEQ):
         return build_range_match(held, ((value, value),), family, negated=negated)
     if held.mask or held.field in _NAMES:
-        return Match(f"{held.text} build_comparison")
+        return Match(f"{_masked_text(held)} {_ORDERS[operation]} {_hex(value)}")
     least, most = bytes(len(value)), b"\xff" * len(value)
     number = int.from_bytes(value, "big")
     ranges = {
@@ -71,11 +71,10 @@ def _of_bits(field: PacketField, bits: int, *, negated: bool = False) -> Match:
 def build_range_match(
     held: Loaded, ranges: Sequence[tuple[bytes, bytes]], family: Family, *, negated: bool = False
 ) -> Match:
-    """The value lies in one of the ranges; shorter values stand for every value that begins with them."""
+    """Return the match of a value in one of the ranges; a short bound stands for every value that begins with it."""
     field = held.field
     if field is None:
-        mask = f" & {_hex(held.mask)}" if held.mask else ""
-        return Match(f"{held.text}{mask} {'!= ' if negated else ''}{_hex(ranges[0][0])}")
+        return Match(f"{_masked_text(held)} {'!= ' if negated else ''}{_hex(ranges[0][0])}")
     if field in BIT_NAMES:
         bits = 0
         for low, _ in ranges:
@@ -94,12 +93,16 @@ def build_range_match(
     return Match("" if field is PacketField.FAMILY else text, field, widened, negated=negated)
 
 
+def _masked_text(held: Loaded) -> str:
+    return f"{held.text} & {_hex(held.mask)}" if held.mask else held.text
+
+
 def _hex(value: bytes) -> str:
     return hex(int.from_bytes(value, sys.byteorder))
 
 
 def value_length(field: PacketField, family: Family) -> int:
-    """Of a whole value of the field, in bytes."""
+    """Return the bytes of a whole value of the field."""
     if field in (PacketField.SOURCE, PacketField.DESTINATION):
         return family.address_length
     if field in _NAMES:
@@ -114,7 +117,7 @@ def _prefix_of(mask: bytes) -> int | None:
 
 
 def _last(high: bytes, prefix: int, full: int) -> bytes:
-    padded = high.ljust(full, _MAX_ALL)
+    padded = high.ljust(full, b"\xff")
     host = full * 8 - prefix
     return (int.from_bytes(padded, "big") | ((1 << host) - 1)).to_bytes(full, "big") if host > 0 else padded
 
@@ -138,7 +141,7 @@ def _format_range(field: PacketField, low: bytes, high: bytes) -> str:
 
 
 def parse_port_match(name: str, info: bytes) -> Iterator[Match]:
-    """Options of iptables -m tcp and -m udp: source and destination ports from and to, in host byte order."""
+    """Yield what iptables -m tcp or -m udp asks: ranges of source and destination ports, in host byte order."""
     if len(info) < 9:
         yield Match(f"-m {name}")
         return
@@ -158,7 +161,7 @@ def parse_port_match(name: str, info: bytes) -> Iterator[Match]:
 
 
 def parse_conntrack_match(info: bytes) -> Match | None:
-    """Options of iptables -m conntrack where it asks for the state only."""
+    """Return what iptables -m conntrack asks; None unless it asks for the state only."""
     if len(info) < 154:
         return None
     asked, inverted, states = struct.unpack_from("=3H", info, 146)

@@ -42,6 +42,14 @@ def test_sets_are_looked_into_where_their_keys_are_one_known_field(
     assert match.text.endswith("in @blocked")
 
 
+def test_orders_that_are_no_range_are_shown_as_written() -> None:
+    masked = DESTINATION + w.bitwise(b"\xff\0\0\xff", bytes(4)) + w.compare(nf.NFT_CMP_LTE, b"\1\0\0\0")
+    interface = w.meta(nf.NFT_META_IIFNAME, w.FIRST_REGISTER) + w.compare(nf.NFT_CMP_GT, b"\1\0\0\0")
+    (rule,) = parse_rule(masked + interface, Family.IPV4, lambda _name: None)
+    assert [match.field for match in rule.matches] == [None, None]
+    assert rule.conditions == "daddr & 0xff0000ff <= 0x1 iifname > 0x1"
+
+
 NAMES = ("payload", "cmp", "bitwise", "lookup", "meta", "ct", "range", "match", "target", "immediate", "nat")
 
 
