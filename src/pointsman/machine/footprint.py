@@ -1,4 +1,4 @@
-"""Memory and descriptors of the process: one heap, no collections over long-lived objects, enough descriptors."""
+"""Memory and file descriptors of the process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reads what the host does with packets beside our own rules: settings, routes, and the rules of others.
-
-On sockets of its own, so that it can run on any thread and never waits for, or holds up, a sync.
-"""
+"""What the host does with packets besides our own rules: settings, routes, and the rules of other programs."""
 
 from __future__ import annotations
 
@@ -58,11 +55,11 @@ class HostReader(Protocol):
     """Reads facts about the host."""
 
     def look(self, family: Family, addresses: Sequence[bytes]) -> HostFacts:
-        """The facts of one family, with the routes to these addresses. Never raises: what cannot be read is named."""
+        """Return the facts of one family, with the routes to these addresses; never raises, `not_read` says what is missing."""
 
 
 class LinuxHost:
-    """The host in whose network namespace the calling thread is."""
+    """The host in whose network namespace the calling thread is; opens its own sockets, so it never delays a sync."""
 
     def __init__(self, sysctls: Sysctls, commands: Commands) -> None:
         self._sysctls = sysctls
@@ -82,14 +79,14 @@ class LinuxHost:
             try:
                 chains |= read(family)
             except PointsmanError as error:
-                not_read.append(f"rules of others: {error}")
+                not_read.append(f"rules of other programs: {error}")
         forwarding = self._sysctls.read_int(_FORWARDING[family])
         loose = self._sysctls.read_int(LOOSE_TRACKING)
         interfaces = sorted(set(held.values()) - {"lo"} - ports)
         return HostFacts(
             family=family,
             forwarding=None if forwarding is None else forwarding != 0,
-            not_forwarding=tuple(name for name in interfaces if self._ignores(family, name)),
+            not_forwarding=tuple(name for name in interfaces if self._refuses_forwarding(family, name)),
             strict_reverse_path=frozenset(name for name in interfaces if self._is_strict(family, name)),
             interface_addresses=held,
             routes=routes,
@@ -100,8 +97,8 @@ class LinuxHost:
             not_read=tuple(not_read),
         )
 
-    def _ignores(self, family: Family, interface: str) -> bool:
-        """IPv6 knows one setting for all interfaces that decides about forwarding, IPv4 one for each."""
+    def _refuses_forwarding(self, family: Family, interface: str) -> bool:
+        """Only IPv4 decides about forwarding per interface."""
         return family is Family.IPV4 and self._sysctls.read_int(f"net/ipv4/conf/{interface}/forwarding") == 0
 
     def _is_strict(self, family: Family, interface: str) -> bool:
@@ -116,7 +113,7 @@ class LinuxHost:
         socket = NftablesSocket()
         try:
             reader = ChainReader(socket, family)
-            return reader.with_rules(reader.base_chains(PROXY_TABLE), _is_theirs)
+            return reader.with_rules(reader.base_chains(PROXY_TABLE), _is_external)
         finally:
             socket.close()
 
@@ -126,10 +123,10 @@ class LinuxHost:
         found = self._commands.run((programs(family, LEGACY).save,))
         if found.status != 0:
             raise KernelError(f"{programs(family, LEGACY).save} failed: {found.error_text}")
-        return parse_legacy_chains(found.stdout.decode(errors="replace"), _is_theirs)
+        return parse_legacy_chains(found.stdout.decode(errors="replace"), _is_external)
 
 
-def _is_theirs(chain: str) -> bool:
+def _is_external(chain: str) -> bool:
     return not is_proxy_chain(chain)
 
 

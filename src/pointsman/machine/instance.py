@@ -1,9 +1,8 @@
-"""One instance per node: two proxies would replace each other's tables for ever.
+"""The lock that allows one instance per node: two proxies would keep replacing each other's tables.
 
-The lock is an abstract socket name, of which every network namespace has its own, as it has its own rules. The kernel
-releases it however the holder ends, needs no directory for it, and tells who the holder is: connecting to the listening
-socket is enough, it accepts nothing. Any process in the namespace may take the name, so only a holder that could be a
-proxy, by its user, prevents a start.
+It is an abstract Unix socket, whose name is private to the network namespace, as the rules are. The kernel releases it
+however the holder ends, and identifies the holder to processes that connect. Any process in the namespace may bind the
+name, so only a holder with the user id of a proxy prevents a start.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pointsman.obs.log import get_log
 
 NAME: Final = "pointsman.instance"
 _BACKLOG: Final = 4096
-"""Connections stay in it, one for each start that met this holder."""
+"""Connections are never accepted: each start that finds this holder leaves one."""
 _INTERVAL_SECONDS: Final = 0.2
 _MAX_ATTEMPTS: Final = 5
 """To identify a holder: between two system calls of its start it has the name and does not listen yet."""

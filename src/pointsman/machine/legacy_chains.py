@@ -1,4 +1,4 @@
-"""The chains of legacy iptables, which nf_tables does not show, from the text of its save program. Does no I/O."""
+"""Chains of legacy iptables, which nf_tables does not list, from the output of its save program. Does no I/O."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _STATES = {
 
 
 def parse_legacy_chains(text: str, wanted: Callable[[str], bool]) -> dict[tuple[str, str], FilterChain]:
-    """The wanted chains that iptables-save printed, by table and name; tables are called `legacy nat` and so on.
+    """Return the wanted chains in the output of iptables-save, by table (`legacy nat`) and name.
 
-    The others are not taken apart: a service proxy may have hundreds of thousands of rules.
+    Other chains are not parsed: a service proxy may have hundreds of thousands of rules.
     """
     found: dict[tuple[str, str], FilterChain] = {}
     table = ""
@@ -44,12 +44,12 @@ def parse_legacy_chains(text: str, wanted: Callable[[str], bool]) -> dict[tuple[
         if line.startswith("*"):
             table, policies, rules = line[1:].strip(), {}, {}
         elif line.startswith(":"):
-            name, word = line[1:].split()[:2]
-            policies[name] = Action.DROP if word == "DROP" else Action.ACCEPT
+            name, policy_name = line[1:].split()[:2]
+            policies[name] = Action.DROP if policy_name == "DROP" else Action.ACCEPT
         elif line.startswith("-A "):
             chain = line.split(" ", 2)[1]
             if wanted(chain):
-                rules.setdefault(chain, []).append(_understood(line, policies))
+                rules.setdefault(chain, []).append(_parse_rule(line, policies))
         elif line == "COMMIT":
             for name, policy in policies.items():
                 if not wanted(name):
@@ -68,8 +68,8 @@ def parse_legacy_chains(text: str, wanted: Callable[[str], bool]) -> dict[tuple[
     return found
 
 
-def _understood(line: str, chains: dict[str, Action]) -> FilterRule:
-    """A comment may hold a line break, which the save program prints as it is: the rest of the rule is on another line."""
+def _parse_rule(line: str, chains: dict[str, Action]) -> FilterRule:
+    """Parse a rule; a line break in a comment is printed as it is, so the rest of such a rule is on another line."""
     try:
         return _rule(shlex.split(line)[2:], chains)
     except ValueError:
@@ -93,7 +93,7 @@ def _rule(fields: Sequence[str], chains: dict[str, Action]) -> FilterRule:
 
 
 def _options(fields: Sequence[str]) -> Iterator[tuple[str, bool, list[str]]]:
-    """Each option with its values, and whether it is negated."""
+    """Yield each option, whether it is negated, and its values."""
     position, negated = 0, False
     while position < len(fields):
         if fields[position] == "!":
@@ -137,8 +137,8 @@ def _matches(option: str, values: Sequence[str], *, negated: bool) -> Iterator[M
             low, high = lowest.to_bytes(2, "big"), highest.to_bytes(2, "big")
             yield _ranged(text, field, low, high, negated=negated)
             return
-    elif option in ("--ctstate", "--state") and all(word in _STATES for word in value.split(",")):
-        bits = sum(_STATES[word] for word in value.split(","))
+    elif option in ("--ctstate", "--state") and all(state in _STATES for state in value.split(",")):
+        bits = sum(_STATES[state] for state in value.split(","))
         yield Match(text, PacketField.CT_STATE, bits=bits, negated=negated)
         return
     yield Match(text)

@@ -1,4 +1,4 @@
-"""The base chains that others attached to netfilter, with their rules and those they lead to, read over netlink."""
+"""Base chains of other programs, with their rules and the chains they jump to, read over netlink."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class ChainReader:
         self._family = family
 
     def base_chains(self, ignored_table: str) -> list[FilterChain]:
-        """Without their rules, in the order in which packets meet those of one hook."""
+        """Return base chains without their rules, in the order in which packets pass those of one hook."""
         found = [chain for proto in self._protos for chain in self._base_chains(proto)]
-        theirs = [chain for chain in found if chain.table.partition(" ")[2] != ignored_table]
-        return sorted(theirs, key=lambda chain: (chain.hook, chain.priority))
+        external = [chain for chain in found if chain.table.partition(" ")[2] != ignored_table]
+        return sorted(external, key=lambda chain: (chain.hook, chain.priority))
 
     def with_rules(
         self, chains: Sequence[FilterChain], follow: Callable[[str], bool]
     ) -> dict[tuple[str, str], FilterChain]:
-        """These chains with their rules, and every chain that jumps lead to unless `follow` says no, by table and name."""
+        """Return these chains and those they jump to, where `follow` accepts the name, with rules, by table and name."""
         found: dict[tuple[str, str], FilterChain] = {}
         pending = list(chains)
         while pending and len(found) < _MAX_CHAINS:
@@ -49,7 +49,7 @@ class ChainReader:
         return found
 
     def rules(self, table: str, chain: str) -> Iterator[FilterRule]:
-        """The rules of one chain; `table` comes with its family, as in FilterChain."""
+        """Yield the rules of one chain; `table` includes its family, as in FilterChain."""
         keyword, _, name = table.partition(" ")
         proto = next(number for number, known in FAMILY_KEYWORDS.items() if known == keyword)
         body = nla.text(nf.NFTA_RULE_TABLE, name) + nla.text(nf.NFTA_RULE_CHAIN, chain)
@@ -86,7 +86,7 @@ class ChainReader:
             )
 
     def _elements(self, proto: int, table: str, name: str) -> list[SetElement] | None:
-        """The elements of a small set whose keys are single values or ranges."""
+        """Return the elements of a set; None unless it is small and its keys are single values or ranges."""
         body = nla.text(nf.NFTA_SET_TABLE, table) + nla.text(nf.NFTA_SET_NAME, name)
         answer = self._socket.get(nf.NFT_MSG_GETSET, proto, body, f"read set {name}")
         if answer is None:
@@ -101,7 +101,7 @@ class ChainReader:
 
 
 def _comment(userdata: bytes) -> str:
-    """The nft program keeps a rule's comment as the entry of type 0."""
+    """Return the comment of a rule: the entry of type 0 in what nft stores beside it."""
     return nla.text_of(userdata[2 : 2 + userdata[1]]) if len(userdata) > 2 and userdata[0] == 0 else ""
 
 
@@ -112,7 +112,7 @@ def _element(item: dict[int, bytes]) -> SetElement:
 
 
 def _ranges(items: Sequence[dict[int, bytes]]) -> list[SetElement]:
-    """An interval set lists where ranges begin and, marked, the first value behind each."""
+    """Return the ranges of an interval set, which lists the start of each and, marked, the first value after it."""
     found: list[SetElement] = []
     ordered = sorted(items, key=lambda item: (_value(item), not _is_end(item)))
     for number, item in enumerate(ordered):

@@ -1,7 +1,7 @@
-"""nf_tables rules that others wrote, from the kernel's expressions to matches and actions. Does no I/O.
+"""nf_tables rules of other programs, from the kernel's expressions to matches and actions. Does no I/O.
 
 Addresses, ports, interfaces and connection states are understood, in nft's own expressions and in the common
-extensions of iptables. Everything else becomes a match of unknown outcome.
+extensions of iptables. Everything else becomes a match of unknown result.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TARGETS = {
     "TPROXY": Action.UNKNOWN,
     "NFQUEUE": Action.UNKNOWN,
 }
-"""Of iptables; those not named here let the packet pass on."""
+"""Of iptables; after others the next rule follows."""
 _STATEMENTS = {
     "reject": Action.REJECT,
     "masq": Action.SOURCE_NAT,
@@ -67,12 +67,12 @@ _VERDICTS = {
     nf.NFT_CONTINUE & 0xFFFFFFFF: Action.PASS,
 }
 _ANONYMOUS = "__"
-"""How the kernel's names of sets begin that are part of a rule."""
+"""Prefix of the names that the kernel gives to sets inside rules."""
 _MAX_LISTED = 10
 
 
 class SetElement(NamedTuple):
-    """A range of keys in a set and, in a verdict map, what packets with such a key meet."""
+    """A range of keys in a set and, in a verdict map, the action for packets with such a key."""
 
     low: bytes
     high: bytes
@@ -81,13 +81,13 @@ class SetElement(NamedTuple):
 
 
 Elements = Callable[[str], Sequence[SetElement] | None]
-"""The elements of a set by its name; None when they cannot be used."""
+"""Returns the elements of a set by its name; None when they cannot be used."""
 
 
 def parse_rule(
     expressions: bytes, family: Family, elements: Elements, handle: int = 0, comment: str = ""
 ) -> list[FilterRule]:
-    """A rule as seen by packets of one family; a lookup in a verdict map makes several of one."""
+    """Return a rule as it applies to packets of one family; a lookup in a verdict map becomes several rules."""
     decoder = _Decoder(family, elements)
     for _, item in nla.iter_attributes(expressions):
         parts = nla.attributes(item)
@@ -106,17 +106,17 @@ def parse_rule(
 def parse_rule_safely(
     expressions: bytes, family: Family, elements: Elements, handle: int = 0, comment: str = ""
 ) -> list[FilterRule]:
-    """As `parse_rule`; a rule that surprises us is one of unknown conditions and action."""
+    """As `parse_rule`; a malformed rule becomes one of unknown matches and action."""
     try:
         return parse_rule(expressions, family, elements, handle, comment)
     except KernelError:
         raise
-    except Exception:  # noqa: BLE001 the rules of others may be anything, and never end an explanation
+    except Exception:  # noqa: BLE001 rules of other programs may be anything, and must not end an explanation
         return [build_unreadable_rule(handle, comment)]
 
 
 def build_unreadable_rule(handle: int = 0, comment: str = "") -> FilterRule:
-    """What stands for a rule that surprises us."""
+    """Return the placeholder for a rule that cannot be parsed."""
     return FilterRule((Match("a rule that cannot be read"),), Action.UNKNOWN, "", handle, comment)
 
 
@@ -233,7 +233,7 @@ class _Decoder:
             self.matches.append(match)
 
     def _fits(self, held: Loaded, element: SetElement) -> bool:
-        """Whether a key is this one field, and not several fields put together."""
+        """Return whether a key is this one field, and not a concatenation."""
         if held.field is None:
             return False
         length = 4 if held.field in BIT_NAMES else value_length(held.field, self._family)
@@ -268,12 +268,12 @@ class _Decoder:
 
 
 def parse_verdict_value(data: Mapping[int, bytes]) -> tuple[Action, str]:
-    """The action and the chain it leads to, from the attributes of a value that is a verdict."""
+    """Return action and target chain, from the attributes of a value that is a verdict."""
     return parse_verdict(nla.attributes(data.get(nf.NFTA_DATA_VERDICT, b"")))
 
 
 def parse_verdict(parts: Mapping[int, bytes]) -> tuple[Action, str]:
-    """The same from the attributes of the verdict itself."""
+    """Return action and target chain, from the attributes of the verdict itself."""
     action = _VERDICTS.get(_number(parts.get(nf.NFTA_VERDICT_CODE)), Action.UNKNOWN)
     return action, nla.text_of(parts.get(nf.NFTA_VERDICT_CHAIN, b""))
 

@@ -13,8 +13,8 @@ from pointsman.kernel.rtnl import AddressMonitor, local_addresses
 from pointsman.model.addresses import Family
 from pointsman.obs.log import get_log
 
-_SETTLE = 0.2
-"""Addresses come in bursts (an interface going up); one look after them is enough."""
+_DEBOUNCE_SECONDS = 0.2
+"""Addresses change in bursts (an interface going up); they are read once after each."""
 
 _log = get_log(__name__)
 
@@ -47,7 +47,7 @@ class LinuxMachine:
         try:
             while True:
                 await changed.wait()
-                await asyncio.sleep(_SETTLE)
+                await asyncio.sleep(_DEBOUNCE_SECONDS)
                 changed.clear()
                 yield
         finally:
@@ -56,7 +56,7 @@ class LinuxMachine:
 
 
 def detect_families() -> tuple[Family, ...]:
-    """IP families this network namespace can speak."""
+    """Return the IP families of this network namespace."""
     disabled = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
     try:
         has_ipv6 = Path("/proc/net/if_inet6").exists() and disabled.read_text().strip() != "1"

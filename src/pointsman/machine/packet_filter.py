@@ -1,6 +1,6 @@
-"""Chains of netfilter rules that others wrote, as far as we read them: matches with what they ask, and actions.
+"""Netfilter chains of other programs as matches and actions.
 
-What cannot be read stays in a match without a field, so that following the rules shows what is unknown.
+What is not understood is kept as a match without a field, so that following the rules shows what is unknown.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 
 class PacketField(enum.Enum):
-    """What a match may look at."""
+    """What a match compares."""
 
     FAMILY = "family"
     SOURCE = "saddr"
@@ -49,7 +49,7 @@ class Match(msgspec.Struct, frozen=True):
 
     text: str
     field: PacketField | None = None
-    """None: we cannot tell which packets it takes."""
+    """None: it is unknown which packets match."""
     ranges: tuple[tuple[bytes, bytes], ...] = ()
     """First and last value of every accepted range, in network order."""
     bits: int = 0
@@ -58,7 +58,7 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class Action(enum.Enum):
-    """What a rule does with a packet that meets its conditions."""
+    """What a rule does with a packet that matches."""
 
     ACCEPT = "accept"
     DROP = "drop"
@@ -70,7 +70,7 @@ class Action(enum.Enum):
     SOURCE_NAT = "masquerade"
     UNTRACK = "notrack"
     PASS = ""
-    """Nothing that decides its way: the next rule follows."""
+    """No effect on the route of the packet; the next rule follows."""
     UNKNOWN = "something unknown"
 
 

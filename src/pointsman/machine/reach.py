@@ -1,6 +1,6 @@
-"""Connections made from here, to see whether an address and port answers; blocking, many at once.
+"""Connection attempts from this node; blocking, many at once.
 
-TCP and SCTP show whether a server listens. UDP does not: most servers do not answer an empty datagram.
+TCP and SCTP show whether a server listens. UDP does not: most servers do not reply to an empty datagram.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from pointsman.model.addresses import address_text
 from pointsman.model.service import Protocol
 
-_AT_ONCE = 64
+_MAX_CONCURRENT = 64
 _KINDS = {
     Protocol.TCP: (socket.SOCK_STREAM, socket.IPPROTO_TCP),
     Protocol.UDP: (socket.SOCK_DGRAM, socket.IPPROTO_UDP),
@@ -37,7 +37,6 @@ class Reached(enum.Enum):
     BLOCKED = "blocked"
     """A rule of this host forbade the packet to leave."""
     UNKNOWN = "unknown"
-    """Nothing can be said."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -49,7 +48,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """What came of it."""
+    """The result of a connection attempt."""
 
     reached: Reached
     seconds: float = 0.0
@@ -57,8 +56,8 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 def reach(places: Sequence[Place], seconds: float, source: bytes = b"") -> list[Attempt]:
-    """One attempt for each place, from the source address given or the kernel's choice, each within the time."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    """Try to connect to each place, within `seconds` each, from `source` or the address that the kernel chooses."""
+    with ThreadPoolExecutor(_MAX_CONCURRENT) as pool:
         return list(pool.map(lambda place: _attempt(place, seconds, source), places))
 
 
@@ -86,7 +85,7 @@ def _datagram(sock: socket.socket, started: float) -> Attempt:
     try:
         sock.recv(1)
     except TimeoutError:
-        return Attempt(Reached.UNKNOWN, detail="UDP: nothing came back, which may be the server's way")
+        return Attempt(Reached.UNKNOWN, detail="UDP: no reply, as many servers send none")
     return Attempt(Reached.CONNECTED, time.monotonic() - started)
 
 

@@ -1,4 +1,4 @@
-"""Settings of the host that kube-proxy makes at start: conntrack limits and time-outs, and its own OOM score.
+"""Settings of the host that kube-proxy makes at start: conntrack limits and timeouts, and its own OOM score.
 
 None of them is needed for packets to flow, so none is fatal: what cannot be set is returned as a condition.
 """
@@ -22,11 +22,11 @@ _HASHSIZE: Final = "/sys/module/nf_conntrack/parameters/hashsize"
 _PREFIX: Final = "net/netfilter/nf_conntrack_"
 _TABLE_SIZE: Final = f"{_PREFIX}max"
 LOOSE_TRACKING: Final = f"{_PREFIX}tcp_loose"
-"""Whether TCP connections are tracked from any packet on, or only from their first."""
+"""Whether conntrack picks up TCP connections mid-stream."""
 
 
 class HostReport(msgspec.Struct, frozen=True):
-    """What was asked for, and what could not be done."""
+    """Settings that were applied, and conditions for those that could not be."""
 
     applied: Sequence[str]
     """`name=value` of every setting that now has its configured value."""
@@ -34,7 +34,7 @@ class HostReport(msgspec.Struct, frozen=True):
 
 
 def compute_conntrack_max(max_per_core: int, minimum: int, cores: int) -> int:
-    """The table size to set; 0 means leave it alone. The cap applies to the scaled value only."""
+    """Return the table size to set, 0 to leave it unchanged; the limit applies to the scaled value only."""
     if max_per_core <= 0:
         return 0
     scaled = max_per_core * cores
@@ -44,7 +44,7 @@ def compute_conntrack_max(max_per_core: int, minimum: int, cores: int) -> int:
 
 
 def count_cores(root: Path = Path("/")) -> int:
-    """CPUs online in the machine, not those this process may use: the conntrack table is the machine's."""
+    """Return the CPUs online in the machine, not those of this process: the conntrack table is the machine's."""
     try:
         ranges = (root / "sys/devices/system/cpu/online").read_text().strip().split(",")
         spans = [part.partition("-") for part in ranges]
@@ -54,7 +54,7 @@ def count_cores(root: Path = Path("/")) -> int:
 
 
 def compute_conntrack_targets(settings: Conntrack, cores: int) -> dict[str, int]:
-    """Setting -> value for everything the configuration does not leave alone. Pure."""
+    """Return the values of all settings that the configuration does not leave unchanged. Pure."""
     targets: dict[str, int] = {}
     maximum = compute_conntrack_max(settings.max_per_core, settings.min, cores)
     if maximum:
@@ -73,10 +73,9 @@ def compute_conntrack_targets(settings: Conntrack, cores: int) -> dict[str, int]
 
 
 def apply_conntrack(settings: Conntrack, sysctls: Sysctls, cores: int) -> HostReport:
-    """Set conntrack limits and time-outs. The hash table only ever grows: shrinking would slow others down.
+    """Set conntrack limits and timeouts. The hash table only grows: shrinking would slow other users down.
 
-    A node that is a container shares the table with its host and may not change its size; it lacks nothing when the table
-    is large enough.
+    A node that is a container shares the table with its host and may not resize it; a larger table is fine, too.
     """
     applied: list[str] = []
     conditions: list[Condition] = []
@@ -97,10 +96,10 @@ def apply_conntrack(settings: Conntrack, sysctls: Sysctls, cores: int) -> HostRe
 
 
 def apply_oom_score(score: int, root: Path = Path("/")) -> HostReport:
-    """Make the kernel spare this process when memory runs out.
+    """Make the kernel kill other processes first when memory runs out.
 
-    Lowering the score takes CAP_SYS_RESOURCE, which a pod had better not have: there the kubelet decides (-997 for pods that
-    are node-critical, 0 where it may not lower scores itself). Only a score that makes this process go first is amiss.
+    Lowering the score needs CAP_SYS_RESOURCE, which a pod should not have: there the kubelet decides (-997 for node-critical
+    pods, 0 where it may not lower scores itself). Only a positive or unknown score becomes a condition.
     """
     path = root / "proc/self/oom_score_adj"
     found = "unknown"

@@ -1,8 +1,7 @@
-"""Following real packets through netfilter: nftables marks those that a narrow rule takes and tells what each rule did.
+"""Traces of real packets: a narrow rule marks them (`meta nftrace set 1`), and nftables reports what each rule did.
 
-The rule stands in a table of its own that belongs to the socket that made it: the kernel removes it when that socket
-closes, however the process ends. Kernels before 5.12 know no owners; there the table is removed on the way out, and by the
-next trace.
+The rule is in a table of its own that belongs to the socket that made it: the kernel removes it when that socket
+closes, however the process ends. Kernels before 5.12 have no owned tables; there `close` removes it, or the next trace.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from pointsman.model.addresses import Family, host_port_text
 from pointsman.model.service import Protocol
 
 _PRIORITY: Final = -350
-"""After fragments were put together, before everything else, `raw` rules included."""
+"""After defragmentation, before everything else, `raw` rules included."""
 _HOOKS: Final = {"prerouting": 0, "output": 3}
 _TRACE_GROUP: Final = 1 << 8
 """NFNLGRP_NFTRACE, as a bit."""
@@ -42,7 +41,7 @@ _FIN_SYN_RST_ACK, _SYN = b"\x17", b"\x02"
 
 
 class TraceFilter(msgspec.Struct, frozen=True):
-    """Which packets to follow: the first ones of connections to one address and port."""
+    """Which packets to trace: the first ones of connections to one address and port."""
 
     family: Family
     destination: bytes
@@ -53,7 +52,7 @@ class TraceFilter(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """Where a packet comes from and goes to at one moment."""
+    """Source and destination of a packet at one point of its way."""
 
     source: str
     """`ip:port`."""
@@ -85,7 +84,7 @@ class TraceEvent(msgspec.Struct, frozen=True):
 
 
 class Tracer:
-    """Marks packets while it is open, and hands out what happens to them. Needs CAP_NET_ADMIN."""
+    """Traces packets while it is open. Needs CAP_NET_ADMIN."""
 
     def __init__(self, wanted: TraceFilter) -> None:
         self._wanted = wanted
@@ -114,7 +113,7 @@ class Tracer:
         self._events.close()
 
     def events(self, seconds: float, enough: Callable[[], bool]) -> Iterator[TraceEvent]:
-        """What happens until it is enough, or the time is over."""
+        """Yield events until `enough` returns true or the time is over."""
         until = time.monotonic() + seconds
         while not enough() and (left := until - time.monotonic()) > 0:
             if not select.select([self._events], [], [], min(left, 0.05))[0]:
@@ -150,7 +149,7 @@ class Tracer:
         return nftables_message(kind, NFPROTO[self._wanted.family], flags, body)
 
     def _expressions(self) -> bytes:
-        """As narrow as possible, first packets only, and few per second: a busy Service must not drown in traces."""
+        """Encode the rule: as narrow as possible, first packets only, and few per second, for busy Services."""
         wanted, register = self._wanted, w.FIRST_REGISTER
         source, destination = _OFFSETS[wanted.family]
         length = wanted.family.address_length
@@ -214,7 +213,7 @@ def _in_use(error: KernelError) -> KernelError:
 
 
 def parse_trace_event(answer: Answer) -> TraceEvent | None:
-    """The event in a message of the kernel; None for other messages."""
+    """Return the event in a message of the kernel; None for other messages."""
     if answer.kind != (nfnl.SUBSYS_NFTABLES << 8) | nf.NFT_MSG_TRACE:
         return None
     found = nfnl.parse_attributes(answer)
