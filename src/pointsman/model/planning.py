@@ -85,10 +85,11 @@ def _plan_balancing(
 ) -> tuple[EndpointSelection, BalancingPlan | None]:
     """Return the selected endpoints without drained ones, and how connections are distributed over them."""
     request = port.service.balancing
+    states = [endpoint.state for endpoint in selected.reachable]
     if (
         request is NO_REQUEST
         and defaults.scheduler is Scheduler.RANDOM
-        and not any(e.weight != NO_WEIGHT or e.share != FULL_SHARE for e in selected.reachable)
+        and not any(s.weight != NO_WEIGHT or s.share != FULL_SHARE for s in states)
     ):
         return selected, None
     scheduler = choose_scheduler(request, selected.reachable, defaults, findings)

@@ -46,7 +46,7 @@ def _select_ready_or_terminating(
     elif mode is TopologyMode.ZONE:
         chosen = tuple(e for e in endpoints if e.ready and zone in e.zone_hints)
     else:
-        chosen = tuple(e for e in endpoints if e.ready)
+        chosen = tuple([e for e in endpoints if e.state.ready])
         if len(chosen) == len(endpoints):
             return endpoints
     return chosen or tuple(e for e in endpoints if e.serving and e.terminating)
@@ -54,12 +54,11 @@ def _select_ready_or_terminating(
 
 def choose_topology(endpoints: Sequence[Endpoint], node_name: str, zone: str) -> tuple[TopologyMode, str]:
     """Return which hints apply and, if none does, why: every ready endpoint must have them and one must name this node or zone."""
-    hinted = False
     for endpoint in endpoints:
-        if endpoint.zone_hints or endpoint.node_hints:
-            hinted = True
+        state = endpoint.state
+        if state.zone_hints or state.node_hints:
             break
-    if not hinted:
+    else:
         return TopologyMode.NONE, ""
     ready = [endpoint for endpoint in endpoints if endpoint.ready]
     if ready and all(e.node_hints for e in ready) and any(node_name in e.node_hints for e in ready):

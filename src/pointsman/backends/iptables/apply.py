@@ -94,6 +94,8 @@ class IptablesBackend(Backend):
         self._ruleset = ruleset
         self._last_match = LastMatch()
         self._settings: Settings | None = None
+        self._frame_rules: dict[str, int] = {}
+        """Number of rules outside of the services, by table."""
         self._committed = Committed()
         self._rejected: dict[ServicePortName, str] = {}
         self._conditions: tuple[Condition, ...] = ()
@@ -143,6 +145,7 @@ class IptablesBackend(Backend):
         if settings != self._settings:
             self._committed = Committed()
             self._settings = settings
+            self._frame_rules = static.count_rules(settings)
         comments = wants_comments(request.plans.values())
         rejected: dict[ServicePortName, str] = {}
         fragments = compile_each(
@@ -163,7 +166,7 @@ class IptablesBackend(Backend):
         if settings.localhost_node_ports:
             found = self._sysctls.ensure(ROUTE_LOCALNET, 1)
             self._conditions = () if found is None else (_without_localhost(found),)
-        return self._report(settings, True, text, notes)
+        return self._report(True, text, notes)
 
     def _prepare(self, request: SyncRequest) -> Settings:
         """Create the counters where the kernel can, and return what rules are made from."""
@@ -247,7 +250,7 @@ class IptablesBackend(Backend):
         text = self._restore(batch, compiled, rejected, len(request.plans))
         committed.update({name: after.get(name) for name in request.changed})
         self._rejected = rejected
-        return self._report(settings, False, text, ())
+        return self._report(False, text, ())
 
     # both
 
@@ -283,12 +286,10 @@ class IptablesBackend(Backend):
                 continue
             return text
 
-    def _report(self, settings: Settings, full: bool, text: bytes, notes: Iterable[str]) -> SyncReport:
+    def _report(self, full: bool, text: bytes, notes: Iterable[str]) -> SyncReport:
         totals = {
-            FILTER: self._committed.filter_rules + sum(1 for _ in static.filter_rules(settings)),
-            NAT: self._committed.nat_rules
-            + sum(1 for _ in static.nat_rules(settings))
-            + sum(1 for _ in static.node_port_jumps(settings)),
+            FILTER: self._committed.filter_rules + self._frame_rules[FILTER],
+            NAT: self._committed.nat_rules + self._frame_rules[NAT],
         }
         return SyncReport(
             full=full,

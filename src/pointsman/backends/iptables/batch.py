@@ -45,15 +45,21 @@ def find_changes(before: Fragments, after: Fragments, changed: Iterable[ServiceP
     """Return what differs between two states of some service ports."""
     pairs = {name: (before.get(name, EMPTY), after.get(name, EMPTY)) for name in changed}
     own = {name: pair for name, pair in pairs.items() if _own_chains_differ(*pair)}
+    in_shared = [(old, new) for old, new in pairs.values() if old.shared != new.shared]
     return Changes(
         own={name: new for name, (_, new) in own.items()},
         shared=[
             chain
             for chain in SHARED_CHAINS
-            if any(old.lines_in(chain) != new.lines_in(chain) for old, new in pairs.values())
+            if any(old.lines_in(chain) != new.lines_in(chain) for old, new in in_shared)
         ],
-        stale=[chain for old, new in own.values() for chain in old.chains if chain not in set(new.chains)],
+        stale=[chain for old, new in own.values() for chain in _find_stale(old, new)],
     )
+
+
+def _find_stale(old: Fragment, new: Fragment) -> list[str]:
+    kept = set(new.chains)
+    return [chain for chain in old.chains if chain not in kept]
 
 
 def _own_chains_differ(old: Fragment, new: Fragment) -> bool:

@@ -120,3 +120,9 @@ def node_port_jumps(settings: Settings) -> Iterator[str]:
         if is_loopback(address) and not settings.localhost_node_ports:
             continue
         yield f"-A {names.SERVICES} -d {spelling.host(address)} {comment} -j {names.NODE_PORTS}"
+
+
+def count_rules(settings: Settings) -> dict[str, int]:
+    """Return the number of rules that do not depend on any service, by table and without canaries."""
+    nat = (*nat_rules(settings), *node_port_jumps(settings))
+    return {FILTER: len(list(filter_rules(settings))), NAT: len(nat)}
