@@ -84,7 +84,7 @@ def test_without_a_proxy_the_machine_is_still_reported(node: LabNode, tmp_path: 
     archive = tmp_path / "report.tar.gz"
     done = report(node, "--no-rules", "--file", str(archive), "--control-socket", str(tmp_path / "none"))
     assert done.returncode == 1, done
-    assert "not inside: status.json, configuration.json" in done.stdout
+    assert "missing: status.json, configuration.json" in done.stdout
     assert "no proxy runs here" in done.stdout
     found = contents(archive)
     assert "no proxy runs here" in found["missing.txt"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import socket
 
 from tests.harness.kube_objects import BACKEND_PORT, node_object, web_service, web_slices
@@ -14,18 +13,19 @@ from tests.harness.waiting import wait_until
 pytestmark = needs_root
 
 
-def balancing(node: LabNode, service: str) -> str:
+def shares(node: LabNode, service: str) -> dict[str, float | None]:
+    """Return the share of new connections by endpoint; None where they are spread evenly."""
     (port,) = [
         port
         for port in json.loads(node.get(f"/explain.json?target=default/{service}").body)["ports"]
         if port["family"] == "IPv4"
     ]
-    return str(port["balancing"])
+    return {endpoint["address"]: endpoint["share"] for endpoint in port["endpoints"]}
 
 
 def share_of(node: LabNode, service: str, address: str) -> float:
-    found = re.search(rf"{address}:8080 ([0-9.]+)%", balancing(node, service))
-    return float(found[1]) if found else 50.0
+    share = shares(node, service).get(f"{address}:{BACKEND_PORT}")
+    return 0.5 if share is None else share
 
 
 def test_newcomers_grow_and_open_connections_count(node: LabNode, process: NodeProcess) -> None:
@@ -42,7 +42,7 @@ def test_newcomers_grow_and_open_connections_count(node: LabNode, process: NodeP
                 held.enter_context(socket.create_connection(("10.96.0.20", 80), timeout=5))
         both = (NODE_IP, SECOND_IP)
         process.objects(warm, *web_slices("warm", *both), busy, *web_slices("busy", *both), node_object())
-        wait_until(lambda: share_of(node, "warm", SECOND_IP), lambda share: share < 50)
-        wait_until(lambda: balancing(node, "warm"), lambda words: not words)
-        wait_until(lambda: share_of(node, "busy", SECOND_IP), lambda share: share > 55)
+        wait_until(lambda: share_of(node, "warm", SECOND_IP), lambda share: share < 0.5)
+        wait_until(lambda: set(shares(node, "warm").values()), lambda found: found == {None})
+        wait_until(lambda: share_of(node, "busy", SECOND_IP), lambda share: share > 0.55)
         assert process.stop() == 0
