@@ -34,12 +34,14 @@ from pointsman.kube.event_recorder import EventRecorder, Recorder
 from pointsman.kube.formats import accept_header
 from pointsman.kube.kubeconfig import load_access
 from pointsman.machine.footprint import freeze_heap
+from pointsman.machine.foreign_chains import CachedChains, ForeignChains
 from pointsman.machine.host_facts import LinuxHost
 from pointsman.machine.own_addresses import LinuxMachine
 from pointsman.model.addresses import address_from_text, family_of
 from pointsman.model.decision import ClientKind
 from pointsman.node.checks import LooseTrackingCheck
 from pointsman.node.cleanup import Background, CleanupResult, FlowCleanup, PostSyncJobs
+from pointsman.node.host_checks import HostChecks
 from pointsman.node.inspector import Inspector
 from pointsman.node.interfaces import EventSource
 from pointsman.node.loopback_node_ports import LoopbackNodePorts
@@ -66,6 +68,7 @@ class Running(msgspec.Struct):
     servers: Servers
     host: Host
     inspector: Inspector
+    checks: HostChecks
 
     @property
     def started(self) -> bool:
@@ -74,7 +77,7 @@ class Running(msgspec.Struct):
     async def run(self) -> None:
         """Run until cancelled; raises fatal errors."""
         proxy = self.proxy
-        work = [proxy.run()]
+        work = [proxy.run(), self.checks.run()]
         if self.options.service_metrics:
             reading = ServiceMetrics(proxy.metrics, self.options.service_metrics_limit)
             work.append(reading.run(proxy.families.values()))
@@ -191,10 +194,13 @@ async def assemble(
         board.add_source("configuration", reloads.conditions)
         attempt.succeeded = lambda: proxy.start.has_started
         expose_watches(source, metrics, ages=options.manifests is None)
+        commands = SystemCommands()
+        checks = HostChecks(proxy, LinuxHost(host.sysctls, CachedChains(commands)))
         inspector = Inspector(
             proxy,
             reload=reloads.report,
-            host=LinuxHost(host.sysctls, SystemCommands()),
+            host=LinuxHost(host.sysctls, ForeignChains(commands)),
+            host_checks=checks,
             started_at=reloads.since,
         )
         servers = Servers(
@@ -211,7 +217,7 @@ async def assemble(
         closing.push_async_callback(servers.stop)
         announce(options, mode, recorder)
         await servers.start(config)
-        yield Running(choice, options, proxy, servers, host, inspector)
+        yield Running(choice, options, proxy, servers, host, inspector, checks)
 
 
 def _build_metrics(mode: Mode, reloads: ReloadRecord) -> Metrics:

@@ -24,8 +24,8 @@ from pointsman.model.plan import FrontendKind, ServicePlan
 if TYPE_CHECKING:
     from pointsman.machine.host_facts import HostFacts
 
-_DROPS = frozenset((Action.DROP, Action.REJECT))
-_FORWARD_SETTING = {Family.IPV4: "net.ipv4.ip_forward", Family.IPV6: "net.ipv6.conf.all.forwarding"}
+DROPS = frozenset((Action.DROP, Action.REJECT))
+FORWARDING_SETTINGS = {Family.IPV4: "net.ipv4.ip_forward", Family.IPV6: "net.ipv6.conf.all.forwarding"}
 _NEARLY_FULL = 0.95
 
 
@@ -49,7 +49,7 @@ def _check_forwarding(host: HostFacts, journeys: Iterable[Journey]) -> Iterator[
     if host.forwarding is False:
         yield error(
             Code.FORWARDING_OFF,
-            setting=_FORWARD_SETTING[host.family],
+            setting=FORWARDING_SETTINGS[host.family],
             family=host.family.value,
             clients=_clients(forwarded),
             endpoints=_endpoints(forwarded),
@@ -124,14 +124,15 @@ def _check_foreign_rules(
                     for code, result in _find_effects(family, host, way, stage, chain):
                         found.setdefault((code, chain.table, chain.name, result), []).append(way)
     for (code, table, name, result), concerned in found.items():
-        yield _foreign_finding(code, host.chains[table, name], result, concerned)
+        chain = host.chains[table, name]
+        yield build_foreign_finding(code, chain, result, _clients(concerned), _endpoints(concerned))
 
 
 def _find_effects(
     family: FamilyView, host: HostFacts, way: Journey, stage: Stage, chain: FilterChain
 ) -> Iterator[tuple[Code, RuleResult]]:
     results = find_results(chain, host.chains, stage.at(chain.priority))
-    dropped = select_result(results, _DROPS)
+    dropped = select_result(results, DROPS)
     if dropped is not None:
         yield Code.FOREIGN_DROP if dropped.certain else Code.FOREIGN_MAY_DROP, dropped
     translates = chain.kind == "nat" and chain.priority <= TRANSLATION
@@ -149,7 +150,10 @@ def _find_effects(
         yield Code.FOREIGN_MASQUERADE, masqueraded
 
 
-def _foreign_finding(code: Code, chain: FilterChain, result: RuleResult, journeys: list[Journey]) -> Finding:
+def build_foreign_finding(
+    code: Code, chain: FilterChain, result: RuleResult, clients: tuple[str, ...], endpoints: tuple[str, ...]
+) -> Finding:
+    """Return what a base chain of another program does to packets of these clients to these endpoints."""
     make = error if result.certain and code is not Code.FOREIGN_MASQUERADE else warning
     return make(
         code,
@@ -161,8 +165,8 @@ def _foreign_finding(code: Code, chain: FilterChain, result: RuleResult, journey
         policy=result.action.value,
         action=result.action.value,
         certain="yes" if result.certain else "",
-        clients=_clients(journeys),
-        endpoints=_endpoints(journeys),
+        clients=clients,
+        endpoints=endpoints,
         command=_list_command(chain),
     )
 

@@ -145,14 +145,25 @@ def _decide_without_endpoints(
 
 
 def compute_state(plan: ServicePlan, view: FamilyView, mode: Mode) -> State:
-    """Return the state for every kind of client; the kernel is not looked at, except for rules that it rejected."""
+    """Return the state for every kind of client; the kernel is not read, except for rules that it rejected and clients that it blocks."""
     if plan.name in view.rejected:
         return State.DOWN
     decisions = (
-        decide(plan, frontend, client, view, mode) for frontend in plan.frontends for client in ALL_CLIENTS
+        (client, decide(plan, frontend, client, view, mode))
+        for frontend in plan.frontends
+        for client in ALL_CLIENTS
     )
     return state_of(
-        decision.outcome for decision in decisions if decision.reason is not DecisionReason.SOURCE_RANGES
+        Outcome.DROPPED if _is_blocked(client, decision, view) else decision.outcome
+        for client, decision in decisions
+        if decision.reason is not DecisionReason.SOURCE_RANGES
+    )
+
+
+def _is_blocked(client: Client, decision: Decision, view: FamilyView) -> bool:
+    """Whether this host keeps the connection from every endpoint that is not at its own addresses."""
+    return client.kind in view.blocked and not any(
+        endpoint.address in view.node_addresses for endpoint in decision.endpoints
     )
 
 

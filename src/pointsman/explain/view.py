@@ -9,6 +9,7 @@ import msgspec
 
 from pointsman.backends.contract import Difference, Mode
 from pointsman.model.addresses import Cidr, Family
+from pointsman.model.decision import ClientKind
 from pointsman.model.findings import Finding
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import ServicePlan
@@ -41,6 +42,8 @@ class FamilyView(msgspec.Struct, frozen=True):
     last_error: str = ""
     differences: tuple[Difference, ...] | None = None
     """Kernel against plans; None when not checked."""
+    blocked: frozenset[ClientKind] = frozenset()
+    """Clients of which no connection to another host or pod gets through this node: forwarding is off, or all is dropped."""
     host: HostFacts | None = None
     """What the host does beside the proxy's rules; None when not checked."""
 

@@ -7,20 +7,13 @@ from typing import Final, Protocol
 
 import msgspec
 
-from pointsman.backends.netfilter.names import PROXY_TABLE, is_proxy_chain
-from pointsman.errors import KernelError, PointsmanError
-from pointsman.kernel.command import Commands
-from pointsman.kernel.iptables_programs import LEGACY, programs, variants_in_use
-from pointsman.kernel.nfnl import NftablesSocket
+from pointsman.errors import PointsmanError
 from pointsman.kernel.rtnl import Route, RouteSocket
 from pointsman.kernel.sysctl import Sysctls
-from pointsman.machine.legacy_chains import parse_legacy_chains
-from pointsman.machine.nft_chains import ChainReader
+from pointsman.machine.foreign_chains import ForeignChains
 from pointsman.machine.packet_filter import FilterChain
 from pointsman.machine.settings import LOOSE_TRACKING
 from pointsman.model.addresses import Family
-
-Chains = dict[tuple[str, str], FilterChain]
 
 _FORWARDING: Final = {Family.IPV4: "net/ipv4/ip_forward", Family.IPV6: "net/ipv6/conf/all/forwarding"}
 _CONNTRACK: Final = "net/netfilter/nf_conntrack_"
@@ -61,9 +54,9 @@ class HostReader(Protocol):
 class LinuxHost:
     """The host in whose network namespace the calling thread is; opens its own sockets, so it never delays a sync."""
 
-    def __init__(self, sysctls: Sysctls, commands: Commands) -> None:
+    def __init__(self, sysctls: Sysctls, chains: ForeignChains) -> None:
         self._sysctls = sysctls
-        self._commands = commands
+        self._chains = chains
 
     def look(self, family: Family, addresses: Sequence[bytes]) -> HostFacts:
         not_read: list[str] = []
@@ -74,12 +67,7 @@ class LinuxHost:
             routes, held, ports = _routing(family, addresses)
         except PointsmanError as error:
             not_read.append(f"routes: {error}")
-        chains: Chains = {}
-        for read in (self._nft_chains, self._legacy_chains):
-            try:
-                chains |= read(family)
-            except PointsmanError as error:
-                not_read.append(f"rules of other programs: {error}")
+        rules = self._chains.read(family)
         forwarding = self._sysctls.read_int(_FORWARDING[family])
         loose = self._sysctls.read_int(LOOSE_TRACKING)
         interfaces = sorted(set(held.values()) - {"lo"} - ports)
@@ -90,11 +78,11 @@ class LinuxHost:
             strict_reverse_path=frozenset(name for name in interfaces if self._is_strict(family, name)),
             interface_addresses=held,
             routes=routes,
-            chains=chains,
+            chains=rules.chains,
             conntrack_count=self._sysctls.read_int(f"{_CONNTRACK}count"),
             conntrack_max=self._sysctls.read_int(f"{_CONNTRACK}max"),
             conntrack_loose=None if loose is None else loose != 0,
-            not_read=tuple(not_read),
+            not_read=(*not_read, *rules.not_read),
         )
 
     def _refuses_forwarding(self, family: Family, interface: str) -> bool:
@@ -108,26 +96,6 @@ class LinuxHost:
             self._sysctls.read_int(f"net/ipv4/conf/{name}/rp_filter") or 0 for name in ("all", interface)
         ]
         return max(values) == _STRICT
-
-    def _nft_chains(self, family: Family) -> Chains:
-        socket = NftablesSocket()
-        try:
-            reader = ChainReader(socket, family)
-            return reader.with_rules(reader.base_chains(PROXY_TABLE), _is_external)
-        finally:
-            socket.close()
-
-    def _legacy_chains(self, family: Family) -> Chains:
-        if LEGACY not in variants_in_use(family):
-            return {}
-        found = self._commands.run((programs(family, LEGACY).save,))
-        if found.status != 0:
-            raise KernelError(f"{programs(family, LEGACY).save} failed: {found.error_text}")
-        return parse_legacy_chains(found.stdout.decode(errors="replace"), _is_external)
-
-
-def _is_external(chain: str) -> bool:
-    return not is_proxy_chain(chain)
 
 
 def _routing(

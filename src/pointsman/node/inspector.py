@@ -26,10 +26,12 @@ from pointsman.explain.service_port import Explanation
 from pointsman.explain.target import Target
 from pointsman.explain.view import FamilyView, View
 from pointsman.machine.host_facts import HostReader
-from pointsman.model.addresses import address_text
+from pointsman.model.addresses import Family, address_text
+from pointsman.model.decision import ClientKind
 from pointsman.model.plan import ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.node.family import FamilyProxy
+from pointsman.node.host_checks import HostChecks
 from pointsman.node.proxy import Proxy
 from pointsman.node.state import parse_pod_ranges
 from pointsman.report.service_list import (
@@ -78,6 +80,7 @@ class Inspector:
         reload: Callable[[], ReloadReport],
         host: HostReader | None = None,
         *,
+        host_checks: HostChecks | None = None,
         started_at: float | None = None,
         worker_timeout: float = WORKER_TIMEOUT_SECONDS,
     ) -> None:
@@ -85,7 +88,7 @@ class Inspector:
         self._worker_timeout = worker_timeout
         self._proxy = proxy
         self._reload = reload
-        self._host = host
+        self._host, self._host_checks = host, host_checks
         self._started_at = proxy.started_at if started_at is None else started_at
         self._states: tuple[str, dict[str, int]] = ("", {})
         self._counting = asyncio.Lock()
@@ -165,9 +168,13 @@ class Inspector:
         return await asyncio.to_thread(build_list, view, labels, query, version)
 
     def _version(self) -> str:
-        """Return a value that differs after every sync."""
+        """Return a value that differs after every sync, and when clients are blocked or no longer."""
         statuses = self._proxy.reporter.statuses.values()
-        return ":".join(str(status.history[-1].at) if status.history else "" for status in statuses)
+        blocked = "".join(kind for family in self._proxy.families for kind in sorted(self._blocked(family)))
+        return ":".join(str(status.history[-1].at) if status.history else "" for status in statuses) + blocked
+
+    def _blocked(self, family: Family) -> frozenset[ClientKind]:
+        return self._host_checks.blocked.get(family, frozenset()) if self._host_checks else frozenset()
 
     async def _overview(self) -> View:
         """Collect all plans, without reading the kernel."""
@@ -231,6 +238,7 @@ class Inspector:
             rejected=taken.rejected,
             unsynced=taken.unsynced | family.tracker.pending_names,
             last_error=status.last_error,
+            blocked=self._blocked(family.family),
         )
 
     async def verify(self) -> Verification:

@@ -8,6 +8,7 @@ from pathlib import Path
 from pointsman.errors import NotSupported
 from pointsman.kernel.command import CommandResult
 from pointsman.kernel.sysctl import Sysctls
+from pointsman.machine.foreign_chains import ForeignChains
 from pointsman.machine.host_facts import LinuxHost
 from pointsman.model.addresses import Family
 
@@ -30,7 +31,7 @@ def test_settings_are_read_from_proc(tmp_path: Path) -> None:
         path = tmp_path / "proc" / "sys" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{value}\n")
-    host = LinuxHost(Sysctls(tmp_path), NoPrograms())
+    host = LinuxHost(Sysctls(tmp_path), ForeignChains(NoPrograms()))
     facts = host.look(Family.IPV4, [b"\x7f\0\0\1", bytes(15) + b"\1"])
     assert (facts.forwarding, facts.conntrack_count, facts.conntrack_max) == (False, 4096, 4096)
     assert facts.routes.keys() == {b"\x7f\0\0\1"}

@@ -1,0 +1,169 @@
+"""Faults of the node around the proxy: each is made, seen as a condition, removed, and seen no more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.node import HEALTH_PORT, LabNode, NodeProcess, needs_root
+from tests.harness.waiting import wait_until
+
+pytestmark = needs_root
+
+PODS = ("10.244.1.10", "fd00:10:244:1::10", "10.244.2.10", "fd00:10:244:2::10")
+
+
+class Watched:
+    """A process with pods behind a Service, and what it says about its node."""
+
+    def __init__(self, node: LabNode, process: NodeProcess, control: Path) -> None:
+        self.node, self.process, self.control = node, process, control
+        for pod_range in ("10.244.2.0/24", "fd00:10:244:2::/64"):
+            node.run("ip", "route", "replace", pod_range, "dev", "eth0")
+
+    def start(self, *flags: str, objects: tuple[dict[str, Any], ...] = ()) -> None:
+        self.process.objects(*(objects or (web_service(), *web_slices("web", *PODS), node_object())))
+        self.process.start(f"--control-socket={self.control}", *flags)
+        self.process.wait_synced()
+        self.wait_clear()
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pointsman", *arguments, f"--control-socket={self.control}"]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def failing(self) -> dict[str, dict[str, Any]]:
+        """Return the conditions that are false, by type."""
+        status = json.loads(self.command("status", "-o", "json").stdout)
+        return {one["type"]: one for one in status["conditions"] if one["status"] == "False"}
+
+    def wait_raised(self, type_: str) -> dict[str, Any]:
+        return wait_until(self.failing, lambda found: type_ in found)[type_]
+
+    def wait_clear(self) -> None:
+        wait_until(self.failing, lambda found: not found, seconds=60)
+
+    def wait_checked(self) -> None:
+        """Wait until a round of checks has begun and ended."""
+        before = self.rounds()
+        wait_until(self.rounds, lambda rounds: rounds >= before + 2)
+
+    def rounds(self) -> float:
+        return self.node.metric("pointsman_host_checks_total")
+
+    def states(self) -> dict[str, str]:
+        ports = json.loads(self.command("list", "-o", "json").stdout)["ports"]
+        return {port["family"]: port["state"] for port in ports}
+
+    def assert_not_ready(self, type_: str, reason: str) -> None:
+        answer = self.node.get("/readyz", HEALTH_PORT)
+        assert answer.status == 503
+        assert f"[-]{type_} failed: " in answer.body
+        assert self.node.metric("pointsman_condition", type=type_, reason=reason) == 1
+        assert self.command("status").returncode == 1
+        assert self.node.get("/livez", HEALTH_PORT).status == 200
+
+
+@pytest.fixture
+def watched(node: LabNode, process: NodeProcess, tmp_path: Path) -> Watched:
+    return Watched(node, process, tmp_path / "control.sock")
+
+
+@pytest.mark.parametrize(
+    ("family", "setting"), [("IPv4", "net.ipv4.ip_forward"), ("IPv6", "net.ipv6.conf.all.forwarding")]
+)
+def test_forwarding_that_is_off_is_named(watched: Watched, family: str, setting: str) -> None:
+    watched.start()
+    assert watched.states() == {"IPv4": "healthy", "IPv6": "healthy"}
+    watched.node.run("sysctl", "-w", f"{setting}=0")
+    found = watched.wait_raised(f"Forwarding{family}")
+    assert f"{setting} is 0" in found["message"]
+    assert f"sysctl -w {setting}=1" in found["remedy"]
+    watched.assert_not_ready(f"Forwarding{family}", "ForwardingOff")
+    assert watched.states()[family] == "partial", "the node itself still reaches the pods"
+    watched.node.run("sysctl", "-w", f"{setting}=1")
+    watched.wait_clear()
+    assert watched.node.get("/readyz", HEALTH_PORT).status == 200
+    assert watched.states()[family] == "healthy"
+
+
+def test_an_interface_that_does_not_forward_is_named_where_it_decides(watched: Watched) -> None:
+    watched.start()
+    watched.node.run("sysctl", "-w", "net.ipv4.conf.cni0.forwarding=0")
+    found = watched.wait_raised("ForwardingIPv4")
+    assert (found["reason"], "cni0" in found["message"]) == ("InterfaceNotForwarding", True)
+    watched.node.run("sysctl", "-w", "net.ipv4.conf.cni0.forwarding=1")
+    watched.wait_clear()
+
+
+def test_forwarding_does_not_matter_where_every_endpoint_is_the_node(watched: Watched) -> None:
+    watched.node.run("sysctl", "-w", "net.ipv4.ip_forward=0")
+    watched.start(objects=(web_service(), *web_slices(), node_object()))
+    watched.wait_checked()
+    assert watched.failing() == {}
+
+
+DROPS_ALL = {
+    "policy": "table inet firewall { chain fw { type filter hook forward priority 0; policy drop; ct state established accept; tcp dport 22 accept; }; }",
+    "rule": "table inet firewall { chain fw { type filter hook forward priority 0; counter drop; }; }",
+    "last rule": "table inet firewall { chain fw { type filter hook forward priority 0; ip daddr 192.0.2.1 accept; ip6 daddr 2001:db8::1 accept; reject; }; }",
+    "jump": "table inet firewall { chain deny { drop; }; chain fw { type filter hook forward priority 0; jump deny; }; }",
+}
+DROPS_SOME = {
+    "policy with an exception": "table inet firewall { chain fw { type filter hook forward priority 0; policy drop; iifname cni0 accept; }; }",
+    "one pod": "table inet firewall { chain fw { type filter hook forward priority 0; ip daddr 10.244.1.10 drop; }; }",
+    "all pods": "table inet firewall { chain fw { type filter hook forward priority 0; ip daddr 10.244.0.0/16 drop; }; }",
+    "translated accepted": "table inet firewall { chain fw { type filter hook forward priority 0; policy drop; ct status dnat accept; }; }",
+    "another hook": "table inet firewall { chain fw { type filter hook input priority 0; policy drop; iif lo accept; }; }",
+}
+
+
+@pytest.mark.parametrize("rules", DROPS_ALL.values(), ids=DROPS_ALL)
+def test_a_foreign_chain_that_drops_everything_is_named(watched: Watched, rules: str) -> None:
+    watched.start()
+    watched.node.run("nft", "-f", "-", text=rules)
+    found = watched.wait_raised("ForeignRulesIPv4")
+    assert "chain fw of table inet firewall (forward, priority 0)" in found["message"]
+    assert "nft list chain inet firewall fw" in found["remedy"]
+    watched.assert_not_ready("ForeignRulesIPv4", "ForeignDrop")
+    assert watched.states() == {"IPv4": "partial", "IPv6": "partial"}
+    watched.node.run("nft", "delete", "table", "inet", "firewall")
+    watched.wait_clear()
+    assert watched.states() == {"IPv4": "healthy", "IPv6": "healthy"}
+
+
+def test_chains_that_drop_by_condition_are_not_reported(watched: Watched) -> None:
+    watched.start()
+    for rules in DROPS_SOME.values():
+        watched.node.run("nft", "-f", "-", text=rules)
+        watched.wait_checked()
+        assert watched.failing() == {}, rules
+        watched.node.run("nft", "delete", "table", "inet", "firewall")
+
+
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+def test_an_iptables_chain_that_drops_everything_is_named(watched: Watched, variant: str) -> None:
+    watched.start()
+    program = f"iptables-{variant}"
+    watched.node.run(program, "-P", "FORWARD", "DROP")
+    found = watched.wait_raised("ForeignRulesIPv4")
+    assert "its policy is drop" in found["message"]
+    watched.node.run(program, "-P", "FORWARD", "ACCEPT")
+    watched.wait_clear()
+
+
+def test_a_service_that_no_client_reaches_is_down(watched: Watched) -> None:
+    watched.start()
+    watched.node.run("sysctl", "-w", "net.ipv4.ip_forward=0")
+    rules = "table ip firewall { chain out { type filter hook output priority 0; policy drop; }; }"
+    watched.node.run("nft", "-f", "-", text=rules)
+    found = watched.wait_raised("ForeignRulesIPv4")
+    assert "(output, priority 0)" in found["message"]
+    wait_until(lambda: watched.states()["IPv4"], lambda state: state == "down")
+    watched.node.run("nft", "delete", "table", "ip", "firewall")
+    watched.node.run("sysctl", "-w", "net.ipv4.ip_forward=1")
+    watched.wait_clear()
