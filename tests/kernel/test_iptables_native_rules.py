@@ -18,7 +18,7 @@ from pointsman.backends.ipvs.cleanup import cleanup as clean_up_ipvs
 from pointsman.backends.ipvs.rules import CHAINS
 from pointsman.backends.netfilter.names import FILTER, NAT
 from pointsman.backends.netfilter.runners import missing_programs
-from pointsman.cli.cleanup import clean_up
+from pointsman.cli import cleanup
 from pointsman.kernel.command import SystemCommands
 from pointsman.kernel.iptables import Iptables
 from pointsman.kernel.iptables_programs import NFT, OVERRIDE
@@ -65,7 +65,7 @@ def test_clean_up_that_cannot_list_a_table_says_so_and_cleans_the_others(
 ) -> None:
     sync(IptablesBackend(Family.IPV4, runner=runner(), sysctls=Sysctls()))
     spoil(node, rule)
-    assert clean_up(tmp_path) == 1
+    assert cleanup.main([f"--state-dir={tmp_path}"]) == 1
     told = capsys.readouterr()
     assert "could not clean up rules in iptables-nft table nat" in told.err
     assert "is incompatible, use 'nft' tool" in told.err
@@ -73,7 +73,7 @@ def test_clean_up_that_cannot_list_a_table_says_so_and_cleans_the_others(
     assert not runner().chain_exists(FILTER, "KUBE-SERVICES")
     assert runner().chain_exists(NAT, "KUBE-SERVICES")
     node.run(["nft", "flush", "chain", "ip", "nat", "POSTROUTING"])
-    assert clean_up(tmp_path) == 0
+    assert cleanup.main([f"--state-dir={tmp_path}"]) == 0
     assert not runner().chain_exists(NAT, "KUBE-SERVICES")
 
 
@@ -82,7 +82,7 @@ def test_a_table_that_cannot_be_listed_and_holds_nothing_of_a_proxy_is_nobodys_f
     node: Namespace, tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str
 ) -> None:
     spoil(node, rule)
-    assert clean_up(tmp_path) == 0
+    assert cleanup.main([f"--state-dir={tmp_path}"]) == 0
     assert capsys.readouterr().out == "nothing to remove\n"
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from pointsman.backends import mode_named
 from pointsman.backends.contract import Backend, CleanupContext, CleanupItem, CleanupStatus, Mode, Setup
 from pointsman.config.defaults import with_mode
@@ -109,18 +111,28 @@ def remove_leftovers(running: Mode, state_dir: Path) -> list[CleanupItem]:
     return list(_clean_up((name for name in reversed(MODES) if name != running.name), cleaning))
 
 
-def remove_everything(state_dir: Path) -> list[CleanupItem]:
-    """Remove what any mode, ours or kube-proxy's, left, and restore kernel settings."""
+def remove_everything(
+    state_dir: Path, *, all_proxies: bool = True, dry_run: bool = False
+) -> list[CleanupItem]:
+    """Remove what any mode left, with `all_proxies` also kube-proxy's, and restore kernel settings.
+
+    A dry run changes nothing and returns what would be done.
+    """
     sysctls = sysctl_journal(state_dir)
-    settings = [_describe_setting(undone) for undone in sysctls.undo()]
-    return [*settings, *_clean_up(reversed(MODES), CleanupContext(sysctls, detect_families()))]
+    settings = map(_describe_setting, sysctls.preview_undo() if dry_run else sysctls.undo())
+    cleaning = CleanupContext(sysctls, detect_families(), all_proxies=all_proxies, dry_run=dry_run)
+    return [*settings, *_clean_up(reversed(MODES), cleaning)]
 
 
 def _clean_up(names: Iterable[str], cleaning: CleanupContext) -> Iterator[CleanupItem]:
-    """Clean up each mode, whether or not others fail."""
+    """Clean up each mode, whether or not others fail. In a dry run a mode skips chains that one before it would remove."""
     for name in names:
+        mode = mode_named(name)
         try:
-            yield from mode_named(name).cleanup(cleaning)
+            for item in mode.cleanup(cleaning):
+                if cleaning.dry_run and item.status is CleanupStatus.REMOVED:
+                    cleaning = msgspec.structs.replace(cleaning, keep=mode.chains)
+                yield item
         except KernelError as error:
             yield CleanupItem("leftovers of mode", name, status=CleanupStatus.FAILED, why=str(error))
 

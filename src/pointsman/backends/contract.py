@@ -223,6 +223,9 @@ class CleanupStatus(enum.Enum):
     FAILED = "failed"
 
 
+NOT_OURS = "not made by Pointsman; --all-proxies removes it"
+
+
 class CleanupItem(msgspec.Struct, frozen=True):
     """One object, or several of a kind, that clean-up handled."""
 
@@ -245,6 +248,10 @@ class CleanupContext(msgspec.Struct, frozen=True):
     families: Sequence[Family]
     keep: Mapping[str, Collection[str]] = {}
     """Netfilter chains, by table, that the running mode uses and that must stay."""
+    all_proxies: bool = True
+    """Also remove what another proxy, such as kube-proxy, made."""
+    dry_run: bool = False
+    """Change nothing, only report."""
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -318,7 +325,10 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     render: Callable[[Setup, SyncRequest], str]
     """Return the exact rules as text; needs neither kernel nor privileges."""
     cleanup: Callable[[CleanupContext], Iterator[CleanupItem]]
-    """Remove what the mode left in the kernel, also in another process; a missing kernel feature is no error."""
+    """Remove what the mode left in the kernel, also in another process; a missing kernel feature is no error.
+
+    A mode that writes the same objects as kube-proxy must mark its own, and keep others unless `all_proxies`.
+    """
     chains: Mapping[str, Collection[str]] = {}
     """Netfilter chains, by table, that other modes use as well: their clean-up must keep them."""
     quirks: PacketQuirks = PacketQuirks()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,52 @@ if TYPE_CHECKING:
 
 ERROR = 2
 """Exit status when a command could not do its work."""
+
+EXIT_STATUSES: Mapping[str, tuple[str, ...]] = {
+    "run": ("stopped, or --cleanup removed everything", "the configuration or the machine prevents running"),
+    "render": (
+        "printed, or equal (--diff)",
+        "different (--diff)",
+        "the manifests or the kernel cannot be read",
+    ),
+    "explain": ("healthy", "partial, down or not found", "the question could not be answered"),
+    "trace": (
+        "the packet passed, and a connection made here was answered",
+        "it did not",
+        "nothing could be followed",
+    ),
+    "status": (
+        "healthy, or degraded: something works less well than configured",
+        "failing: a Service, a change or the whole node is not served",
+        "no proxy could be asked",
+    ),
+    "list": ("listed", "nothing matches", "no proxy could be asked"),
+    "top": ("shown", "nothing matches", "no proxy could be asked, or the kernel not read"),
+    "verify": ("equal", "different", "no proxy could be asked, or the kernel not read"),
+    "report": (
+        "written",
+        "written without the part of the running proxy, which could not be asked",
+        "not written",
+    ),
+    "cleanup": (
+        "removed, or would be",
+        "something could not be removed",
+        "refused: a proxy is running, or not root",
+    ),
+    "demo": ("all connections behaved as expected", "some did not", "the lab cannot run here"),
+    "check": ("valid", "invalid"),
+    "completion": ("printed",),
+    "version": ("printed",),
+    "kubectl pointsman": (
+        "good on all nodes",
+        "something is wrong, or nodes disagree",
+        "some node could not be asked",
+    ),
+}
+"""What 0 (good), 1 (not good) and 2 (could not tell) mean in each command; shown by its help and docs/commands.md.
+
+Wrong arguments are 2 everywhere but in `run` and `check`, where they are an invalid configuration.
+"""
 
 MAX_SECONDS = 3600
 
@@ -82,9 +128,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(command: str, about: str) -> Parser:
+    meanings = "; ".join(f"{status} {meaning}" for status, meaning in enumerate(EXIT_STATUSES[command]))
     return Parser(
         prog=f"pointsman {command}",
-        description=about,
+        description=f"{about}\n\nExit status: {meanings}.",
         allow_abbrev=False,
         formatter_class=_Paragraphs,
     )
@@ -169,9 +216,24 @@ def parse_offline(made: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace
     """Return the arguments of a command with `add_offline`, and the flags of `pointsman run` among them."""
     own, flags = split_run_flags(argv)
     given = made.parse_args(own)
-    if flags and given.manifests is None:
-        made.error(f"only with --manifests: {' '.join(flags)}")
+    if given.manifests is None:
+        reject_flags(made, given, "only with --manifests", "node", "family", "mode", also=flags)
+    else:
+        reject_flags(made, given, "not with --manifests", "control_socket", "no_kernel")
     return given, flags
+
+
+def reject_flags(
+    made: Parser, given: argparse.Namespace, why: str, *names: str, also: Sequence[str] = ()
+) -> None:
+    """End with an error when one of these flags was given, which would have no effect on the answer."""
+    rejected = [
+        f"--{name.replace('_', '-')}"
+        for name in names
+        if hasattr(given, name) and getattr(given, name) != made.get_default(name)
+    ]
+    if rejected or also:
+        made.error(f"{why}: {' '.join((*rejected, *also))}")
 
 
 def plan_offline(

@@ -14,9 +14,7 @@ from pointsman.config.flags import MAX_HELP_WIDTH, render_flags
 _ABOUT = """Read the configuration file and the flags as `pointsman run` would, print the configuration that results, and list
 errors and warnings. Nothing is run or changed; no cluster, root or kernel is needed.
 
-An unknown field is a warning, because files outlive versions; with --strict it is an error, for use in a pipeline.
-
-Exit status: 0 valid, 1 invalid."""
+An unknown field is a warning, because files outlive versions; with --strict it is an error, for use in a pipeline."""
 
 
 def command() -> argparse.ArgumentParser:

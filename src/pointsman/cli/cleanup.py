@@ -1,4 +1,4 @@
-"""`pointsman cleanup` and `run --cleanup`: remove everything a proxy put into the kernel, and say what."""
+"""`pointsman cleanup` and `run --cleanup`: remove what a proxy put into the kernel, and report each object."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from pointsman.backends.contract import CleanupItem, CleanupStatus
 from pointsman.cli.arguments import ERROR, parser
 from pointsman.files import RUN_DIRECTORY
 
-_ABOUT = """Remove the rules, sets, virtual servers and devices of all proxy modes, ours and kube-proxy's, and put back the
-kernel settings that were changed. Stop the proxy first. Safe to repeat.
+_ABOUT = """Remove the rules, sets, virtual servers and devices that Pointsman made in any proxy mode, and restore the
+kernel settings that it changed. Rules of kube-proxy stay unless --all-proxies is given. Can be repeated.
 
-Exit status: 0 everything was removed, 1 something could not be removed, 2 not run as root."""
+Refuses while a proxy serves this network namespace: Services would not answer until that proxy has restored its rules. Needs root."""
 
 
 def command() -> argparse.ArgumentParser:
     made = parser("cleanup", _ABOUT)
+    exclusive = made.add_mutually_exclusive_group()
+    exclusive.add_argument(
+        "--dry-run", action="store_true", help="print what would be removed and restored, and change nothing"
+    )
+    exclusive.add_argument("--force", action="store_true", help="clean up although a proxy is running")
+    made.add_argument(
+        "--all-proxies", action="store_true", help="also remove the rules of kube-proxy, in every mode"
+    )
     made.add_argument(
         "--state-dir",
         type=Path,
@@ -31,37 +39,58 @@ def command() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Return exit status 0 when everything was removed, 1 when something could not be, 2 without root."""
-    return clean_up(command().parse_args(argv).state_dir)
+    """Return exit status 0 when everything was removed, 1 when something could not be, 2 when refused."""
+    from pointsman.machine.instance import find_proxy
+
+    given = command().parse_args(argv)
+    running = "" if given.force else find_proxy()
+    if running and given.dry_run:
+        sys.stderr.write(
+            f"pointsman cleanup: {running} is running: without --dry-run this would be refused\n"
+        )
+    elif running:
+        sys.stderr.write(
+            f"pointsman cleanup: {running} is running and serves this node: stop it first, or use --force\n"
+        )
+        return ERROR
+    return _clean_up(given.state_dir, all_proxies=given.all_proxies, dry_run=given.dry_run)
 
 
-def clean_up(state_dir: Path) -> int:
-    """Return exit status 0 when everything was removed, 1 when something could not be, 2 without root."""
+def clean_up_like_kube_proxy(program: str, state_dir: Path) -> int:
+    """Remove the rules of all proxies for the flag --cleanup; a running proxy is only a warning, as with kube-proxy."""
+    from pointsman.machine.instance import find_proxy
+
+    if running := find_proxy():
+        sys.stderr.write(f"{program}: warning: {running} is running and will restore its rules\n")
+    return _clean_up(state_dir, all_proxies=True, dry_run=False)
+
+
+def _clean_up(state_dir: Path, *, all_proxies: bool, dry_run: bool) -> int:
     from pointsman.app.modes import remove_everything
 
     if os.geteuid() != 0:
-        sys.stderr.write("pointsman cleanup: removing kernel rules needs root: use sudo\n")
+        sys.stderr.write("pointsman cleanup: reading and removing kernel rules needs root: use sudo\n")
         return ERROR
-    done = remove_everything(state_dir)
-    for removed in done:
-        out = sys.stderr if removed.status is CleanupStatus.FAILED else sys.stdout
-        out.write(f"{sentence(removed)}\n")
-    if not done:
+    items = remove_everything(state_dir, all_proxies=all_proxies, dry_run=dry_run)
+    for item in items:
+        out = sys.stderr if item.status is CleanupStatus.FAILED else sys.stdout
+        out.write(f"{item_text(item, dry_run=dry_run)}\n")
+    if not items:
         sys.stdout.write("nothing to remove\n")
-    return 1 if any(removed.status is CleanupStatus.FAILED for removed in done) else 0
+    return 1 if any(item.status is CleanupStatus.FAILED for item in items) else 0
 
 
 _VERBS = {
-    CleanupStatus.REMOVED: "removed",
-    CleanupStatus.RESTORED: "restored",
-    CleanupStatus.KEPT: "kept",
-    CleanupStatus.FAILED: "pointsman: could not clean up",
+    CleanupStatus.REMOVED: ("removed", "would remove"),
+    CleanupStatus.RESTORED: ("restored", "would restore"),
+    CleanupStatus.KEPT: ("kept", "would keep"),
+    CleanupStatus.FAILED: ("pointsman: could not clean up", "pointsman: cannot clean up"),
 }
 
 
-def sentence(removed: CleanupItem) -> str:
-    """What was done, for people: `removed chain KUBE-SERVICES in iptables table nat`."""
-    thing = f"{removed.count} {removed.kind}" if removed.count else f"{removed.kind} {removed.name}".rstrip()
-    where = f" in {removed.where}" if removed.where else ""
-    why = f": {removed.why}" if removed.why else ""
-    return f"{_VERBS[removed.status]} {thing}{where}{why}"
+def item_text(item: CleanupItem, *, dry_run: bool = False) -> str:
+    """Return what was or would be done: `removed chain KUBE-SERVICES in iptables table nat`."""
+    thing = f"{item.count} {item.kind}" if item.count else f"{item.kind} {item.name}".rstrip()
+    where = f" in {item.where}" if item.where else ""
+    why = f": {item.why}" if item.why else ""
+    return f"{_VERBS[item.status][dry_run]} {thing}{where}{why}"

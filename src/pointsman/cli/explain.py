@@ -16,6 +16,7 @@ from pointsman.cli.arguments import (
     parser,
     plan_offline,
     print_json,
+    reject_flags,
     seconds,
 )
 from pointsman.cli.control_client import ask
@@ -33,9 +34,7 @@ client's address, whether the kernel agrees, and the likely cause when connectio
 
 The target may be SERVICE, NAMESPACE/SERVICE, a DNS name such as web.shop.svc.cluster.local, a URL,
 each with an optional :PORT (number or name); IP, IP:PORT, [IPv6]:PORT or :NODEPORT; the name or the address of a pod that
-is an endpoint; each with an optional /tcp, /udp or /sctp. Asks the running proxy, or works offline with --manifests.
-
-Exit status: 0 healthy, 1 partial, down or not found, 2 the question could not be answered."""
+is an endpoint; each with an optional /tcp, /udp or /sctp. Asks the running proxy, or works offline with --manifests."""
 
 
 def command() -> Parser:
@@ -83,7 +82,10 @@ def _source(text: str) -> bytes:
 
 def main(argv: Sequence[str]) -> int:
     """Return exit status 0 when the target is healthy, 1 when not, 2 when the proxy does not answer."""
-    given, flags = parse_offline(command(), argv)
+    made = command()
+    given, flags = parse_offline(made, argv)
+    if not given.probe:
+        reject_flags(made, given, "only with --probe", "probe_source", "probe_seconds")
     return guarded("explain", lambda: _explain(given, flags))
 
 

@@ -31,8 +31,7 @@ shown node by node.
 
 COMMAND is a sub-command of pointsman that looks at a running proxy (status, list, explain, verify, top, ...), with its arguments.
 
-Exit status: that of the command on one node; for several 0 all is well, 1 something is wrong or seen differently, 2 some node
-could not be asked."""
+With one node the exit status is that of the command."""
 
 COMMANDS: Final = ("status", "list", "explain", "verify", "top", "trace", "check", "version")
 _CONTINUOUS: Final = ("top", "trace")
@@ -60,7 +59,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def command() -> argparse.ArgumentParser:
-    made = parser("", _ABOUT)
+    made = parser("kubectl pointsman", _ABOUT)
     made.prog = "kubectl pointsman"
     made.usage = "kubectl pointsman [flags] [NODE...] COMMAND [ARGUMENT...]"
     made.add_argument("--selector", default=_SELECTOR, help=f"labels of the pods; default {_SELECTOR}")

@@ -35,9 +35,7 @@ _ABOUT = """List the Services that this node serves, one line per port and IP fa
 used, its traffic policies, and its state: healthy (every client reaches an endpoint), partial or down. `pointsman explain` gives the
 reasons.
 
-Asks the running proxy, or works offline with --manifests; neither reads the kernel nor delays a sync.
-
-Exit status: 0, 1 when nothing matches, 2 when the proxy does not answer."""
+Asks the running proxy, or works offline with --manifests; neither reads the kernel nor delays a sync."""
 
 _FORMATS = ("text", "wide", "json", "yaml", "name")
 _WATCHED_FORMATS = ("text", "wide", "json")

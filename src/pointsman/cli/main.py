@@ -22,7 +22,7 @@ SUBCOMMANDS: Mapping[str, str] = {
     "top": "show connections per second, active flows and shares of endpoints",
     "verify": "compare the kernel with what it should hold",
     "report": "collect what a bug report needs into one archive, without credentials",
-    "cleanup": "remove everything a proxy put into the kernel",
+    "cleanup": "remove what Pointsman put into the kernel, and restore settings",
     "demo": "try it in a network namespace of its own",
     "check": "validate a configuration and print the effective one",
     "completion": "print a script that completes commands and flags in your shell",

@@ -12,8 +12,7 @@ from pointsman.report.status import FamilyVerification, Verification, render_ver
 
 _ABOUT = """Print the rules that a node would have for these manifests; the same input always gives the same text.
 
-With --diff, compare them with the kernel of this machine (needs root). Exit status then:
-0 equal, 1 different, 2 error."""
+With --diff, compare them with the kernel of this machine (needs root)."""
 
 
 def command() -> Parser:

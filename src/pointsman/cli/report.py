@@ -24,9 +24,7 @@ the running proxy, how the kernel differs from its plans, rules, kernel settings
 versions. Prints what is inside. Changes nothing.
 
 Tokens, passwords, keys and certificates are left out. Names and addresses are not: --no-rules leaves the rules out,
-which name every Service.
-
-Exit status: 0 written, 1 written, but the running proxy could not be asked, 2 not written."""
+which name every Service."""
 
 _OF_THE_PROXY = (
     ("status.json", "/status", "what `pointsman status -o json` prints"),

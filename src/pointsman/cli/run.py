@@ -16,9 +16,9 @@ def main(argv: Sequence[str], *, program: str = "pointsman") -> int:
         return options
     state_dir = options.paths.state_dir
     if options.once.cleanup:
-        from pointsman.cli.cleanup import clean_up
+        from pointsman.cli.cleanup import clean_up_like_kube_proxy
 
-        return delivered(program, lambda: clean_up(state_dir))
+        return delivered(program, lambda: clean_up_like_kube_proxy(program, state_dir))
     limit_arenas()
     raise_descriptor_limit()
     from pointsman.app.host_preparation import initialise

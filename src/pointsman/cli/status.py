@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from pointsman.cli.live import answer_live, live_command
 from pointsman.report.status import StatusReport, render_status
 
-_ABOUT = """Show mode, syncs, pending changes, counts, watches, configuration reloads and everything that is wrong.
-
-Exit status: 0 healthy or degraded (something works less well than configured), 1 failing (some Service, some change or the whole
-node is not served), 2 no proxy could be asked. With -o json the field health says which, and conditions lists every state."""
+_ABOUT = """Show mode, syncs, pending changes, counts, watches, configuration reloads and everything that is wrong."""
 
 
 def command() -> argparse.ArgumentParser:

@@ -41,9 +41,7 @@ New connections are counted by the kernel in ipvs mode, and in nftables mode whi
 they are those that were tracked at one reading and not at the one before (shown as >=): shorter ones are missed. Active
 flows come from the kernel's connection tracking, filtered there by protocol, or by address and port when few Services are named.
 
-This command reads the kernel itself, so no sync is delayed. Needs root.
-
-Exit status: 0, 1 when no Service matches, 2 when the proxy does not answer or the kernel cannot be read."""
+This command reads the kernel itself, so no sync is delayed. Needs root."""
 
 _READ_SECONDS: Final = 5.0
 _CLEAR_REST: Final = "\x1b[J"
@@ -60,10 +58,11 @@ def command() -> argparse.ArgumentParser:
     made.add_argument(
         "-d", "--delay", type=float, default=2.0, metavar="SECONDS", help="between readings; default 2"
     )
-    made.add_argument(
+    readings = made.add_mutually_exclusive_group()
+    readings.add_argument(
         "--count", type=int, default=0, metavar="N", help="end after N readings; default: run until Ctrl-C"
     )
-    made.add_argument("--once", action="store_true", help="the same as --count 1")
+    readings.add_argument("--once", action="store_true", help="the same as --count 1")
     add_output(made)
     add_live(made)
     return made

@@ -36,9 +36,7 @@ those of other programs, and its outcome.
 Without --from the connection is made here, by the node; --from an address of this node makes it from there. --from a
 pod or another address, or --wait, waits for such a connection. The packets to follow are marked by a
 rule in a table of its own, pointsman-trace, which the kernel removes when this command ends, however it ends. Nothing of the
-proxy is touched. Needs root on the node.
-
-Exit status: 0 the packet passed (and the connection, if it was made here, was answered), 1 it did not, 2 nothing could be followed."""
+proxy is touched. Needs root on the node."""
 
 _QUIET_SECONDS = 0.3
 """After the last event of a packet."""

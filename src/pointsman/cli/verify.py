@@ -10,8 +10,7 @@ from pointsman.report.status import Verification, render_verification
 
 _ABOUT = """Let the running proxy read the kernel and compare it with its plans; nothing is changed.
 
-Lines with + are missing from the kernel, lines with - are there and should not be.
-Exit status: 0 equal, 1 different, 2 no proxy could be asked or the kernel not read."""
+Lines with + are missing from the kernel, lines with - are there and should not be."""
 
 
 def command() -> argparse.ArgumentParser:

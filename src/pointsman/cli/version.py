@@ -29,8 +29,11 @@ def main(argv: Sequence[str]) -> int:
     if not argv:
         sys.stdout.write(version_text())
         return 0
-    given = command().parse_args([argument.replace(f"--{RAW}", RAW) for argument in argv])
+    made = command()
+    given = made.parse_args([argument.replace(f"--{RAW}", RAW) for argument in argv])
     if given.output == "json":
+        if given.style:
+            made.error(f"not with -o json: {RAW}")
         from pointsman.cli.arguments import print_json
 
         print_json(details())

@@ -83,9 +83,9 @@ class NftablesSocket:
     def close(self) -> None:
         self._netlink.close()
 
-    def commit(self, messages: Sequence[Message]) -> int:
-        """Apply all messages or raise BatchRejected; return the number of bytes sent."""
-        size, faults = self._run(messages, apply=True)
+    def commit(self, messages: Sequence[Message], *, dry_run: bool = False) -> int:
+        """Apply all messages or raise BatchRejected; return the number of bytes sent. A dry run applies none."""
+        size, faults = self._run(messages, apply=not dry_run)
         if not faults:
             return size
         if faults[0].errno == errno.EPERM or (faults[0].errno == errno.EOPNOTSUPP and faults[0].position < 0):
@@ -94,11 +94,11 @@ class NftablesSocket:
             )
         raise BatchRejected(faults)
 
-    def delete_table(self, family: int, name: str) -> bool:
+    def delete_table(self, family: int, name: str, *, dry_run: bool = False) -> bool:
         """Delete a table; False when there is none. Raises KernelError."""
         body = nla.text(nf_tables.NFTA_TABLE_NAME, name)
         try:
-            self.commit([nftables_message(nf_tables.NFT_MSG_DELTABLE, family, 0, body)])
+            self.commit([nftables_message(nf_tables.NFT_MSG_DELTABLE, family, 0, body)], dry_run=dry_run)
         except BatchRejected as refused:
             if refused.errno != errno.ENOENT:
                 raise

@@ -22,11 +22,11 @@ from pointsman.kernel import netlink
 from pointsman.kernel.netlink import Message, NetlinkSocket, Reply
 from pointsman.model.addresses import Family, family_of
 
-RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
+RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK = 16, 17, 18, 19
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTM_GETROUTE = 26
 RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR = 0x10, 0x100
-IFLA_IFNAME, IFLA_MASTER, IFLA_LINKINFO, IFLA_INFO_KIND = 3, 10, 18, 1
+IFLA_IFNAME, IFLA_MASTER, IFLA_LINKINFO, IFLA_IFALIAS, IFLA_INFO_KIND = 3, 10, 18, 20, 1
 IFA_ADDRESS, IFA_LOCAL = 1, 2
 RTA_DST, RTA_OIF, RTA_PREFSRC = 1, 4, 7
 RTN_LOCAL = 2
@@ -163,6 +163,20 @@ class RouteSocket:
         if index is None:
             raise KernelError(f"dummy device {name} vanished while it was created", errno.ENODEV)
         return index
+
+    def set_alias(self, interface: int, alias: str) -> None:
+        """Set the description that `ip link` shows."""
+        payload = _LINK.pack(0, 0, interface, 0, 0) + nla.text(IFLA_IFALIAS, alias)
+        self._netlink.request_one(Message(RTM_SETLINK, 0, payload), "describe a network interface")
+
+    def alias(self, name: str) -> str | None:
+        """Return the description of an interface, empty without one; None when there is no such interface."""
+        request = Message(RTM_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0))
+        for answer in self._netlink.dump(request, "list network interfaces"):
+            found = nla.attributes(answer.payload, _LINK.size)
+            if nla.text_of(found.get(IFLA_IFNAME, b"")) == name:
+                return nla.text_of(found.get(IFLA_IFALIAS, b""))
+        return None
 
     def delete_link(self, name: str) -> bool:
         """Remove an interface; False when there was none."""

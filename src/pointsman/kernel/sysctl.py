@@ -114,6 +114,11 @@ class Sysctls:
             self._write_section(self._own)
         return [one for one in undone if one.found != one.change.before]
 
+    def preview_undo(self) -> list[Undone]:
+        """Return what `undo` would do."""
+        undone = [Undone(name, change, self.read(name)) for name, change in self.changes.items()]
+        return [one for one in undone if one.found != one.change.before]
+
     def _restore(self, name: str, change: Change) -> Undone:
         undone = Undone(name, change, self.read(name))
         if not undone.taken:

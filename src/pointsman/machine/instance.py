@@ -15,6 +15,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from pointsman.errors import Busy
@@ -48,6 +49,25 @@ def sole_instance(name: str = NAME, *, wait: bool) -> Iterator[bool]:
         sock = _acquire(name, wait=wait, interrupted=interrupted)
     with sock or contextlib.nullcontext():
         yield not interrupted()
+
+
+def find_proxy() -> str:
+    """Return the proxy that serves this network namespace, `a proxy (pid 7)`; empty when there is none.
+
+    kube-proxy has no lock. It is found by its name, where processes of other containers can be seen.
+    """
+    holder = _find_holder(NAME)
+    if holder is not None and holder.uid in (0, os.geteuid()):
+        return f"a proxy ({holder})"
+    namespace = Path("/proc/self/ns/net").readlink()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and process.name != str(os.getpid()):
+            with contextlib.suppress(OSError):
+                if (process / "comm").read_text() == "kube-proxy\n" and (
+                    process / "ns/net"
+                ).readlink() == namespace:
+                    return f"kube-proxy (pid {process.name})"
+    return ""
 
 
 def _acquire(name: str, *, wait: bool, interrupted: Callable[[], bool]) -> socket.socket | None:

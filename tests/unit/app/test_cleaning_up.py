@@ -46,7 +46,7 @@ def test_a_mode_whose_clean_up_fails_keeps_none_of_the_others_from_theirs(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     toy_mode.held(Family.IPV4).write_text("left")
-    assert cleanup.clean_up(tmp_path / "state") == 1
+    assert cleanup.clean_up_like_kube_proxy("pointsman", tmp_path / "state") == 1
     told = capsys.readouterr()
     assert told.out == "removed pebble first\nremoved toy lines in IPv4\n"
     assert told.err == "pointsman: could not clean up leftovers of mode stuck: the second is glued on\n"
@@ -89,7 +89,7 @@ def test_the_running_mode_is_not_its_own_leftover(modes: None, tmp_path: Path) -
     ],
 )
 def test_what_was_done_is_said_with_the_right_verb(done: CleanupItem, said: str) -> None:
-    assert cleanup.sentence(done) == said
+    assert cleanup.item_text(done) == said
 
 
 def test_settings_are_restored_left_to_their_new_owner_or_reported(modes: None, tmp_path: Path) -> None:

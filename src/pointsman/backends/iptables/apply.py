@@ -192,7 +192,7 @@ class IptablesBackend(Backend):
         except KernelError as error:
             notes.append(f"stale chains are not deleted: {error}")
             return self._build_blind_batch(settings, fragments)
-        remove_leftovers(self._runner, tables)
+        remove_leftovers(self._runner.restore, tables)
         stale = set(filter(names.is_service_chain, tables[NAT]))
         if stale:
             stale.difference_update(*(fragment.chains for fragment in fragments.values()))

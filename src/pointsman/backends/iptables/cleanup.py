@@ -1,5 +1,6 @@
-"""Removes what iptables mode, ours or upstream's, left in the tables, and its packet counters.
+"""Removes what iptables mode left in the tables, and its packet counters; on request also where kube-proxy made them.
 
+Both write the same chains and rules. Only ours puts a rule into the canary chains of nat and filter: that is the mark.
 Each table is cleaned in one restore, so there is never a jump into a missing chain. Chains that rules of other programs lead to
 are emptied and kept. The chain KUBE-FIREWALL is shared with the kubelet: it is removed only when there is no sign of a kubelet
 on this host and 127.0.0.0/8 is no longer routed, because until then it protects from neighbours (CVE-2020-8558).
@@ -12,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from pointsman.backends.contract import CleanupContext, CleanupItem, CleanupStatus
+from pointsman.backends.contract import NOT_OURS, CleanupContext, CleanupItem, CleanupStatus
 from pointsman.backends.iptables import isolate, static
 from pointsman.backends.iptables.apply import ROUTE_LOCALNET
 from pointsman.backends.iptables.settings import INVALID_COUNTER, LOCALHOST_COUNTER
@@ -35,23 +36,26 @@ def cleanup(
     delete_counter: Callable[[str], bool] = nfacct.delete,
 ) -> Iterator[CleanupItem]:
     """Clean every family, even if another one fails; a second run has no effect."""
-    loopback_is_routed = cleaning.sysctls.read_int(ROUTE_LOCALNET) == 1
+    keeps_others = False
     for runner in runners:
         try:
-            yield from _clean_family(runner, loopback_is_routed, cleaning.keep)
+            for item in _clean_family(runner, cleaning):
+                keeps_others |= item.why == NOT_OURS
+                yield item
         except KernelError as error:
             yield CleanupItem(
                 "rules", where=runner.programs.edit, status=CleanupStatus.FAILED, why=str(error)
             )
+    if keeps_others:
+        return
     for name in (INVALID_COUNTER, LOCALHOST_COUNTER):
         with contextlib.suppress(KernelError):
-            if delete_counter(name):
+            if nfacct.exists(name) if cleaning.dry_run else delete_counter(name):
                 yield CleanupItem("packet counter", name)
 
 
-def _clean_family(
-    runner: Iptables, loopback_is_routed: bool, keep: Mapping[str, Collection[str]]
-) -> Iterator[CleanupItem]:
+def _clean_family(runner: Iptables, cleaning: CleanupContext) -> Iterator[CleanupItem]:
+    keep = cleaning.keep
     held: dict[str, dict[str, list[str]]] = {}
     for table in (MANGLE, FILTER, NAT):
         try:
@@ -65,15 +69,41 @@ def _clean_family(
                 "rules", where=_where(runner, table), status=CleanupStatus.FAILED, why=str(error)
             )
     has_kubelet = MANGLE not in held or any(chain in held[MANGLE] for chain in names.KUBELET_CHAINS)
-    for table, scratch in isolate.remove_leftovers(runner, held).items():
+    restore = _load_nothing if cleaning.dry_run else runner.restore
+    for table, scratch in isolate.remove_leftovers(restore, held).items():
         yield CleanupItem("scratch chains", where=_where(runner, table), count=len(scratch))
+    if not cleaning.all_proxies and not any(map(_has_mark, held.values())):
+        if any(
+            _is_ours(table, keep.get(table, ()), chain) and chain not in names.KUBELET_TOO
+            for table, chains in held.items()
+            for chain in chains
+        ):
+            yield CleanupItem("chains", where=runner.programs.edit, status=CleanupStatus.KEPT, why=NOT_OURS)
+        return
+    loopback_is_routed = _is_loopback_routed(cleaning)
     for table, chains in held.items():
         kept = keep.get(table, ())
         ours = {chain for chain in chains if _is_ours(table, kept, chain)}
         if table == FILTER and not has_kubelet and not loopback_is_routed and _has_only_guard(chains):
             ours |= {names.KUBELET_FIREWALL}.difference(kept)
         if ours:
-            yield from _clean_table(runner, table, chains, ours)
+            yield from _clean_table(restore, _where(runner, table), table, chains, ours)
+
+
+def _load_nothing(_text: bytes) -> None:
+    """Stand in for `Iptables.restore` in a dry run."""
+
+
+def _has_mark(chains: Mapping[str, list[str]]) -> bool:
+    """Return whether Pointsman wrote this table."""
+    return any(canonical(rule) == canonical(static.CANARY_RULE) for rule in chains.get(names.CANARY, ()))
+
+
+def _is_loopback_routed(cleaning: CleanupContext) -> bool:
+    """Return whether 127.0.0.0/8 is routed once kernel settings are restored, which a dry run does not do."""
+    value = cleaning.sysctls.read(ROUTE_LOCALNET)
+    change = cleaning.sysctls.changes.get(ROUTE_LOCALNET) if cleaning.dry_run else None
+    return (change.before if change is not None and change.after == value else value) == "1"
 
 
 def _is_ours(table: str, keep: Collection[str], chain: str) -> bool:
@@ -93,7 +123,7 @@ def _has_only_guard(chains: dict[str, list[str]]) -> bool:
 
 
 def _clean_table(
-    runner: Iptables, table: str, chains: dict[str, list[str]], ours: set[str]
+    restore: Callable[[bytes], None], where: str, table: str, chains: dict[str, list[str]], ours: set[str]
 ) -> Iterator[CleanupItem]:
     jumps = [
         rule
@@ -106,8 +136,7 @@ def _clean_table(
     text = [f"*{table}", *(f":{chain} - [0:0]" for chain in sorted(ours))]
     text += [f"-D {rule.removeprefix('-A ')}" for rule in jumps]
     text += [f"-X {chain}" for chain in sorted(ours - kept)]
-    runner.restore(("\n".join(text) + "\nCOMMIT\n").encode())
-    where = _where(runner, table)
+    restore(("\n".join(text) + "\nCOMMIT\n").encode())
     for rule in jumps:
         yield CleanupItem("jump", f"{rule.split()[1]} -> {_find_target(rule)}", where)
     removed = sorted(ours - kept)

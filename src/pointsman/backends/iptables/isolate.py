@@ -8,7 +8,7 @@ statistic, nfacct), so a check of single features at start would not protect the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pointsman.backends.iptables.fragment import SHARED_CHAINS, Fragment
 from pointsman.backends.netfilter import names
@@ -40,7 +40,9 @@ def find_rejected(runner: Iptables, suspects: Mapping[ServicePortName, Fragment]
     return found
 
 
-def remove_leftovers(runner: Iptables, held: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+def remove_leftovers(
+    restore: Callable[[bytes], None], held: Mapping[str, Collection[str]]
+) -> dict[str, list[str]]:
     """Remove scratch chains of a search that was killed; return them by table. `held` are the chains of each table."""
     scratch = {
         table: sorted(chain for chain in chains if chain.startswith(SCRATCH_PREFIX))
@@ -53,7 +55,7 @@ def remove_leftovers(runner: Iptables, held: Mapping[str, Collection[str]]) -> d
             declared = "".join(f":{chain} - [0:0]\n" for chain in chains)
             deleted = "".join(f"-X {chain}\n" for chain in chains)
             text += f"*{table}\n{declared}{deleted}COMMIT\n"
-        runner.restore(text.encode())
+        restore(text.encode())
     return found
 
 

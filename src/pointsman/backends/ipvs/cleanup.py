@@ -1,6 +1,6 @@
 """Removes everything that ipvs mode created: rules first, then virtual servers, sets and the dummy device.
 
-Unlike kube-proxy's clean-up it also removes the IPv6 sets.
+Ours and kube-proxy's are alike but for the description of the device, so the device goes last. Unlike kube-proxy's clean-up it also removes the IPv6 sets.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pointsman.backends.contract import CleanupItem, CleanupStatus
+from pointsman.backends.contract import NOT_OURS, CleanupItem, CleanupStatus
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.rules import CHAINS
 from pointsman.backends.netfilter import names
@@ -18,7 +18,7 @@ from pointsman.backends.netfilter.tables import parse_chains, rules_in
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel.ipset import IpsetSocket
 from pointsman.kernel.ipvs import IpvsSocket, encode_service_removal
-from pointsman.kernel.ipvs_objects import IPVS_DEVICE
+from pointsman.kernel.ipvs_objects import IPVS_DEVICE, IPVS_DEVICE_ALIAS
 from pointsman.kernel.netlink import kernel_error
 from pointsman.kernel.rtnl import RouteSocket
 from pointsman.model.addresses import Family
@@ -35,15 +35,29 @@ OWN_CHAINS = frozenset(
 """Chains that no other mode has: where they exist, ipvs mode has run."""
 
 
-def cleanup(tools: Sequence[RuleTool], keep: Mapping[str, Collection[str]] = {}) -> Iterator[CleanupItem]:
+def cleanup(
+    tools: Sequence[RuleTool],
+    keep: Mapping[str, Collection[str]] = {},
+    *,
+    all_proxies: bool = True,
+    dry_run: bool = False,
+) -> Iterator[CleanupItem]:
     """Remove everything except chains to `keep`; every step runs even if another one fails, and again without effect.
 
     Virtual servers are removed only where the dummy device shows that ipvs mode has run.
     """
-    steps = [(f"{tool.family.value} rules", _remove_rules(tool, keep)) for tool in tools]
-    if _device_exists():
-        steps += [("virtual servers", _remove_servers()), (IPVS_DEVICE, _remove_device())]
-    for what, step in (*steps, ("ipsets", _remove_sets())):
+    alias = _read_alias()
+    if not all_proxies and alias != IPVS_DEVICE_ALIAS:
+        if alias is not None:
+            yield CleanupItem("device", IPVS_DEVICE, status=CleanupStatus.KEPT, why=NOT_OURS)
+        return
+    steps = [(f"{tool.family.value} rules", _remove_rules(tool, keep, dry_run=dry_run)) for tool in tools]
+    if alias is not None:
+        steps.append(("virtual servers", _remove_servers(dry_run=dry_run)))
+    steps.append(("ipsets", _remove_sets(dry_run=dry_run)))
+    if alias is not None:
+        steps.append((IPVS_DEVICE, _remove_device(dry_run=dry_run)))
+    for what, step in steps:
         try:
             yield from step
         except NotSupported:
@@ -52,7 +66,9 @@ def cleanup(tools: Sequence[RuleTool], keep: Mapping[str, Collection[str]] = {})
             yield CleanupItem(what, status=CleanupStatus.FAILED, why=str(error))
 
 
-def _remove_rules(tool: RuleTool, keep: Mapping[str, Collection[str]]) -> Iterator[CleanupItem]:
+def _remove_rules(
+    tool: RuleTool, keep: Mapping[str, Collection[str]], *, dry_run: bool
+) -> Iterator[CleanupItem]:
     tables = {
         table: parse_chains(
             text_to_clean(tool, table, OWN_CHAINS.difference(keep.get(table, ())).__contains__)
@@ -77,7 +93,7 @@ def _remove_rules(tool: RuleTool, keep: Mapping[str, Collection[str]]) -> Iterat
         lines += [f"-D {rule.removeprefix('-A ')}" for rule in jumps]
         lines += [*(f"-X {chain}" for chain in chains), "COMMIT"]
         removed[table] = len(chains)
-    if lines:
+    if lines and not dry_run:
         tool.restore("\n".join(lines).encode() + b"\n")
     for table, count in removed.items():
         yield CleanupItem(
@@ -85,11 +101,12 @@ def _remove_rules(tool: RuleTool, keep: Mapping[str, Collection[str]]) -> Iterat
         )
 
 
-def _remove_servers() -> Iterator[CleanupItem]:
+def _remove_servers(*, dry_run: bool) -> Iterator[CleanupItem]:
     sock = IpvsSocket()
     try:
         keys = [server.key for server in sock.services()]
-        for key, reply in zip(keys, sock.apply(list(map(encode_service_removal, keys))), strict=True):
+        removals = [] if dry_run else list(map(encode_service_removal, keys))
+        for key, reply in zip(keys, sock.apply(removals), strict=not dry_run):
             if reply.errno not in (0, errno.ESRCH):
                 raise kernel_error(reply.errno, f"remove virtual server {key}", reply.text)
         if keys:
@@ -98,12 +115,12 @@ def _remove_servers() -> Iterator[CleanupItem]:
         sock.close()
 
 
-def _remove_sets() -> Iterator[CleanupItem]:
+def _remove_sets(*, dry_run: bool) -> Iterator[CleanupItem]:
     sock = IpsetSocket()
     try:
         present = sock.headers()
         ours = [header.name for family in Family for header in sets.headers(family) if header.name in present]
-        for name in ours:
+        for name in () if dry_run else ours:
             try:
                 sock.destroy(name)
             except KernelError as error:
@@ -115,18 +132,19 @@ def _remove_sets() -> Iterator[CleanupItem]:
         sock.close()
 
 
-def _device_exists() -> bool:
+def _read_alias() -> str | None:
+    """Return the description of the device; None without a device."""
     route = RouteSocket()
     try:
-        return IPVS_DEVICE in route.links()
+        return route.alias(IPVS_DEVICE)
     finally:
         route.close()
 
 
-def _remove_device() -> Iterator[CleanupItem]:
+def _remove_device(*, dry_run: bool) -> Iterator[CleanupItem]:
     route = RouteSocket()
     try:
-        if route.delete_link(IPVS_DEVICE):
+        if dry_run or route.delete_link(IPVS_DEVICE):
             yield CleanupItem("device", IPVS_DEVICE)
     finally:
         route.close()

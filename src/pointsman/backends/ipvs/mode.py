@@ -49,7 +49,12 @@ MODE = Mode(
     prepare=prepare,
     backend=_backend,
     render=lambda setup, request: render(request, scheduler_of(setup)),
-    cleanup=lambda cleaning: cleanup(runners_in_use(cleaning.families), cleaning.keep),
+    cleanup=lambda cleaning: cleanup(
+        runners_in_use(cleaning.families),
+        cleaning.keep,
+        all_proxies=cleaning.all_proxies,
+        dry_run=cleaning.dry_run,
+    ),
     chains=CHAINS,
     quirks=PacketQuirks(
         local_falls_back=True,

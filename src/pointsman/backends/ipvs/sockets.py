@@ -25,6 +25,7 @@ from pointsman.kernel.ipset_objects import SetHeader
 from pointsman.kernel.ipvs import IpvsSocket
 from pointsman.kernel.ipvs_objects import (
     IPVS_DEVICE,
+    IPVS_DEVICE_ALIAS,
     RealKey,
     RealOf,
     RealServer,
@@ -127,6 +128,7 @@ class Sockets:
     def make_containers(self) -> None:
         """Create the dummy device and the sets; a set of another type or family is replaced, because it rejects our entries."""
         self._device = self._route.ensure_dummy(IPVS_DEVICE)
+        self._route.set_alias(self._device, IPVS_DEVICE_ALIAS)
         present = self._ipset.headers()
         for header in sets.headers(self._family):
             held = present.get(header.name)

@@ -324,12 +324,17 @@ class DriftCheck:
         """
         if not any(chain.hook for chain in table.chains.values()):
             return None
-        if table.head.comment == _KUBE_PROXY_COMMENT or any("/" in name for name in table.chains):
+        if is_made_by_kube_proxy(table):
             return OtherProxy.KUBE_PROXY
         if table.head.handle == self._handle:
             return None
         ours = table.head.comment.startswith(COMMENT_PREFIX)
         return OtherProxy.POINTSMAN if ours else OtherProxy.UNKNOWN
+
+
+def is_made_by_kube_proxy(table: KernelTable) -> bool:
+    """Return whether kube-proxy made this table or took it over: that keeps the comment and adds chains named by Services."""
+    return table.head.comment == _KUBE_PROXY_COMMENT or any("/" in name for name in table.chains)
 
 
 # --- comparison ---------------------------------------------------------------------------------------------

@@ -1,21 +1,21 @@
-"""Removal of the table `kube-proxy` of both IP families, also of kube-proxy itself, and of a trace's leftovers."""
+"""Removal of the table `kube-proxy` of both IP families, on request also of kube-proxy itself, and of a trace's leftovers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pointsman.backends.contract import CleanupContext, CleanupItem, CleanupStatus
+from pointsman.backends.contract import NOT_OURS, CleanupContext, CleanupItem, CleanupStatus
 from pointsman.backends.netfilter.names import TRACE_TABLE
-from pointsman.backends.nftables.check import format_owner
-from pointsman.backends.nftables.family_traits import FamilyTraits, traits_of
-from pointsman.backends.nftables.reader import Reader, TableHead
-from pointsman.backends.nftables.schema import TABLE
+from pointsman.backends.nftables.check import format_owner, is_made_by_kube_proxy
+from pointsman.backends.nftables.family_traits import traits_of
+from pointsman.backends.nftables.reader import KernelTable, Reader
+from pointsman.backends.nftables.schema import COMMENT_PREFIX, TABLE
 from pointsman.errors import KernelError, NotSupported
 from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.model.addresses import Family
 
 
-def cleanup(_cleaning: CleanupContext) -> Iterator[CleanupItem]:
+def cleanup(cleaning: CleanupContext) -> Iterator[CleanupItem]:
     """Remove the tables of both families, also of one that is disabled by now. Can be repeated."""
     try:
         socket = NftablesSocket()
@@ -23,33 +23,38 @@ def cleanup(_cleaning: CleanupContext) -> Iterator[CleanupItem]:
         return
     try:
         for family in Family:
-            traits = traits_of(family)
             try:
-                head = Reader(socket, traits).head()
+                table = Reader(socket, traits_of(family)).table()
             except NotSupported:
                 return
-            if head is not None:
-                yield _remove_table(socket, traits, head)
-            yield from _remove_trace(socket, family)
+            if table is not None:
+                yield _remove_table(socket, family, table, cleaning)
+            yield from _remove_trace(socket, family, cleaning)
     finally:
         socket.close()
 
 
-def _remove_trace(socket: NftablesSocket, family: Family) -> Iterator[CleanupItem]:
+def _remove_trace(socket: NftablesSocket, family: Family, cleaning: CleanupContext) -> Iterator[CleanupItem]:
     name = f"{traits_of(family).keyword} {TRACE_TABLE}"
     try:
-        if socket.delete_table(traits_of(family).nfproto, TRACE_TABLE):
+        if socket.delete_table(traits_of(family).nfproto, TRACE_TABLE, dry_run=cleaning.dry_run):
             yield CleanupItem("table", name)
     except KernelError as error:
         yield CleanupItem("table", name, status=CleanupStatus.KEPT, why=f"a trace is running ({error})")
 
 
-def _remove_table(socket: NftablesSocket, traits: FamilyTraits, head: TableHead) -> CleanupItem:
+def _remove_table(
+    socket: NftablesSocket, family: Family, table: KernelTable, cleaning: CleanupContext
+) -> CleanupItem:
+    traits = traits_of(family)
     name = f"{traits.keyword} {TABLE}"
-    if head.owner:
-        return CleanupItem("table", name, status=CleanupStatus.FAILED, why=format_owner(head))
+    is_ours = table.head.comment.startswith(COMMENT_PREFIX) and not is_made_by_kube_proxy(table)
+    if not is_ours and not cleaning.all_proxies:
+        return CleanupItem("table", name, status=CleanupStatus.KEPT, why=NOT_OURS)
+    if table.head.owner:
+        return CleanupItem("table", name, status=CleanupStatus.FAILED, why=format_owner(table.head))
     try:
-        socket.delete_table(traits.nfproto, TABLE)
+        socket.delete_table(traits.nfproto, TABLE, dry_run=cleaning.dry_run)
     except KernelError as error:
         return CleanupItem("table", name, status=CleanupStatus.FAILED, why=str(error))
     return CleanupItem("table", name)

@@ -600,6 +600,27 @@ def test_terminating_endpoints_serve_when_no_other_is_left(world: IpvsWorld) -> 
     assert world.ask("client", WEB, "lb")[0].kind is Kind.REFUSED
 
 
+def test_what_kube_proxy_made_is_removed_only_on_request(
+    world: IpvsWorld, iptables: dict[Family, Iptables]
+) -> None:
+    tools = list(iptables.values())
+    world.apply([WEB, DNS])
+    before = world.in_node("ipvsadm", "-Sn"), world.in_node("ipset", "save")
+    world.in_node("ip", "link", "set", "kube-ipvs0", "alias", "")
+    with world.cluster["n1"].entered():
+        (kept,) = cleanup(tools, all_proxies=False)
+        assert (kept.name, kept.status) == ("kube-ipvs0", CleanupStatus.KEPT)
+        assert kept in cleanup(tools, all_proxies=False, dry_run=True)
+    world.apply([WEB, DNS], full=True)
+    with world.cluster["n1"].entered():
+        planned = list(cleanup(tools, all_proxies=False, dry_run=True))
+        assert (world.in_node("ipvsadm", "-Sn"), world.in_node("ipset", "save")) == before
+        assert list(cleanup(tools, all_proxies=False)) == planned
+    assert world.in_node("ipvsadm", "-Sn") == world.in_node("ipset", "save") == ""
+    assert "kube-ipvs0" not in world.in_node("ip", "link")
+    assert "KUBE-" not in world.in_node("iptables-legacy-save")
+
+
 def test_a_switch_from_iptables_mode_and_back_loses_nobody(
     world: IpvsWorld, iptables: dict[Family, Iptables]
 ) -> None:
