@@ -77,9 +77,6 @@ Wrong arguments are 2 everywhere but in `run` and `check`, where they are an inv
 
 MAX_SECONDS = 3600
 
-_OWN = frozenset(("manifests", "control-socket", "help", "mode", "proxy-mode"))
-"""Flags of `run` that these commands declare themselves."""
-
 _FAMILIES = {"ipv4": (Family.IPV4,), "ipv6": (Family.IPV6,), "both": (Family.IPV4, Family.IPV6)}
 
 
@@ -214,7 +211,7 @@ def seconds(text: str) -> float:
 
 def parse_offline(made: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the arguments of a command with `add_offline`, and the flags of `pointsman run` among them."""
-    own, flags = split_run_flags(argv)
+    own, flags = split_run_flags(made, argv)
     given = made.parse_args(own)
     if given.manifests is None:
         reject_flags(made, given, "only with --manifests", "node", "family", "mode", also=flags)
@@ -272,8 +269,8 @@ def _offline_options(given: argparse.Namespace, flags: Sequence[str]) -> RunOpti
     return msgspec.structs.replace(options, config=with_mode(options.config, mode))
 
 
-def split_run_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split into the command's own arguments, and flags of `pointsman run` with their values."""
+def split_run_flags(made: Parser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split into the arguments that the command declares itself, and other flags of `pointsman run` with their values."""
     if not any(argument.startswith("--") for argument in argv):
         return list(argv), []
     from pointsman.config.flags import BY_NAME
@@ -284,8 +281,9 @@ def split_run_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     pending = list(reversed(argv))
     while pending:
         argument = pending.pop()
-        name, equals, _ = argument.removeprefix("--").partition("=")
-        flag = BY_NAME.get(name) if argument.startswith("--") and name not in _OWN else None
+        name, equals, _ = argument.partition("=")
+        is_own = not name.startswith("--") or name in made._option_string_actions
+        flag = None if is_own else BY_NAME.get(name.removeprefix("--"))
         if flag is None:
             own.append(argument)
             continue

@@ -14,15 +14,7 @@ from pointsman.cli.arguments import Parser
 from pointsman.cli.main import SUBCOMMANDS
 from pointsman.config.flags import FLAGS, describe_flag
 from pointsman.config.goflags import Flag, Kind
-from pointsman.config.mode_table import MODES
 
-_FLAG_CHOICES = {"proxy-mode": tuple(reversed(MODES)), "logging-format": ("text", "json")}
-_FLAG_FILES = frozenset(
-    (
-        *("config", "write-config-to", "kubeconfig", "manifests"),
-        *("control-socket", "state-dir", "host-root"),
-    )
-)
 _SERVICE_ARGUMENTS = frozenset(("target", "services"))
 """What commands call the arguments that name Services."""
 
@@ -129,12 +121,11 @@ def _from_action(action: argparse.Action) -> Option:
 
 def _from_flag(flag: Flag) -> Option:
     takes = Takes.WORD
-    choices = _FLAG_CHOICES.get(flag.name, ())
     if flag.kind in (Kind.BOOL, Kind.VERSION):
         takes = Takes.NOTHING
-    elif choices:
+    elif flag.choices:
         takes = Takes.CHOICE
-    elif flag.name in _FLAG_FILES:
+    elif flag.is_path:
         takes = Takes.FILE
     short = (f"-{flag.shorthand}",) if flag.shorthand else ()
     alias = (f"--{flag.alias}",) if flag.alias else ()
@@ -143,6 +134,6 @@ def _from_flag(flag: Flag) -> Option:
         help=describe_flag(flag),
         takes=takes,
         value="" if takes is Takes.NOTHING else flag.kind.value,
-        choices=choices,
+        choices=flag.choices,
         group=flag.group,
     )

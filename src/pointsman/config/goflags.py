@@ -12,6 +12,7 @@ import enum
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -66,6 +67,10 @@ class Flag(msgspec.Struct, frozen=True):
     shorthand: str = ""
     alias: str = ""
     """Another name that is taken as well."""
+    choices: tuple[str, ...] = ()
+    """Every possible value, for completion; `check` or the validation of the field rejects others."""
+    is_path: bool = False
+    """The value names a file, a directory or a socket."""
     deprecated: str = ""
     works_with_file: bool = False
     """Still counts when --config is given."""
@@ -87,6 +92,11 @@ def group_flags(title: str, *flags: Flag, works_with_file: bool = False) -> tupl
         )
         for flag in flags
     )
+
+
+def path_or_none(text: str) -> Path | None:
+    """Convert the value of a flag that names a path, where empty text means none."""
+    return Path(text) if text else None
 
 
 class Given(msgspec.Struct, frozen=True):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from pointsman import KUBERNETES_MINOR
 from pointsman.config.gates import render_gates
-from pointsman.config.goflags import Flag, Kind, group_flags
+from pointsman.config.goflags import Flag, Kind, group_flags, path_or_none
+from pointsman.config.mode_table import MODES
 
 _EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  shown, never bound to
 
@@ -35,15 +35,17 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
         Flag(
             "config",
             Kind.STRING,
+            is_path=True,
             option="config_file",
-            convert=lambda text: Path(text) if text else None,
+            convert=path_or_none,
             help="Configuration file. It is watched: a valid change is applied, an invalid one reported.",
         ),
         Flag(
             "write-config-to",
             Kind.STRING,
+            is_path=True,
             option="once.write_config_to",
-            convert=lambda text: Path(text) if text else None,
+            convert=path_or_none,
             help="Write the effective configuration to this file and exit.",
         ),
         Flag(
@@ -74,6 +76,7 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
         Flag(
             "kubeconfig",
             Kind.STRING,
+            is_path=True,
             fields=("client_connection.kubeconfig",),
             help="kubeconfig file with the server and credentials; without it and --master, those of the pod.",
         ),
@@ -174,6 +177,7 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
         Flag(
             "proxy-mode",
             Kind.STRING,
+            choices=tuple(reversed(MODES)),
             alias="mode",
             fields=("mode",),
             help="iptables, ipvs or nftables. Unset: iptables as kube-proxy, nftables as `pointsman run` where the kernel can.",
@@ -384,6 +388,7 @@ KUBE_PROXY_FLAGS: tuple[Flag, ...] = (
         Flag(
             "logging-format",
             Kind.STRING,
+            choices=("text", "json"),
             default="text",
             fields=("logging.format",),
             help="Log format: text or json.",

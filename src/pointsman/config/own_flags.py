@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from pointsman.config.goflags import Check, Flag, Kind, group_flags
+from pointsman.config.goflags import Check, Flag, Kind, group_flags, path_or_none
 from pointsman.files import CONTROL_SOCKET, RUN_DIRECTORY
 from pointsman.model.addresses import (
     Family,
@@ -61,17 +61,14 @@ def _check_probe_addresses(texts: Iterable[str]) -> Iterator[tuple[object, str]]
         seen.add(family_of(address))
 
 
-def _path_or_none(text: str) -> Path | None:
-    return Path(text) if text else None
-
-
 OWN_FLAGS: tuple[Flag, ...] = group_flags(
     "Pointsman",
     Flag(
         "manifests",
         Kind.STRING,
+        is_path=True,
         option="manifests",
-        convert=_path_or_none,
+        convert=path_or_none,
         help="Take Services and EndpointSlices from this file or directory, watched, instead of an API server.",
     ),
     Flag(
@@ -94,6 +91,7 @@ OWN_FLAGS: tuple[Flag, ...] = group_flags(
     Flag(
         "control-socket",
         Kind.STRING,
+        is_path=True,
         default=str(CONTROL_SOCKET),
         option="paths.control_socket_flag",
         help="Socket on which status, explain and verify ask the running proxy; follows --state-dir. Empty: none.",
@@ -101,6 +99,7 @@ OWN_FLAGS: tuple[Flag, ...] = group_flags(
     Flag(
         "state-dir",
         Kind.STRING,
+        is_path=True,
         default=str(RUN_DIRECTORY),
         option="paths.state_dir",
         convert=lambda text: Path(text) if text else RUN_DIRECTORY,
@@ -109,6 +108,7 @@ OWN_FLAGS: tuple[Flag, ...] = group_flags(
     Flag(
         "host-root",
         Kind.STRING,
+        is_path=True,
         default="/",
         option="paths.host_root",
         convert=lambda text: Path(text or "/"),
@@ -145,6 +145,7 @@ OWN_FLAGS: tuple[Flag, ...] = group_flags(
     Flag(
         "default-scheduler",
         Kind.STRING,
+        choices=tuple(OWN_SCHEDULERS),
         default="random",
         option="balancing.scheduler",
         convert=lambda name: OWN_SCHEDULERS.get(name, Scheduler.RANDOM),

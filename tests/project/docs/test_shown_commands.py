@@ -44,8 +44,9 @@ def test_a_shown_command_is_parsed(document: str, command: str) -> None:
         return
     parser = importlib.import_module(f"pointsman.cli.{name}").command()
     assert isinstance(parser, argparse.ArgumentParser)
-    takes_run_flags = isinstance(parser, Parser) and parser.takes_run_flags
-    own, flags = split_run_flags(arguments) if takes_run_flags else (arguments, [])
+    own, flags = arguments, list[str]()
+    if isinstance(parser, Parser) and parser.takes_run_flags:
+        own, flags = split_run_flags(parser, arguments)
     parser.parse_args(own)
     _parse_run(flags, "pointsman")
 
