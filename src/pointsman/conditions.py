@@ -125,6 +125,8 @@ class ConditionBoard:
         self._clock = clock
         self._scopes: dict[str, tuple[Condition, ...]] = {}
         self._sources: dict[str, Source] = {}
+        self._logged_elsewhere: set[str] = set()
+        """Scopes whose failures are logged where they happen."""
         self._failing_scopes: set[str] = set()
         """Those whose function raised when it was last called."""
         self._known: dict[str, Condition] = {}
@@ -135,10 +137,15 @@ class ConditionBoard:
         self._scopes[scope] = tuple(conditions)
         self._note_transitions()
 
-    def add_source(self, scope: str, source: Source) -> None:
-        """Call `source` at every refresh and for every view; it must be quick. One that raises leaves its scope as it was."""
+    def add_source(self, scope: str, source: Source, *, logged_elsewhere: bool = False) -> None:
+        """Call `source` at every refresh and for every view; it must be quick. One that raises leaves its scope as it was.
+
+        With `logged_elsewhere`, each failure is logged when it happens, so that the board logs the end of it only.
+        """
         self._scopes[scope] = ()
         self._sources[scope] = source
+        if logged_elsewhere:
+            self._logged_elsewhere.add(scope)
 
     def refresh(self) -> None:
         """Ask the sources that are functions."""
@@ -185,11 +192,14 @@ class ConditionBoard:
             now = self._known.get(type_)
             if condition.is_failing and (now is None or now.is_true):
                 _log.info("Condition cleared", type=type_, reason=condition.reason)
+        silent = {one.type for scope in self._logged_elsewhere for one in self._scopes[scope]}
         for type_, condition in self._known.items():
             earlier = before.get(type_)
-            if condition.is_failing and (
-                earlier is None or (earlier.status, earlier.reason) != (condition.status, condition.reason)
-            ):
+            is_new = earlier is None or (earlier.status, earlier.reason) != (
+                condition.status,
+                condition.reason,
+            )
+            if condition.is_failing and is_new and type_ not in silent:
                 _log.warning(
                     "Condition raised",
                     type=type_,

@@ -107,6 +107,20 @@ def test_a_new_reason_is_a_transition_and_an_unknown_status_is_none(caplog: pyte
     assert [record.getMessage() for record in caplog.records] == ["Condition raised"] * 2
 
 
+def test_what_is_logged_where_it_happens_is_not_logged_again_but_its_end_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = [LATE]
+    board = ConditionBoard()
+    board.add_source("syncs", lambda: found, logged_elsewhere=True)
+    with caplog.at_level(logging.INFO):
+        board.refresh()
+        assert not caplog.records
+        found.clear()
+        board.refresh()
+    assert [record.getMessage() for record in caplog.records] == ["Condition cleared"]
+
+
 def test_a_view_writes_no_log_line(caplog: pytest.LogCaptureFixture) -> None:
     board = ConditionBoard()
     board.add_source("watches", lambda: [LATE])

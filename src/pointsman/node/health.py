@@ -153,14 +153,19 @@ class _FamilyConditions(msgspec.Struct):
 
 
 class SyncConditions(SyncListener):
-    """Results of syncs and drift checks, per IP family."""
+    """Results of syncs and drift checks, per IP family. The reporter logs every failed sync and every drift."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         self._families = {family: _first_conditions(family.value) for family in families}
 
     def conditions(self) -> Iterator[Condition]:
         for found in self._families.values():
-            yield from (found.sync, found.rules, found.service_ports, found.ownership, *found.from_backend)
+            yield from (found.sync, found.rules, found.service_ports)
+
+    def backend_conditions(self) -> Iterator[Condition]:
+        """What only the board logs."""
+        for found in self._families.values():
+            yield from (found.ownership, *found.from_backend)
 
     def on_synced(self, outcome: SyncOutcome) -> None:
         found = self._families[outcome.family]

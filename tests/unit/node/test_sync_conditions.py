@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from tests import factory
+from tests.harness.assembled import assembled
+from tests.harness.waiting import async_wait_until
 
 from pointsman.backends.contract import PRESENT, Difference, OtherProxy, SyncReport
 from pointsman.conditions import Blocks, Condition, Status
+from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.node_context import NodeContext
 from pointsman.model.service import ServicePortName
@@ -25,7 +29,8 @@ class Syncs(SyncConditions):
 
     @property
     def failing(self) -> dict[str, str]:
-        return {one.type: one.message for one in self.conditions() if not one.is_true}
+        found = (*self.conditions(), *self.backend_conditions())
+        return {one.type: one.message for one in found if not one.is_true}
 
     def settle(self) -> None:
         self.on_synced(outcome())
@@ -111,3 +116,15 @@ def test_another_proxy_that_keeps_rewriting_the_rules_is_a_condition_until_it_st
     assert list(syncs.failing) == ["RuleOwnershipIPv4"]
     syncs.on_conflict_ended(Family.IPV4)
     assert syncs.failing == {}
+
+
+async def test_a_failed_sync_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with assembled(families=(Family.IPV4,)) as running:
+        running.backends[Family.IPV4].failures.append(KernelError("no memory"))
+        addresses = [{"type": "InternalIP", "address": "192.168.1.10"}]
+        running.source.put(factory.node("n1", addresses=addresses))
+        running.source.listed()
+        await async_wait_until(lambda: running.condition("SyncIPv4").is_failing)  # type: ignore[union-attr]
+        running.board.refresh()
+    logged = [record.getMessage() for record in caplog.records if "no memory" in str(record.__dict__)]
+    assert logged == ["Sync failed, keeping previous rules"]
