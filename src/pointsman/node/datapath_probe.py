@@ -76,7 +76,7 @@ class DatapathProbe:
         addresses: Mapping[Family, bytes],
         explain: Explain,
         *,
-        period: float = PROBE_INTERVAL_SECONDS,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         timeout: float = PROBE_TIMEOUT_SECONDS,
         cause_timeout: float = CAUSE_TIMEOUT_SECONDS,
     ) -> None:
@@ -85,7 +85,7 @@ class DatapathProbe:
         self._addresses = {
             family: address for family, address in addresses.items() if family in proxy.families
         }
-        self._period, self._timeout, self._cause_timeout = period, timeout, cause_timeout
+        self._sleep, self._timeout, self._cause_timeout = sleep, timeout, cause_timeout
         self._echoes: dict[Family, _Echo] = {}
         self._causes: dict[Family, _Cause] = {}
         self._conditions: dict[Family, Condition] = {}
@@ -106,7 +106,7 @@ class DatapathProbe:
             while True:
                 for family in self._addresses:
                     await self._probe(family)
-                await asyncio.sleep(self._period)
+                await self._sleep(PROBE_INTERVAL_SECONDS)
         finally:
             for echo in self._echoes.values():
                 echo.server.close()

@@ -1,11 +1,11 @@
-"""What the datapath probe does besides connecting: it tells what came of it, and then names a likely cause."""
+"""What the datapath probe does besides connecting: it publishes the result, and then names a likely cause."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from tests import factory
 from tests.harness.assembled import Assembly, assembled
@@ -21,8 +21,23 @@ from pointsman.node.datapath_probe import DatapathProbe, Explain
 class Probed:
     """A proxy whose packets are not translated."""
 
-    def __init__(self, running: Assembly, probing: asyncio.Task[None]) -> None:
-        self.running, self._probing = running, probing
+    def __init__(self, running: Assembly, explain: Explain) -> None:
+        self.running = running
+        self.probes = 0
+        """Probes that have ended, whatever their result."""
+        probe = DatapathProbe(
+            running.proxy,
+            {Family.IPV4: factory.packed("192.0.2.77")},
+            explain,
+            sleep=self._skip_interval,
+            timeout=0.01,
+            cause_timeout=0.05,
+        )
+        self.task = asyncio.create_task(probe.run())
+
+    async def _skip_interval(self, _seconds: float) -> None:
+        self.probes += 1
+        await asyncio.sleep(0.001)
 
     @property
     def failures(self) -> float:
@@ -38,8 +53,16 @@ class Probed:
     async def fails(self, times: int) -> None:
         """Until so many more probes have failed."""
         goal = self.failures + times
-        await async_wait_until(lambda: self._probing.done() or self.failures >= goal)
-        assert not self._probing.done(), self._probing.exception()
+        await self._wait_until(lambda: self.failures >= goal)
+
+    async def ends(self, times: int) -> None:
+        """Until so many more probes have ended."""
+        goal = self.probes + times
+        await self._wait_until(lambda: self.probes >= goal)
+
+    async def _wait_until(self, is_reached: Callable[[], bool]) -> None:
+        await async_wait_until(lambda: self.task.done() or is_reached())
+        assert not self.task.done(), self.task.exception()
 
 
 @contextlib.asynccontextmanager
@@ -52,21 +75,13 @@ async def probed(explain: Explain, *, stuck: threading.Event | None = None) -> A
         await running.settled()
         if stuck is not None:
             stack.enter_context(held_up(running, stuck))
-        probe = DatapathProbe(
-            running.proxy,
-            {Family.IPV4: factory.packed("192.0.2.77")},
-            explain,
-            period=0.001,
-            timeout=0.01,
-            cause_timeout=0.05,
-        )
-        probing = asyncio.create_task(probe.run())
+        made = Probed(running, explain)
         try:
-            yield Probed(running, probing)
+            yield made
         finally:
-            probing.cancel()
+            made.task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await probing
+                await made.task
 
 
 @contextlib.contextmanager
@@ -81,7 +96,7 @@ def held_up(running: Assembly, until_set: threading.Event) -> Iterator[None]:
 
 
 async def clueless(_target: Target) -> Explanation:
-    raise RuntimeError("a rule that nobody foresaw")
+    raise RuntimeError("an unforeseen rule")
 
 
 async def test_a_guess_that_fails_ends_nothing_and_is_not_made_again_at_once() -> None:
@@ -98,7 +113,7 @@ async def test_a_guess_that_fails_ends_nothing_and_is_not_made_again_at_once() -
         assert guesses == 1
 
 
-async def test_a_failure_is_told_before_its_cause_is_looked_for() -> None:
+async def test_a_failure_is_published_before_its_cause_is_searched_for() -> None:
     asked = asyncio.Event()
 
     async def explain(_target: Target) -> Explanation:
@@ -126,7 +141,7 @@ async def test_changes_of_other_services_that_wait_hide_no_failure() -> None:
 async def test_a_failure_does_not_count_before_the_rules_of_the_probe_are_due() -> None:
     let_go = threading.Event()
     async with probed(clueless, stuck=let_go) as made:
-        await asyncio.sleep(0.1)
+        await made.ends(3)
         assert (made.failures, made.verdict) == (0, "not probed yet")
         let_go.set()
         await made.fails(1)
