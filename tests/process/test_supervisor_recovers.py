@@ -213,7 +213,7 @@ async def test_a_bug_met_in_a_reload_does_not_make_the_proxy_deaf_to_the_next_on
     config.write("# bug")
     await async_wait_until(lambda: bool(failed))
     config.write("nftables: {masqueradeAll: true}")
-    await async_wait_until(lambda: made.reloads.count == 1)
+    await async_wait_until(lambda: made.reloads.report().count == 1)
     assert assembler.made[-1].proxy.config.masquerade_all
     made.stop()
     assert await running == 0
@@ -283,10 +283,10 @@ async def test_a_live_change_that_cannot_work_here_is_turned_down(
     await async_wait_until(lambda: assembler.standing == 1)
     config.write("detectLocalMode: NodeCIDR")
     await async_wait_until(lambda: made.reloads.report().error == "no pod range")
-    assert made.reloads.count == 0
+    assert made.reloads.report().count == 0
     config.write()
     await async_wait_until(lambda: made.reloads.report().error == "")
-    assert made.reloads.count == 0, "the first configuration is still the one in force"
+    assert made.reloads.report().count == 0, "the first configuration is still used"
     made.stop()
     assert await running == 0
 
@@ -317,7 +317,7 @@ async def test_a_live_change_to_a_taken_port_is_turned_down_and_the_old_ports_st
         with socket.create_connection(("127.0.0.1", port)):
             pass
     write(**moved)
-    await async_wait_until(lambda: made.reloads.count == 1)
+    await async_wait_until(lambda: made.reloads.report().count == 1)
     for port in moved.values():
         with socket.create_connection(("127.0.0.1", port)):
             pass
@@ -335,7 +335,7 @@ async def test_a_port_may_move_from_one_address_to_all(config: ConfigFile, flags
     running = asyncio.create_task(made.run())
     await async_wait_until(lambda: bool(assembler.made) and assembler.serving)
     config.write(config.text.replace(f"127.0.0.1:{port}", f"0.0.0.0:{port}").partition("mode: toy\n")[2])
-    await async_wait_until(lambda: made.reloads.count == 1)
+    await async_wait_until(lambda: made.reloads.report().count == 1)
     with socket.create_connection(("127.0.0.2", port)):
         pass
     made.stop()

@@ -191,7 +191,7 @@ async def assemble(
             listeners=(*listeners, post_sync),
         )
         board.add_source("flows", flows.conditions)
-        board.add_source("configuration", reloads.conditions)
+        board.add_source("configuration", reloads.conditions, logged_elsewhere=True)
         attempt.succeeded = lambda: proxy.start.has_started
         expose_watches(source, metrics, ages=options.manifests is None)
         commands = SystemCommands()
@@ -222,7 +222,12 @@ async def assemble(
 
 def _build_metrics(mode: Mode, reloads: ReloadRecord) -> Metrics:
     metrics = Metrics(mode.name, mode.metrics)
-    reloads.continue_in(metrics)
+    metrics.add_scraped_counter(
+        "pointsman_config_reloads_total",
+        "Changes of the configuration file by result",
+        ("result",),
+        reloads.measure,
+    )
     for counter in mode.counters:
         metrics.add_kernel_counter(counter.metric, counter.help, counter.read)
     return metrics

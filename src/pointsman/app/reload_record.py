@@ -1,54 +1,49 @@
-"""How the configuration file has been doing since the process started: for `status` and metrics."""
+"""Reloads of the configuration file since the process started, for `status`, the metric and the condition."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pointsman.conditions import Blocks, Condition
 from pointsman.config.reload import Decision, Live, Rejected, Restart
-from pointsman.obs.registry import Metrics
 from pointsman.report.status import ReloadReport
 
 
 class ReloadRecord:
-    """Outlives the proxies: the metrics of each new one continue the counts."""
+    """Outlives the proxies of the process, so that counts continue after a restart inside it."""
 
     def __init__(self) -> None:
         self.since = time.time()
         """When the process began."""
-        self.count = 0
-        """Configurations taken over."""
+        self._results = {"applied": 0, "restarted": 0, "rejected": 0}
         self._error = ""
         self._read_at: float | None = None
-        self._results = Counter({"applied": 0, "restarted": 0, "rejected": 0})
-        self._metrics: Metrics | None = None
 
-    def continue_in(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        for result, count in self._results.items():
-            metrics.process.config_reloads.labels(result=result).inc(count)
-
-    def decided(self, decision: Decision) -> None:
+    def on_decision(self, decision: Decision) -> None:
         self._read_at = time.time()
         self._error = ""
         match decision:
             case Rejected(reason=reason):
-                self.rejected(reason)
+                self.on_rejected(reason)
             case Live():
-                self._taken_over("applied")
+                self._results["applied"] += 1
             case Restart():
-                self._taken_over("restarted")
+                self._results["restarted"] += 1
 
-    def rejected(self, reason: str) -> None:
-        """By the decision, or later by the machine."""
+    def on_rejected(self, reason: str) -> None:
+        """By the decision, or later because it does not work on this node."""
         self._error = reason
-        self._note("rejected")
+        self._results["rejected"] += 1
 
     def report(self) -> ReloadReport:
+        count = self._results["applied"] + self._results["restarted"]
         age = None if self._read_at is None else time.time() - self._read_at
-        return ReloadReport(self.count, self._error, age)
+        return ReloadReport(count, self._error, age)
+
+    def measure(self) -> Mapping[tuple[str, ...], float]:
+        """Return the number of reloads by result: a counter."""
+        return {(result,): count for result, count in self._results.items()}
 
     def conditions(self) -> Iterator[Condition]:
         if self._error:
@@ -56,12 +51,3 @@ class ReloadRecord:
             yield Condition.false("Configuration", "ReloadRejected", message, blocks=Blocks.SERVICES)
         else:
             yield Condition.true("Configuration", Blocks.SERVICES)
-
-    def _taken_over(self, result: str) -> None:
-        self.count += 1
-        self._note(result)
-
-    def _note(self, result: str) -> None:
-        self._results[result] += 1
-        if self._metrics is not None:
-            self._metrics.process.config_reloads.labels(result=result).inc()

@@ -153,7 +153,7 @@ class Supervisor:
         if self._fallback is None:
             raise error
         self._options, self._fallback = self._fallback, None
-        self.reloads.rejected(str(error))
+        self.reloads.on_rejected(str(error))
         _log.error("New configuration does not work on this node, returning to the old one", err=error)
 
     async def _watch_configuration(self) -> None:
@@ -179,7 +179,7 @@ class Supervisor:
         decision = decide(self._options, await run_in_daemon_thread(self._read, "read configuration"))
         if isinstance(decision, Live):
             decision = await self._apply(decision, running)
-        self.reloads.decided(decision)
+        self.reloads.on_decision(decision)
         match decision:
             case Rejected(reason=reason):
                 _log.error("New configuration rejected, keeping the old one", err=reason)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -43,7 +42,6 @@ from pointsman.report.service_list import (
     count_states,
 )
 from pointsman.report.status import (
-    MAX_REJECTED_REPORTED,
     FamilyStatus,
     FamilyVerification,
     ProxyState,
@@ -53,7 +51,6 @@ from pointsman.report.status import (
     WatchReport,
 )
 from pointsman.sync.reconcile import Snapshot
-from pointsman.wording.findings import describe
 
 WORKER_TIMEOUT_SECONDS: Final = 1.0
 """For `status`, which must answer while a worker thread hangs."""
@@ -107,21 +104,7 @@ class Inspector:
             uptime=time.time() - self._started_at,
             families=tuple(self._family_status(family) for family in proxy.families.values()),
             watches=tuple(
-                WatchReport(
-                    kind=kind,
-                    connected=status.connected or status.absent,
-                    synced=status.synced or status.absent,
-                    age=status.age(now),
-                    objects=status.objects,
-                    bad_objects=status.bad_objects,
-                    failures=status.failures_total,
-                    last_error=status.last_error,
-                    rejected=tuple(
-                        map(describe, itertools.islice(status.rejected.values(), MAX_REJECTED_REPORTED))
-                    ),
-                    ignored=dict(status.ignored),
-                )
-                for kind, status in proxy.source.statuses.items()
+                WatchReport.from_status(kind, status, now) for kind, status in proxy.source.statuses.items()
             ),
             reload=self._reload(),
             health=ProxyState.of(conditions),

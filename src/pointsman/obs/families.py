@@ -299,9 +299,6 @@ class ProcessMetrics:
         )
         make.counter("hidden_metrics_total", "[BETA] Metrics hidden: none ever is")
         make.counter("disabled_metrics_total", "[BETA] Metrics switched off: none ever is")
-        self.config_reloads = make.counter(
-            "pointsman_config_reloads_total", "Changes of the configuration file by result", ("result",)
-        )
         self.datapath_probes = make.counter(
             "pointsman_datapath_probes_total",
             "Connections through the rules to this process itself, by result",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from pointsman.backends.contract import Difference
 from pointsman.conditions import Blocks, Condition
+from pointsman.kube.status import WatchStatus
 from pointsman.model.decision import State
 from pointsman.model.findings import Finding
 from pointsman.screen import PLAIN, Screen, Table, laid_out
+from pointsman.wording.findings import describe
 
 MAX_DIFFERENCES_SHOWN = 100
 MAX_REJECTED_REPORTED = 1000
@@ -82,6 +85,23 @@ class WatchReport(msgspec.Struct, frozen=True, rename="camel"):
     """The first of them, each with its reason."""
     ignored: dict[str, int] = {}
     """Objects in manifests whose kinds a proxy does not use, by kind."""
+
+    @classmethod
+    def from_status(cls, kind: str, status: WatchStatus, now: float) -> WatchReport:
+        """A kind that the server does not have is neither disconnected nor incomplete."""
+        rejected = itertools.islice(status.rejected.values(), MAX_REJECTED_REPORTED)
+        return cls(
+            kind=kind,
+            connected=status.connected or status.absent,
+            synced=status.synced or status.absent,
+            age=status.age(now),
+            objects=status.objects,
+            bad_objects=status.bad_objects,
+            failures=status.failures_total,
+            last_error=status.last_error,
+            rejected=tuple(map(describe, rejected)),
+            ignored=dict(status.ignored),
+        )
 
 
 class ReloadReport(msgspec.Struct, frozen=True, rename="camel"):

@@ -12,12 +12,12 @@ def test_a_rejected_configuration_is_a_condition_until_the_next_good_one() -> No
     record = ReloadRecord()
     (found,) = record.conditions()
     assert found.is_true
-    record.decided(Rejected("mode: unknown"))
+    record.on_decision(Rejected("mode: unknown"))
     (found,) = record.conditions()
     assert (found.type, found.reason) == ("Configuration", "ReloadRejected")
     assert found.message == "the new configuration is not used: mode: unknown"
     assert found.does_block(Blocks.SERVICES)
     assert not found.does_block(Blocks.READINESS)
-    record.decided(NoChange(parse_run([], program="pointsman")))
+    record.on_decision(NoChange(parse_run([], program="pointsman")))
     (found,) = record.conditions()
     assert found.is_true
