@@ -220,9 +220,9 @@ def _ratios(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, f
     return row
 
 
-def looks(variants: Sequence[str]) -> Any:
+def looks(sizes: Sequence[tuple[int, int]], variants: Sequence[str]) -> Any:
     rows: list[Row] = []
-    for services, endpoints in (USUAL, LARGE):
+    for services, endpoints in sizes:
         for variant in variants:
             with tempfile.TemporaryDirectory() as name, _fresh_namespace():
                 os.environ["XTABLES_LOCKFILE"] = str(Path(name) / "xtables.lock")
@@ -250,10 +250,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Any:
     if os.geteuid() != 0:
         sys.exit("network namespaces need root")
-    if options.looks:
-        return looks(options.variant or ["legacy", "nft"])
+    variants = options.variant or ["legacy", "nft"]
     size = (options.services, options.endpoints) if options.services else USUAL
-    wanted = [(*size, variant) for variant in options.variant or ["legacy", "nft"]]
+    if options.looks:
+        return looks([size] if options.services else [USUAL, LARGE], variants)
+    wanted = [(*size, variant) for variant in variants]
     if options.large:
         wanted.append((*LARGE, "legacy"))
     syncs: list[Row] = []

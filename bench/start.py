@@ -27,7 +27,8 @@ from tests.fake.recording import RecordingBackend
 
 from pointsman.backends.nftables.compile import compile_fragment
 from pointsman.backends.nftables.contents import Contents
-from pointsman.kernel.nfnl import NftablesSocket, nftables_message
+from pointsman.kernel.netlink import Message
+from pointsman.kernel.nfnl import NftablesSocket
 from pointsman.kube.access import Access
 from pointsman.kube.client import ApiClient
 from pointsman.kube.protobuf import ProtobufDecoder
@@ -146,12 +147,10 @@ def measure(services: int, endpoints: int) -> list[dict[str, Any]]:
         lambda: {name: compile_fragment(plan, CONTEXT) for name, plan in reconciler.plans.items()},
     )
 
-    def encode() -> list[Any]:
+    def encode() -> list[Message]:
         contents = Contents(CONTEXT)
         contents.load(fragments)
-        batch = contents.full_batch(replace=False, update=False)
-        family = contents.traits.nfproto
-        return [nftables_message(kind, family, flags, body) for kind, flags, body in batch.messages()]
+        return list(contents.full_batch(replace=False, update=False).messages())
 
     messages = phases.run("encode", encode)
     with Namespace().entered():

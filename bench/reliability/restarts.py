@@ -124,4 +124,4 @@ def instances(count: int) -> Work:
 
 
 def _waits(process: NodeProcess) -> bool:
-    return "Waiting for the instance" in process.log_text
+    return "Waiting for another instance" in process.log_text

@@ -1,14 +1,40 @@
-"""Every benchmark can be run by its name."""
+"""Every benchmark can be run by its name, and runs."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from bench.__main__ import BENCHMARKS, main
 
 ROOT = Path(__file__).parents[3]
+SMALLEST: Mapping[str, str] = {
+    "model": "--services 10 --endpoints 2",
+    "nftables": "--sizes 10x2 --changes 3",
+    "nftables-drift": "--sizes 10x2 --changes 3",
+    "packets": "--sizes 10 --rounds 1",
+    "packets-ipvs": "--sizes 10 --rounds 1",
+    "iptables": "--services 10 --endpoints 2 --rounds 1",
+    "iptables-looks": "--services 10 --endpoints 2",
+    "ipvs": "--services 10 --endpoints 2",
+    "process": "--sizes 10x2 --changes 1 --rounds 1",
+    "start": "--size 10x2",
+    "conntrack": "--flows 100 --services 10",
+    "beside": "--sizes 10x2 --changes 3",
+    "schedulers": "--size 10x2 --users 0,2 --changes 3",
+    "balancing": "",
+    "commands": "--services 10 --runs 1",
+    "fleet": "--clients 2 --size 10x2 --events 5 --kube-proxies 0",
+    "reliability": "--scale 0.01",
+}
+"""Options with which a benchmark takes seconds; `reliability` takes minutes."""
+HAS_NO_SMALL_SIZE = {"process-large"}
+"""Another name of `process`, for sizes that take minutes."""
+BOOTS_A_KERNEL = {"ipvs", "packets-ipvs"}
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -17,6 +43,23 @@ def test_every_benchmark_explains_its_options(name: str, capsys: pytest.CaptureF
         main([name, "--help"])
     assert ended.value.code == 0
     assert "--json" in capsys.readouterr().out
+
+
+def test_every_benchmark_has_a_smallest_size() -> None:
+    assert SMALLEST.keys() | HAS_NO_SMALL_SIZE == BENCHMARKS.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+@pytest.mark.timeout(660)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.uml if name in BOOTS_A_KERNEL else ()) for name in SMALLEST],
+)
+def test_every_benchmark_runs(name: str) -> None:
+    command = [sys.executable, "-m", "bench", name, *SMALLEST[name].split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_others(capsys: pytest.CaptureFixture[str]) -> None:
