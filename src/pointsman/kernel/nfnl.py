@@ -10,7 +10,7 @@ import errno
 import os
 import struct
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from pointsman.errors import Busy, KernelError, NotSupported, Rejected
@@ -20,6 +20,7 @@ from pointsman.kernel.netlink import Answer, Message, NetlinkSocket, Reply
 from pointsman.model.addresses import Family
 
 _Element = TypeVar("_Element")
+_Key = TypeVar("_Key")
 
 SUBSYS_NFTABLES = 10
 _HEADER = struct.Struct(">BBH")
@@ -165,23 +166,24 @@ class NftablesSocket:
         body: bytes,
         what: str,
         parse: Callable[[dict[int, bytes]], _Element],
-        identify: Callable[[_Element], Hashable],
-    ) -> list[_Element]:
-        """Return every element of a set, parsed from its attributes; `identify` tells elements apart.
+        identify: Callable[[_Element], _Key],
+    ) -> dict[_Key, _Element]:
+        """Return every element of a set, parsed from its attributes, by what `identify` returns: no two may share it.
 
         The kernel continues a listing by the number of elements listed so far. When it resizes their hash table between
         two parts, which it does later and without marking the listing as interrupted, their order changes: some elements
         are listed twice, and as many not at all. Such a listing is repeated.
         """
         for _ in range(_MAX_LISTINGS):
-            found = [
-                parse(nla.attributes(item))
-                for answer in self.dump(nf_tables.NFT_MSG_GETSETELEM, family, body, what)
-                for _, item in nla.iter_attributes(
-                    parse_attributes(answer).get(nf_tables.NFTA_SET_ELEM_LIST_ELEMENTS, b"")
-                )
-            ]
-            if len(set(map(identify, found))) == len(found):
+            found: dict[_Key, _Element] = {}
+            listed = 0
+            for answer in self.dump(nf_tables.NFT_MSG_GETSETELEM, family, body, what):
+                items = parse_attributes(answer).get(nf_tables.NFTA_SET_ELEM_LIST_ELEMENTS, b"")
+                for _, item in nla.iter_attributes(items):
+                    element = parse(nla.attributes(item))
+                    found[identify(element)] = element
+                    listed += 1
+            if len(found) == listed:
                 return found
         raise Busy(f"{what}: the kernel moved elements during each of {_MAX_LISTINGS} listings", errno.EINTR)
 

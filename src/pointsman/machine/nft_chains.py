@@ -94,7 +94,8 @@ class ChainReader:
         flags = int.from_bytes(parse_attributes(answer).get(nf.NFTA_SET_FLAGS, b""), "big")
         if flags & (nf.NFT_SET_CONCAT | nf.NFT_SET_TIMEOUT | nf.NFT_SET_EVAL):
             return None
-        items = self._socket.dump_elements(proto, body, f"list elements of {name}", dict, _identity)
+        listed = self._socket.dump_elements(proto, body, f"list elements of {name}", dict, _identity)
+        items = list(listed.values())
         if len(items) > _MAX_SET_SIZE:
             return None
         return _ranges(items) if flags & nf.NFT_SET_INTERVAL else [_element(item) for item in items]

@@ -21,7 +21,7 @@ from pointsman.kernel.nfnl import NftablesSocket, parse_attributes
 _TABLE_NAME = encode.table_name()
 
 
-class KernelElement(NamedTuple):
+class KernelElement(msgspec.Struct, frozen=True, gc=False):
     """One element as the kernel stores it."""
 
     key: bytes
@@ -126,14 +126,13 @@ class Reader:
 
     def elements(self, spec: SetSpec) -> dict[bytes, KernelElement]:
         """Return every element by key."""
-        found = self._socket.dump_elements(
+        return self._socket.dump_elements(
             self._traits.nfproto,
             encode.element_list(spec.name),
             f"list elements of {spec.name}",
             lambda parts: _element(parts, spec),
-            lambda element: (element.key, element.key_end),
+            lambda element: element.key,
         )
-        return {element.key: element for element in found}
 
     def catch_alls(self, specs: Sequence[SetSpec]) -> dict[str, KernelElement]:
         """Return the elements that match when no other does, by set; no count includes them."""
