@@ -35,7 +35,7 @@ from pointsman.kube.protobuf import ProtobufDecoder
 from pointsman.lab.netns import Namespace
 from pointsman.model.addresses import Family
 from pointsman.model.objects import EndpointSlice, Service, Synced
-from pointsman.model.tracker import Tracker
+from pointsman.model.tracker import Changes, Tracker
 from pointsman.source.api import ApiSource
 from pointsman.sync.reconcile import Reconciler
 
@@ -129,7 +129,7 @@ def measure(services: int, endpoints: int) -> list[dict[str, Any]]:
     phases.seconds["receive"] -= phases.seconds["decode"]
     trackers = {family: Tracker(family, "n1") for family in Family}
 
-    def track() -> None:
+    def track() -> list[Changes]:
         for tracker in trackers.values():
             for objects in decoded:
                 for item in objects:
@@ -137,11 +137,11 @@ def measure(services: int, endpoints: int) -> list[dict[str, Any]]:
                         tracker.upsert_service(item)
                     elif isinstance(item, EndpointSlice):
                         tracker.upsert_slice(item)
+        return [tracker.take() for tracker in trackers.values()]
 
-    phases.run("track", track)
+    changes = phases.run("track", track)
     reconciler = Reconciler(RecordingBackend())
-    changes = trackers[Family.IPV4].take()
-    phases.run("plan", lambda: reconciler.sync(changes, CONTEXT))
+    phases.run("plan", lambda: reconciler.sync(changes[0], CONTEXT))
     fragments = phases.run(
         "compile",
         lambda: {name: compile_fragment(plan, CONTEXT) for name, plan in reconciler.plans.items()},
