@@ -33,6 +33,18 @@ def started(code: str, *arguments: str, wrap: tuple[str, ...] = ()) -> subproces
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+def wait_until_caught(pid: int, number: signal.Signals) -> None:
+    """Wait until the process has a handler for the signal: it would be killed by an earlier one."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+        if int(caught, 16) >> (number - 1) & 1:
+            return
+        time.sleep(0.02)
+    pytest.fail(f"{number.name} is not caught")
+
+
 def test_a_second_instance_is_refused_with_the_name_of_the_first(name: str) -> None:
     with (
         sole_instance(name, wait=False),
@@ -81,6 +93,7 @@ def test_one_that_waits_takes_over_when_the_first_ends(name: str) -> None:
 def test_a_signal_ends_the_waiting(name: str, number: signal.Signals) -> None:
     with sole_instance(name, wait=False):
         second = started(WAITS, name)
+        wait_until_caught(second.pid, signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             second.wait(1)
         second.send_signal(number)
@@ -94,8 +107,9 @@ def test_a_signal_to_the_first_process_of_a_container_ends_the_waiting(name: str
         second = started(WAITS, name, wrap=("unshare", "--pid", "--fork"))
         with pytest.raises(subprocess.TimeoutExpired):
             second.wait(1)
-        first_inside = Path(f"/proc/{second.pid}/task/{second.pid}/children").read_text()
-        os.kill(int(first_inside), signal.SIGTERM)
+        first_inside = int(Path(f"/proc/{second.pid}/task/{second.pid}/children").read_text())
+        wait_until_caught(first_inside, signal.SIGTERM)
+        os.kill(first_inside, signal.SIGTERM)
         assert second.communicate(timeout=20)[0] == b"serving False\n"
 
 
