@@ -81,5 +81,10 @@ def attributes(data: bytes, offset: int = 0) -> dict[int, bytes]:
     return found
 
 
+def number_of(data: bytes | None) -> int:
+    """Return a number in network byte order; 0 for an attribute that is missing."""
+    return int.from_bytes(data, "big") if data else 0
+
+
 def text_of(data: bytes) -> str:
     return data.rstrip(b"\0").decode(errors="replace")

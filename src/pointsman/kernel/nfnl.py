@@ -50,6 +50,16 @@ def parse_attributes(answer: Answer) -> dict[int, bytes]:
     return nla.attributes(answer.payload, _HEADER.size)
 
 
+def parse_comment(userdata: bytes) -> str:
+    """Return the comment in the user data of a table or rule: nft stores it as an entry of type 0."""
+    return nla.text_of(userdata[2 : 2 + userdata[1]]) if len(userdata) > 2 and userdata[0] == 0 else ""
+
+
+def parse_value(data: bytes) -> bytes:
+    """Return the plain value in a data attribute; empty for a verdict."""
+    return nla.attributes(data).get(nf_tables.NFTA_DATA_VALUE, b"")
+
+
 def nftables_message(kind: int, family: int, flags: int, body: bytes) -> Message:
     return Message((SUBSYS_NFTABLES << 8) | kind, flags, header(family) + body)
 

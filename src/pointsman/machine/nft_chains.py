@@ -8,7 +8,14 @@ import msgspec
 
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
-from pointsman.kernel.nfnl import FAMILY_KEYWORDS, NFPROTO, NftablesSocket, parse_attributes
+from pointsman.kernel.nfnl import (
+    FAMILY_KEYWORDS,
+    NFPROTO,
+    NftablesSocket,
+    parse_attributes,
+    parse_comment,
+    parse_value,
+)
 from pointsman.machine.nft_rules import SetElement, parse_rule_safely, parse_verdict_value
 from pointsman.machine.packet_filter import Action, FilterChain, FilterRule
 from pointsman.model.addresses import Family
@@ -60,8 +67,8 @@ class ChainReader:
                     found.get(nf.NFTA_RULE_EXPRESSIONS, b""),
                     self._family,
                     lambda wanted: self._elements(proto, name, wanted),
-                    int.from_bytes(found.get(nf.NFTA_RULE_HANDLE, b""), "big"),
-                    _comment(found.get(nf.NFTA_RULE_USERDATA, b"")),
+                    nla.number_of(found.get(nf.NFTA_RULE_HANDLE)),
+                    parse_comment(found.get(nf.NFTA_RULE_USERDATA, b"")),
                 )
 
     @property
@@ -91,7 +98,7 @@ class ChainReader:
         answer = self._socket.get(nf.NFT_MSG_GETSET, proto, body, f"read set {name}")
         if answer is None:
             return None
-        flags = int.from_bytes(parse_attributes(answer).get(nf.NFTA_SET_FLAGS, b""), "big")
+        flags = nla.number_of(parse_attributes(answer).get(nf.NFTA_SET_FLAGS))
         if flags & (nf.NFT_SET_CONCAT | nf.NFT_SET_TIMEOUT | nf.NFT_SET_EVAL):
             return None
         listed = self._socket.dump_elements(proto, body, f"list elements of {name}", dict, _identity)
@@ -99,11 +106,6 @@ class ChainReader:
         if len(items) > _MAX_SET_SIZE:
             return None
         return _ranges(items) if flags & nf.NFT_SET_INTERVAL else [_element(item) for item in items]
-
-
-def _comment(userdata: bytes) -> str:
-    """Return the comment of a rule: the entry of type 0 in what nft stores beside it."""
-    return nla.text_of(userdata[2 : 2 + userdata[1]]) if len(userdata) > 2 and userdata[0] == 0 else ""
 
 
 def _element(item: dict[int, bytes]) -> SetElement:
@@ -138,8 +140,8 @@ def _identity(item: dict[int, bytes]) -> tuple[bytes | None, ...]:
 
 
 def _is_end(item: dict[int, bytes]) -> bool:
-    return bool(int.from_bytes(item.get(nf.NFTA_SET_ELEM_FLAGS, b""), "big") & nf.NFT_SET_ELEM_INTERVAL_END)
+    return bool(nla.number_of(item.get(nf.NFTA_SET_ELEM_FLAGS)) & nf.NFT_SET_ELEM_INTERVAL_END)
 
 
 def _value(item: dict[int, bytes]) -> bytes:
-    return nla.attributes(item.get(nf.NFTA_SET_ELEM_KEY, b"")).get(nf.NFTA_DATA_VALUE, b"")
+    return parse_value(item.get(nf.NFTA_SET_ELEM_KEY, b""))

@@ -14,6 +14,7 @@ import msgspec
 from pointsman.errors import KernelError
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
+from pointsman.kernel.nfnl import parse_value
 from pointsman.machine.nft_matches import (
     Loaded,
     build_comparison,
@@ -140,7 +141,7 @@ class _Decoder:
         elif name in _STATEMENTS:
             self.action = _STATEMENTS[name]
         elif name not in _WITHOUT_EFFECT:
-            self._load(_number(data.get(1)), Loaded(None, name))
+            self._load(nla.number_of(data.get(1)), Loaded(None, name))
             if name in ("limit", "quota", "connlimit", "dynset"):
                 self.matches.append(Match(name))
 
@@ -148,13 +149,16 @@ class _Decoder:
         self._registers[register] = loaded
 
     def _held(self, data: Mapping[int, bytes], attribute: int) -> Loaded:
-        return self._registers.get(_number(data.get(attribute)), Loaded(None, "something"))
+        return self._registers.get(nla.number_of(data.get(attribute)), Loaded(None, "something"))
 
     def _take_payload(self, data: Mapping[int, bytes]) -> None:
         if nf.NFTA_PAYLOAD_DREG not in data:
             return
-        base, offset = _number(data.get(nf.NFTA_PAYLOAD_BASE)), _number(data.get(nf.NFTA_PAYLOAD_OFFSET))
-        length = _number(data.get(nf.NFTA_PAYLOAD_LEN))
+        base, offset = (
+            nla.number_of(data.get(nf.NFTA_PAYLOAD_BASE)),
+            nla.number_of(data.get(nf.NFTA_PAYLOAD_OFFSET)),
+        )
+        length = nla.number_of(data.get(nf.NFTA_PAYLOAD_LEN))
         field = None
         if base == nf.NFT_PAYLOAD_NETWORK_HEADER and length <= self._family.address_length:
             field = _ADDRESSES[self._family].get(offset)
@@ -163,43 +167,47 @@ class _Decoder:
         elif base == nf.NFT_PAYLOAD_TRANSPORT_HEADER and length == 2:
             field = {0: PacketField.SOURCE_PORT, 2: PacketField.DESTINATION_PORT}.get(offset)
         text = field.value if field else f"payload {base},{offset},{length}"
-        self._load(_number(data[nf.NFTA_PAYLOAD_DREG]), Loaded(field, text, length))
+        self._load(nla.number_of(data[nf.NFTA_PAYLOAD_DREG]), Loaded(field, text, length))
 
     def _take_meta(self, data: Mapping[int, bytes]) -> None:
         if nf.NFTA_META_DREG in data:
-            key = _number(data.get(nf.NFTA_META_KEY))
+            key = nla.number_of(data.get(nf.NFTA_META_KEY))
             field = _META.get(key)
             self._load(
-                _number(data[nf.NFTA_META_DREG]),
+                nla.number_of(data[nf.NFTA_META_DREG]),
                 Loaded(field, field.value if field else _META_NAMES.get(key, f"meta {key}")),
             )
 
     def _take_ct(self, data: Mapping[int, bytes]) -> None:
         if nf.NFTA_CT_DREG in data:
-            key = _number(data.get(nf.NFTA_CT_KEY))
+            key = nla.number_of(data.get(nf.NFTA_CT_KEY))
             field = _CT.get(key)
-            self._load(_number(data[nf.NFTA_CT_DREG]), Loaded(field, field.value if field else f"ct {key}"))
+            self._load(
+                nla.number_of(data[nf.NFTA_CT_DREG]), Loaded(field, field.value if field else f"ct {key}")
+            )
 
     def _take_bitwise(self, data: Mapping[int, bytes]) -> None:
         held = self._held(data, nf.NFTA_BITWISE_SREG)
-        plain = not any(_value(data.get(nf.NFTA_BITWISE_XOR, b"")))
-        mask = _value(data.get(nf.NFTA_BITWISE_MASK, b""))
+        plain = not any(parse_value(data.get(nf.NFTA_BITWISE_XOR, b"")))
+        mask = parse_value(data.get(nf.NFTA_BITWISE_MASK, b""))
         self._load(
-            _number(data.get(nf.NFTA_BITWISE_DREG)),
+            nla.number_of(data.get(nf.NFTA_BITWISE_DREG)),
             held._replace(mask=mask) if plain and mask else held._replace(field=None),
         )
 
     def _take_cmp(self, data: Mapping[int, bytes]) -> None:
         held = self._held(data, nf.NFTA_CMP_SREG)
-        operation = _number(data.get(nf.NFTA_CMP_OP))
+        operation = nla.number_of(data.get(nf.NFTA_CMP_OP))
         self.matches.append(
-            build_comparison(held, operation, _value(data.get(nf.NFTA_CMP_DATA, b"")), self._family)
+            build_comparison(held, operation, parse_value(data.get(nf.NFTA_CMP_DATA, b"")), self._family)
         )
 
     def _take_range(self, data: Mapping[int, bytes]) -> None:
         held = self._held(data, nf.NFTA_RANGE_SREG)
-        low, high = (_value(data.get(key, b"")) for key in (nf.NFTA_RANGE_FROM_DATA, nf.NFTA_RANGE_TO_DATA))
-        negated = _number(data.get(nf.NFTA_RANGE_OP)) == nf.NFT_CMP_NEQ
+        low, high = (
+            parse_value(data.get(key, b"")) for key in (nf.NFTA_RANGE_FROM_DATA, nf.NFTA_RANGE_TO_DATA)
+        )
+        negated = nla.number_of(data.get(nf.NFTA_RANGE_OP)) == nf.NFT_CMP_NEQ
         self.matches.append(build_range_match(held, ((low, high),), self._family, negated=negated))
 
     def _take_lookup(self, data: Mapping[int, bytes]) -> None:
@@ -209,8 +217,8 @@ class _Decoder:
         plain = held.field is not None and not held.mask
         usable = plain and found is not None and all(self._fits(held, element) for element in found)
         if nf.NFTA_LOOKUP_DREG in data:
-            if _number(data[nf.NFTA_LOOKUP_DREG]) != nf.NFT_REG_VERDICT:
-                self._load(_number(data[nf.NFTA_LOOKUP_DREG]), Loaded(None, f"map @{name}"))
+            if nla.number_of(data[nf.NFTA_LOOKUP_DREG]) != nf.NFT_REG_VERDICT:
+                self._load(nla.number_of(data[nf.NFTA_LOOKUP_DREG]), Loaded(None, f"map @{name}"))
             elif not usable or found is None:
                 self.matches.append(Match(f"{held.text} in map @{name}"))
                 self.action = Action.UNKNOWN
@@ -220,7 +228,7 @@ class _Decoder:
                     for element in found
                 ]
             return
-        negated = bool(_number(data.get(nf.NFTA_LOOKUP_FLAGS)) & nf.NFT_LOOKUP_F_INV)
+        negated = bool(nla.number_of(data.get(nf.NFTA_LOOKUP_FLAGS)) & nf.NFT_LOOKUP_F_INV)
         if not usable or found is None:
             self.matches.append(Match(f"{held.text}{' not' if negated else ''} in @{name}"))
         else:
@@ -240,13 +248,13 @@ class _Decoder:
         return len(element.low) == length
 
     def _take_immediate(self, data: Mapping[int, bytes]) -> None:
-        if _number(data.get(nf.NFTA_IMMEDIATE_DREG)) == nf.NFT_REG_VERDICT:
+        if nla.number_of(data.get(nf.NFTA_IMMEDIATE_DREG)) == nf.NFT_REG_VERDICT:
             self.action, self.target = parse_verdict_value(
                 nla.attributes(data.get(nf.NFTA_IMMEDIATE_DATA, b""))
             )
 
     def _take_nat(self, data: Mapping[int, bytes]) -> None:
-        source = _number(data.get(nf.NFTA_NAT_TYPE)) == nf.NFT_NAT_SNAT
+        source = nla.number_of(data.get(nf.NFTA_NAT_TYPE)) == nf.NFT_NAT_SNAT
         self.action = Action.SOURCE_NAT if source else Action.DESTINATION_NAT
 
     def _take_target(self, data: Mapping[int, bytes]) -> None:
@@ -274,13 +282,5 @@ def parse_verdict_value(data: Mapping[int, bytes]) -> tuple[Action, str]:
 
 def parse_verdict(parts: Mapping[int, bytes]) -> tuple[Action, str]:
     """Return action and target chain, from the attributes of the verdict itself."""
-    action = _VERDICTS.get(_number(parts.get(nf.NFTA_VERDICT_CODE)), Action.UNKNOWN)
+    action = _VERDICTS.get(nla.number_of(parts.get(nf.NFTA_VERDICT_CODE)), Action.UNKNOWN)
     return action, nla.text_of(parts.get(nf.NFTA_VERDICT_CHAIN, b""))
-
-
-def _number(data: bytes | None) -> int:
-    return int.from_bytes(data, "big") if data else 0
-
-
-def _value(data: bytes) -> bytes:
-    return nla.attributes(data).get(nf.NFTA_DATA_VALUE, b"")

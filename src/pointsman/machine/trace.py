@@ -217,33 +217,29 @@ def parse_trace_event(answer: Answer) -> TraceEvent | None:
     if answer.kind != (nfnl.SUBSYS_NFTABLES << 8) | nf.NFT_MSG_TRACE:
         return None
     found = nfnl.parse_attributes(answer)
-    kind = _number(found, nf.NFTA_TRACE_TYPE)
+    kind = nla.number_of(found.get(nf.NFTA_TRACE_TYPE))
     by_policy = kind == nf.NFT_TRACETYPE_POLICY
     if by_policy:
-        dropped = _number(found, nf.NFTA_TRACE_POLICY) == nf.NF_DROP
+        dropped = nla.number_of(found.get(nf.NFTA_TRACE_POLICY)) == nf.NF_DROP
         action, target = Action.DROP if dropped else Action.ACCEPT, ""
     elif kind == nf.NFT_TRACETYPE_RETURN:
         action, target = Action.RETURN, ""
     else:
         action, target = parse_verdict(nla.attributes(found.get(nf.NFTA_TRACE_VERDICT, b"")))
     return TraceEvent(
-        packet=_number(found, nf.NFTA_TRACE_ID),
+        packet=nla.number_of(found.get(nf.NFTA_TRACE_ID)),
         table=f"{FAMILY_KEYWORDS.get(answer.payload[0], '?')} {nla.text_of(found.get(nf.NFTA_TRACE_TABLE, b''))}",
         chain=nla.text_of(found.get(nf.NFTA_TRACE_CHAIN, b"")),
-        handle=_number(found, nf.NFTA_TRACE_RULE_HANDLE),
+        handle=nla.number_of(found.get(nf.NFTA_TRACE_RULE_HANDLE)),
         action=action,
         target=target,
         by_policy=by_policy,
         header=_header(
             found.get(nf.NFTA_TRACE_NETWORK_HEADER, b""), found.get(nf.NFTA_TRACE_TRANSPORT_HEADER, b"")
         ),
-        in_interface=_number(found, nf.NFTA_TRACE_IIF),
-        out_interface=_number(found, nf.NFTA_TRACE_OIF),
+        in_interface=nla.number_of(found.get(nf.NFTA_TRACE_IIF)),
+        out_interface=nla.number_of(found.get(nf.NFTA_TRACE_OIF)),
     )
-
-
-def _number(found: dict[int, bytes], attribute: int) -> int:
-    return int.from_bytes(found.get(attribute, b""), "big")
 
 
 def _header(network: bytes, transport: bytes) -> Header | None:

@@ -16,7 +16,7 @@ from pointsman.errors import NotSupported
 from pointsman.kernel import attributes as nla
 from pointsman.kernel import nf_tables as nf
 from pointsman.kernel.netlink import Answer
-from pointsman.kernel.nfnl import NftablesSocket, parse_attributes
+from pointsman.kernel.nfnl import NftablesSocket, parse_attributes, parse_comment, parse_value
 
 _TABLE_NAME = encode.table_name()
 
@@ -70,14 +70,6 @@ class KernelTable(msgspec.Struct, frozen=True):
     """Without those that are part of a rule."""
 
 
-def _number(data: bytes | None) -> int:
-    return int.from_bytes(data, "big") if data else 0
-
-
-def _comment(data: bytes) -> str:
-    return nla.text_of(data[2 : 2 + data[1]]) if len(data) > 2 and data[0] == 0 else ""
-
-
 class Reader:
     """Reads one family's table."""
 
@@ -94,10 +86,10 @@ class Reader:
             return None
         found = parse_attributes(answer)
         return TableHead(
-            _number(found.get(nf.NFTA_TABLE_HANDLE)),
-            _comment(found.get(nf.NFTA_TABLE_USERDATA, b"")),
-            _number(found.get(nf.NFTA_TABLE_FLAGS)),
-            _number(found.get(nf.NFTA_TABLE_OWNER)),
+            nla.number_of(found.get(nf.NFTA_TABLE_HANDLE)),
+            parse_comment(found.get(nf.NFTA_TABLE_USERDATA, b"")),
+            nla.number_of(found.get(nf.NFTA_TABLE_FLAGS)),
+            nla.number_of(found.get(nf.NFTA_TABLE_OWNER)),
         )
 
     def table(self) -> KernelTable | None:
@@ -200,7 +192,7 @@ def parse_chains(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelChain
     """Return chains by name, from the attributes of their messages; `parse_sets` does the same for sets."""
     return {
         nla.text_of(found[nf.NFTA_CHAIN_NAME]): KernelChain(
-            _number(found.get(nf.NFTA_CHAIN_USE)), _hook(found)
+            nla.number_of(found.get(nf.NFTA_CHAIN_USE)), _hook(found)
         )
         for found in listed
     }
@@ -209,15 +201,11 @@ def parse_chains(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelChain
 def parse_sets(listed: Iterable[Mapping[int, bytes]]) -> dict[str, KernelSet]:
     return {
         nla.text_of(found[nf.NFTA_SET_NAME]): KernelSet(
-            _shape(found), _number(found[nf.NFTA_SET_COUNT]) if nf.NFTA_SET_COUNT in found else None
+            _shape(found), nla.number_of(found[nf.NFTA_SET_COUNT]) if nf.NFTA_SET_COUNT in found else None
         )
         for found in listed
-        if not _number(found.get(nf.NFTA_SET_FLAGS)) & nf.NFT_SET_ANONYMOUS
+        if not nla.number_of(found.get(nf.NFTA_SET_FLAGS)) & nf.NFT_SET_ANONYMOUS
     }
-
-
-def _value(data: bytes) -> bytes:
-    return nla.attributes(data).get(nf.NFTA_DATA_VALUE, b"")
 
 
 def _elements(answer: Answer, spec: SetSpec) -> Iterator[KernelElement]:
@@ -232,11 +220,11 @@ def _element(parts: dict[int, bytes], spec: SetSpec) -> KernelElement:
     if held is not None and spec.data is Data.VERDICT:
         verdict = _verdict(nla.attributes(nla.attributes(held).get(nf.NFTA_DATA_VERDICT, b"")))
     elif held is not None:
-        data = _value(held)
+        data = parse_value(held)
     end = parts.get(nf.NFTA_SET_ELEM_KEY_END)
     return KernelElement(
-        _value(parts.get(nf.NFTA_SET_ELEM_KEY, b"")),
-        _value(end) if end is not None else b"",
+        parse_value(parts.get(nf.NFTA_SET_ELEM_KEY, b"")),
+        parse_value(end) if end is not None else b"",
         data,
         verdict,
         parse_packets(parts.get(nf.NFTA_SET_ELEM_EXPR)),
@@ -252,7 +240,7 @@ _VERDICTS = {
 
 
 def _verdict(parts: dict[int, bytes]) -> str:
-    code = _number(parts.get(nf.NFTA_VERDICT_CODE))
+    code = nla.number_of(parts.get(nf.NFTA_VERDICT_CODE))
     verb = _VERDICTS.get(code, f"verdict {code}")
     chain = parts.get(nf.NFTA_VERDICT_CHAIN)
     return verb if chain is None else f"{verb} {nla.text_of(chain)}"
@@ -264,20 +252,20 @@ def _hook(found: Mapping[int, bytes]) -> Hook | None:
     hook = nla.attributes(found[nf.NFTA_CHAIN_HOOK])
     return Hook(
         nla.text_of(found.get(nf.NFTA_CHAIN_TYPE, b"")),
-        _number(hook.get(nf.NFTA_HOOK_HOOKNUM)),
+        nla.number_of(hook.get(nf.NFTA_HOOK_HOOKNUM)),
         int.from_bytes(hook.get(nf.NFTA_HOOK_PRIORITY, b""), "big", signed=True),
-        _number(found.get(nf.NFTA_CHAIN_POLICY)),
+        nla.number_of(found.get(nf.NFTA_CHAIN_POLICY)),
     )
 
 
 def _shape(found: Mapping[int, bytes]) -> SetShape:
-    data_type = _number(found.get(nf.NFTA_SET_DATA_TYPE))
+    data_type = nla.number_of(found.get(nf.NFTA_SET_DATA_TYPE))
     # The length of a verdict is the kernel's own affair: it ignores what is sent and reports what it needs.
-    data_length = 0 if data_type == nf.NFT_DATA_VERDICT else _number(found.get(nf.NFTA_SET_DATA_LEN))
+    data_length = 0 if data_type == nf.NFT_DATA_VERDICT else nla.number_of(found.get(nf.NFTA_SET_DATA_LEN))
     return SetShape(
-        _number(found.get(nf.NFTA_SET_FLAGS)),
-        _number(found.get(nf.NFTA_SET_KEY_TYPE)),
-        _number(found.get(nf.NFTA_SET_KEY_LEN)),
+        nla.number_of(found.get(nf.NFTA_SET_FLAGS)),
+        nla.number_of(found.get(nf.NFTA_SET_KEY_TYPE)),
+        nla.number_of(found.get(nf.NFTA_SET_KEY_LEN)),
         data_type,
         data_length,
     )
