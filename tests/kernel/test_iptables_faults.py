@@ -282,7 +282,7 @@ def test_a_table_that_others_put_to_sleep_is_noticed_shown_and_woken(host: Host,
     found = host.backend.drift()
     assert str(found) == f"table ip {table}: changed (dormant instead of active)"
     assert host.differences() == [Difference(f"table ip {table}", "active", "dormant")]
-    assert f"table ip {table} was dormant" in host.sync(full=True).notes
+    assert host.sync(full=True).corrected == [found]
     assert (host.backend.drift(), host.differences()) == (None, [])
     listed = subprocess.run(["nft", "list", "table", "ip", table], capture_output=True, text=True, check=True)
     assert "dormant" not in listed.stdout

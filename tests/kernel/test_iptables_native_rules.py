@@ -102,7 +102,9 @@ def test_syncs_go_on_while_such_rules_are_there(node: Namespace, rule: str) -> N
     spoil(node, rule)
     report = sync(backend, full=True)
     assert report.rejected == {}
-    assert "move them" in " ".join(report.notes)
+    (condition,) = report.conditions
+    assert condition.type == "TablesReadable"
+    assert "move them" in condition.message
     assert runner().chain_exists(NAT, "KUBE-SERVICES")
 
 

@@ -78,7 +78,7 @@ def test_a_restart_over_our_own_table_keeps_affinity_and_its_handle(
     restarted = NftablesBackend(Family.IPV4)
     report = restarted.sync(everything(NODE, plans))
     restarted.close()
-    assert report.notes == ()
+    assert report.corrected == []
     assert table_handle(namespace) == before
     assert "10.244.7.7" in namespace.run(["nft", "list", "set", "ip", "kube-proxy", first])
     assert "10.244.7.7" not in namespace.run(["nft", "list", "set", "ip", "kube-proxy", second])
@@ -133,7 +133,7 @@ def test_kube_proxys_table_is_taken_over_in_one_transaction(
     report = backend.sync(everything(NODE, some_plans()))
     assert socket.generation() == before + 1
     socket.close()
-    assert any("replaced table ip kube-proxy" in note for note in report.notes)
+    assert [found.what for found in report.corrected] == ["table ip kube-proxy"]
     assert backend.comparison(everything(NODE, some_plans())).differences() == []
 
 

@@ -138,8 +138,8 @@ class SyncReport(msgspec.Struct, frozen=True):
     batch_bytes: int = 0
     drift: Difference | None = None
     """An external change that this sync found and repaired by loading everything."""
-    notes: Sequence[str] = ()
-    """What an operator should know: external objects that were removed."""
+    corrected: Sequence[Difference] = ()
+    """What a full sync found besides our own rules and corrected: leftovers, another proxy's table, dormant tables."""
     conditions: Sequence[Condition] = ()
     """What works less well than configured as of this sync."""
 

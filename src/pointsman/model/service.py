@@ -19,7 +19,12 @@ from pointsman.model.addresses import (
     family_of,
     find_unusable_reason,
 )
-from pointsman.model.balancing import NO_REQUEST, BalancingRequest, parse_balancing_request
+from pointsman.model.balancing import (
+    IPVS_SCHEDULERS,
+    NO_REQUEST,
+    BalancingRequest,
+    parse_balancing_request,
+)
 from pointsman.model.findings import Code, Finding, bad_annotation, clip
 from pointsman.model.objects import SERVICE_PROXY_NAME_LABEL, Ingress, Service, ServicePortSpec
 
@@ -87,7 +92,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, gc=False):
     created: str = ""
     """creationTimestamp: the older Service wins a contested address."""
     ipvs_scheduler: str = ""
-    """Requested for ipvs mode only."""
+    """Requested for ipvs mode only; one of `IPVS_SCHEDULERS`, or empty."""
     balancing: BalancingRequest = NO_REQUEST
     port_count: int = 1
     """Number of ports of the Service: they share the limit of hash tables."""
@@ -228,7 +233,7 @@ def _parse_settings(
         affinity_seconds=_parse_affinity_seconds(service, findings),
         health_check_node_port=_parse_health_check_node_port(service, findings),
         created=meta.creation_timestamp or "",
-        ipvs_scheduler=meta.annotation(IPVS_SCHEDULER_ANNOTATION) or "",
+        ipvs_scheduler=_parse_ipvs_scheduler(service, findings),
         balancing=parse_balancing_request(meta, findings),
         port_count=len(spec.ports or ()),
         external_ips_ignored=addresses.external_ips_ignored,
@@ -367,6 +372,14 @@ def _parse_all_frontends(service: Service, findings: list[Finding]) -> bool:
         )
         findings.append(bad)
     return _RESTRICTED_FRONTENDS.get(text, True)
+
+
+def _parse_ipvs_scheduler(service: Service, findings: list[Finding]) -> str:
+    name = service.metadata.annotation(IPVS_SCHEDULER_ANNOTATION) or ""
+    if not name or name in IPVS_SCHEDULERS:
+        return name
+    findings.append(bad_annotation(IPVS_SCHEDULER_ANNOTATION, name, f"one of {', '.join(IPVS_SCHEDULERS)}"))
+    return ""
 
 
 def _parse_health_check_node_port(service: Service, findings: list[Finding]) -> int:

@@ -66,8 +66,8 @@ class Reporter(SyncListener):
         status.without_local_endpoints = totals.without_local_internal + totals.without_local_external
         status.last_error = ""
         _remember(status, SyncPoint(now, outcome.seconds, report.full, len(outcome.changes)))
-        for note in report.notes:
-            _log.info("Sync note", ipFamily=family.value, note=note)
+        for difference in report.corrected:
+            _log.info("Corrected kernel state", ipFamily=family.value, what=str(difference))
         _log.info(
             "Synced",
             v=0 if outcome.first else 2,

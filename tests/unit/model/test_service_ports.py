@@ -130,6 +130,14 @@ def test_source_ranges_may_be_asked_for_everywhere_and_a_typing_error_asks_for_i
     assert [finding.code.value for finding in findings] == reasons
 
 
+@pytest.mark.parametrize("value", ["fastest", "rr; rm -rf /"])
+def test_an_unknown_ipvs_scheduler_is_ignored_so_that_the_kernel_looks_for_no_such_module(value: str) -> None:
+    asking = service(metadata={"annotations": {"pointsman.dev/ipvs-scheduler": value}})
+    ports, findings, _ = parse_service_ports(asking, Family.IPV4)
+    assert [port.service.ipvs_scheduler for port in ports.values()] == [""]
+    assert [finding.code for finding in findings] == [Code.BAD_ANNOTATION]
+
+
 @pytest.mark.parametrize(
     ("ranges", "expected"),
     [

@@ -9,7 +9,7 @@ the state of the tables is unknown, and the next sync is a full one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -51,7 +51,7 @@ from pointsman.backends.iptables.settings import (
 )
 from pointsman.backends.netfilter import names
 from pointsman.backends.netfilter.names import FILTER, NAT
-from pointsman.backends.netfilter.runners import activate_dormant, diff_dormant
+from pointsman.backends.netfilter.runners import activate_dormant, describe_unreadable, diff_dormant
 from pointsman.backends.netfilter.tables import Jump, parse_chains
 from pointsman.conditions import Condition
 from pointsman.errors import KernelError
@@ -152,21 +152,23 @@ class IptablesBackend(Backend):
             request.plans, lambda plan: self._compile(plan, settings, comments), rejected
         )
         abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
-        notes: list[str] = []
+        conditions: list[Condition] = []
 
         def batch() -> Batch:
             for name in rejected:
                 fragments.pop(name, None)
-            return self._build_full_batch(settings, fragments, notes)
+            conditions.clear()
+            return self._build_full_batch(settings, fragments, conditions)
 
         text = self._restore(batch, dict(fragments), rejected, len(request.plans))
-        notes += activate_dormant(self._ruleset)
+        corrected = activate_dormant(self._ruleset)
         self._committed = Committed(fragments)
         self._rejected = rejected
         if settings.localhost_node_ports:
             found = self._sysctls.ensure(ROUTE_LOCALNET, 1)
-            self._conditions = () if found is None else (_without_localhost(found),)
-        return self._report(True, text, notes)
+            conditions += [] if found is None else [_without_localhost(found)]
+        self._conditions = tuple(conditions)
+        return self._report(True, text, corrected)
 
     def _prepare(self, request: SyncRequest) -> Settings:
         """Create the counters where the kernel can, and return what rules are made from."""
@@ -185,12 +187,13 @@ class IptablesBackend(Backend):
         )
         return build_settings(request.context, facts, localhost_node_ports=self._localhost_node_ports)
 
-    def _build_full_batch(self, settings: Settings, fragments: Fragments, notes: list[str]) -> Batch:
-        notes.clear()
+    def _build_full_batch(
+        self, settings: Settings, fragments: Fragments, conditions: list[Condition]
+    ) -> Batch:
         try:
             tables = {table: parse_chains(self._runner.save(table)) for table in (FILTER, NAT)}
         except KernelError as error:
-            notes.append(f"stale chains are not deleted: {error}")
+            conditions.append(describe_unreadable(error))
             return self._build_blind_batch(settings, fragments)
         remove_leftovers(self._runner.restore, tables)
         stale = set(filter(names.is_service_chain, tables[NAT]))
@@ -250,7 +253,7 @@ class IptablesBackend(Backend):
         text = self._restore(batch, compiled, rejected, len(request.plans))
         committed.update({name: after.get(name) for name in request.changed})
         self._rejected = rejected
-        return self._report(False, text, ())
+        return self._report(False, text)
 
     # both
 
@@ -286,7 +289,7 @@ class IptablesBackend(Backend):
                 continue
             return text
 
-    def _report(self, full: bool, text: bytes, notes: Iterable[str]) -> SyncReport:
+    def _report(self, full: bool, text: bytes, corrected: Sequence[Difference] = ()) -> SyncReport:
         totals = {
             FILTER: self._committed.filter_rules + self._frame_rules[FILTER],
             NAT: self._committed.nat_rules + self._frame_rules[NAT],
@@ -297,7 +300,7 @@ class IptablesBackend(Backend):
             rules_total=totals,
             rules_last={table: count_rules(text, table) for table in totals},
             batch_bytes=len(text),
-            notes=tuple(notes),
+            corrected=corrected,
             conditions=self._conditions,
         )
 

@@ -104,8 +104,7 @@ def compare_kernel(
 
     `rules` are given when these are the plans of some service ports only: rules depend on all of them.
     """
-    fragments = compile_each(plans, Compiler(context, schedulers).compile, {})
-    desired = Ledger({name: fragment.rows for name, fragment in fragments.items()})
+    desired = Ledger(compile_each(plans, Compiler(context, schedulers).compile, {}))
     with contextlib.closing(Sockets(context.family)) as sockets:
         found = sockets.read(desired, only_desired=rules is not None)
     rules = rules or desired_rules(desired, context, random_fully=random_fully)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import msgspec
-
 from pointsman.backends.ipvs import sets
 from pointsman.backends.ipvs.schedulers import MAGLEV, Choice, Schedulers
 from pointsman.backends.ipvs.sets import SetSpec
@@ -52,14 +50,6 @@ class ServerRow(NamedTuple):
     """The only real servers that may wait for the end of their connections when they leave; None for all."""
 
 
-class Fragment(msgspec.Struct, frozen=True, gc=False):
-    """What one service port wants in the kernel."""
-
-    rows: tuple[Row, ...] = ()
-    note: str = ""
-    """What an operator should know about it."""
-
-
 def node_addresses(context: NodeContext) -> tuple[bytes, ...]:
     """Return the node's own addresses that Services may use: no loopback, no IPv6 link-local."""
     return tuple(address for address in context.addresses_in_rules if _is_usable(address))
@@ -87,10 +77,9 @@ class Compiler:
         self._node_ip = context.node_ips[0] if context.node_ips else b""
         self._names = {spec: spec.name(context.family) for spec in sets.ALL}
 
-    def compile(self, plan: ServicePlan) -> Fragment:
+    def compile(self, plan: ServicePlan) -> tuple[Row, ...]:
         """Return the rows of a service port."""
-        choice = self._schedulers.choose(plan)
-        rows = _Rows(plan, choice, self._names)
+        rows = _Rows(plan, self._schedulers.choose(plan), self._names)
         protocol = plan.port.protocol.value
         for endpoint in plan.endpoints.all:
             if endpoint.local:
@@ -105,7 +94,7 @@ class Compiler:
             rows.add_entry(
                 sets.HEALTH_CHECK_NODE_PORT, SetEntry(port=plan.port.service.health_check_node_port)
             )
-        return Fragment(rows.result(), f"{plan.name}: {choice.problem}" if choice.problem else "")
+        return rows.result()
 
     def _add_address(self, rows: _Rows, frontend: Frontend, protocol: int) -> None:
         address, port = frontend.address, frontend.port

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from pointsman.backends.contract import Setup
 from pointsman.backends.ipvs import sets
-from pointsman.backends.ipvs.schedulers import KNOWN
 from pointsman.backends.netfilter.runners import missing_programs
 from pointsman.conditions import Condition
 from pointsman.kernel.ipset import IpsetSocket
 from pointsman.kernel.ipvs import IpvsSocket
 from pointsman.kernel.sysctl import Sysctls, parse_kernel_version
 from pointsman.model.addresses import Family
+from pointsman.model.balancing import IPVS_SCHEDULERS
 
 _REUSE_MODE_APPEARED = (4, 1)
 _REUSE_MODE_HARMLESS = (5, 9)
@@ -27,8 +27,8 @@ def scheduler_of(setup: Setup) -> str:
 def preflight(setup: Setup, family: Family) -> list[str]:
     """Return what is missing; raises NotSupported, naming the kernel option, without IPVS or a type of ipset."""
     scheduler = scheduler_of(setup)
-    if scheduler not in KNOWN:
-        return [f"ipvs.scheduler {scheduler!r} is unknown; use one of {', '.join(sorted(KNOWN))}"]
+    if scheduler not in IPVS_SCHEDULERS:
+        return [f"ipvs.scheduler {scheduler!r} is unknown; use one of {', '.join(sorted(IPVS_SCHEDULERS))}"]
     ipvs = IpvsSocket()
     try:
         if not ipvs.has_scheduler(scheduler):

@@ -20,7 +20,7 @@ from pointsman.model.node_context import NodeContext
 def build_ledger(request: SyncRequest, scheduler: str) -> Ledger:
     """Return the rows of all plans; the kernel is taken to have every scheduler."""
     compiler = Compiler(request.context, Schedulers(scheduler))
-    return Ledger({name: compiler.compile(plan).rows for name, plan in request.plans.items()})
+    return Ledger({name: compiler.compile(plan) for name, plan in request.plans.items()})
 
 
 def render(request: SyncRequest, scheduler: str = "rr") -> str:

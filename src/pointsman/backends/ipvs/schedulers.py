@@ -1,19 +1,18 @@
 """The scheduler of a Service: the configured one, or the one its annotation requests where the kernel has it. Pure.
 
-A bad annotation is ignored: its Service gets the default scheduler, and a note says why. Whether the kernel has a scheduler is
-found out before anything is compiled, for those that `requested_schedulers` names.
+Whether the kernel has a scheduler is probed before anything is compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from pointsman.model.balancing import IPVS_SCHEDULERS, SCHEDULER_ANNOTATION, Scheduler
-from pointsman.model.plan import ServicePlan
-from pointsman.model.service import IPVS_SCHEDULER_ANNOTATION
+import msgspec
 
-KNOWN = frozenset(IPVS_SCHEDULERS)
+from pointsman.model.balancing import IPVS_SCHEDULERS, Scheduler
+from pointsman.model.plan import ServicePlan
+
 MAGLEV = "mh"
 
 _CLOSEST = {
@@ -27,63 +26,52 @@ _CLOSEST = {
 
 
 class Choice(NamedTuple):
-    """A scheduler, and why it is not the requested one."""
+    """An IPVS scheduler."""
 
     name: str
-    problem: str = ""
     by_port: bool = True
     """With `mh`: the client's port is part of the hash."""
 
 
-class _Request(NamedTuple):
-    name: str
-    annotation: str
-    by_port: bool = True
-
-
-def requested_schedulers(plans: Iterable[ServicePlan]) -> set[str]:
-    """Return the IPVS schedulers that plans request; a name that is no scheduler never gets to the kernel."""
-    requests = map(_request, plans)
-    return {request.name for request in requests if request is not None and request.name in KNOWN}
-
-
-def _request(plan: ServicePlan) -> _Request | None:
+def _find_request(plan: ServicePlan) -> Choice | None:
     """Return what a service port requests: the annotation for this mode has precedence over the one for all modes."""
-    port, balancing = plan.port, plan.balancing
-    if port.service.ipvs_scheduler:
-        return _Request(port.service.ipvs_scheduler, IPVS_SCHEDULER_ANNOTATION)
-    word, scheduler = port.service.balancing.requested_name, port.service.balancing.scheduler
+    settings, balancing = plan.port.service, plan.balancing
+    if settings.ipvs_scheduler:
+        return Choice(settings.ipvs_scheduler)
+    word, scheduler = settings.balancing.requested_name, settings.balancing.scheduler
     if scheduler is None and balancing is not None and balancing.scheduler is Scheduler.WEIGHTED:
         scheduler = Scheduler.WEIGHTED
-    if scheduler is None or word in KNOWN:
-        return _Request(word, SCHEDULER_ANNOTATION) if word else None
+    if scheduler is None or word in IPVS_SCHEDULERS:
+        return Choice(word) if word else None
     name = _CLOSEST[scheduler]
     if scheduler is Scheduler.LEAST_CONNECTIONS and balancing is not None and balancing.weights:
         name = "wlc"
-    return _Request(name, SCHEDULER_ANNOTATION, by_port=scheduler is not Scheduler.SOURCE_HASH)
+    return Choice(name, by_port=scheduler is not Scheduler.SOURCE_HASH)
 
 
-class Schedulers:
-    """Chooses among the schedulers of a kernel; those that nothing is known about are taken to exist."""
+class Schedulers(msgspec.Struct, frozen=True):
+    """The schedulers of a kernel; those that were not probed are taken to exist."""
 
-    def __init__(self, default: str, missing: Collection[str] = ()) -> None:
-        self.default = default
-        self._missing = missing
+    default: str
+    """Of Services that request none, and instead of missing ones."""
+    probed: Mapping[str, bool] = {}
+    """Whether the kernel has them."""
+
+    def probe(self, plans: Iterable[ServicePlan], has_scheduler: Callable[[str], bool]) -> Schedulers:
+        """Return the same with everything that plans request; `has_scheduler` asks the kernel, once for each name."""
+        requests = (_find_request(plan) for plan in plans)
+        requested = {request.name for request in requests if request is not None}
+        new = requested - self.probed.keys() - {self.default}
+        return Schedulers(self.default, {**self.probed, **{name: has_scheduler(name) for name in new}})
 
     def choose(self, plan: ServicePlan) -> Choice:
-        """Return the requested scheduler, or the default one and why."""
-        request = _request(plan)
-        if request is None:
-            return Choice(self.default)
-        if request.name not in KNOWN:
-            known = ", ".join(sorted(KNOWN))
-            return self._fall_back(request, f"{request.name!r} is no IPVS scheduler (known are {known})")
-        if request.name in self._missing:
-            return self._fall_back(
-                request, f"this kernel lacks scheduler {request.name} (module ip_vs_{request.name})"
-            )
-        return Choice(request.name, by_port=request.by_port)
+        """Return the requested scheduler, or the default one where the kernel lacks it."""
+        request = _find_request(plan) or Choice(self.default)
+        if self.probed.get(request.name, True):
+            return request
+        return Choice(self.default, request.by_port)
 
-    def _fall_back(self, request: _Request, why: str) -> Choice:
-        problem = f"annotation {request.annotation}: {why}; using {self.default}"
-        return Choice(self.default, problem, request.by_port)
+    @property
+    def missing(self) -> list[str]:
+        """Requested schedulers that the kernel lacks, sorted."""
+        return sorted(name for name, found in self.probed.items() if not found)

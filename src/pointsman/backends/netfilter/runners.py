@@ -7,6 +7,8 @@ from typing import Protocol
 
 from pointsman.backends.contract import Difference
 from pointsman.backends.netfilter import names
+from pointsman.conditions import Condition
+from pointsman.errors import KernelError
 from pointsman.kernel.command import SystemCommands
 from pointsman.kernel.iptables import Incompatible, Iptables
 from pointsman.kernel.iptables_programs import choose_variant, variants_in_use
@@ -46,13 +48,17 @@ def diff_dormant(ruleset: NftRuleset | None) -> list[Difference]:
     return [Difference(ruleset.describe(table), "active", "dormant") for table in ruleset.dormant(_TABLES)]
 
 
-def activate_dormant(ruleset: NftRuleset | None) -> list[str]:
-    """Activate dormant tables; return what an operator should know. Raises KernelError."""
-    if ruleset is None:
-        return []
-    dormant = ruleset.dormant(_TABLES)
-    ruleset.activate(dormant)
-    return [f"{ruleset.describe(table)} was dormant" for table in dormant]
+def activate_dormant(ruleset: NftRuleset | None) -> list[Difference]:
+    """Activate dormant tables; return what they were. Raises KernelError."""
+    found = diff_dormant(ruleset)
+    if ruleset is not None and found:
+        ruleset.activate(ruleset.dormant(_TABLES))
+    return found
+
+
+def describe_unreadable(error: KernelError) -> Condition:
+    """Return the condition of tables that iptables cannot list."""
+    return Condition.false("TablesReadable", "Unreadable", f"leftover rules are not removed: {error}")
 
 
 def runners_in_use(families: Iterable[Family]) -> list[Iptables]:

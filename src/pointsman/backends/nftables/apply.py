@@ -148,15 +148,15 @@ class NftablesBackend(Backend):
             fragments = self._compile_all(request, rejected)
             abort_if_mostly_rejected(rejected, len(request.plans), self._rejected)
             contents, batch, size = self._load(request, fragments, table, rejected)
-        notes: list[str] = []
+        corrected: list[Difference] = []
         if table is not None and table.head.comment != contents.comment:
-            made_by = table.head.comment or "no comment"
-            notes.append(f"replaced table {self._traits.keyword} {TABLE} ({made_by})")
+            what = f"table {self._traits.keyword} {TABLE}"
+            corrected.append(Difference(what, contents.comment, table.head.comment or "no comment"))
         self._contents = contents
         self._rejected = rejected
         self._totals.restarted()
         self._drift_check.on_loaded(generation + 1, self._reader())
-        return self._report(contents, batch, size, full=True, drift=found, notes=notes)
+        return self._report(contents, batch, size, full=True, drift=found, corrected=corrected)
 
     def _load(
         self,
@@ -246,7 +246,7 @@ class NftablesBackend(Backend):
         *,
         full: bool,
         drift: Difference | None = None,
-        notes: Sequence[str] = (),
+        corrected: Sequence[Difference] = (),
     ) -> SyncReport:
         return SyncReport(
             full=full,
@@ -255,7 +255,7 @@ class NftablesBackend(Backend):
             rules_last=batch.element_counts(),
             batch_bytes=size,
             drift=drift,
-            notes=tuple(notes),
+            corrected=corrected,
             conditions=(_NO_HASH,) if self._unhashed else (),
         )
 

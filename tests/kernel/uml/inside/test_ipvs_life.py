@@ -116,7 +116,9 @@ def test_an_ipv6_address_that_is_not_routed_locally_is_reported_and_holds_nothin
     world.in_node("ip", "-6", "rule", "add", "priority", "1", "to", WEB.address("lb", 6), "unreachable")
     try:
         report = world.apply([WEB])[Family.IPV6].report
-        assert report.notes == (f"{WEB.address('lb', 6)} on kube-ipvs0 is not routed locally",)
+        (condition,) = report.conditions
+        assert condition.type == "AddressesRouted"
+        assert condition.message == f"not routed locally on kube-ipvs0: {WEB.address('lb', 6)}"
         assert not report.rejected
         assert world.answerers("pod3", WEB, family=6) == {"pod1", "pod2", "pod4"}
     finally:
@@ -279,7 +281,7 @@ def test_a_restart_over_existing_state_writes_no_server_and_loses_no_connection(
     for outcome in world.apply([WEB, STICKY, DNS]).values():
         assert outcome.report.full
         assert set(outcome.report.rules_last) == {"nat", "filter"}
-        assert not outcome.report.notes
+        assert not outcome.report.corrected
     assert flow.ask().by == server
     flow.close()
 
@@ -494,16 +496,16 @@ def test_a_scheduler_can_be_chosen_per_service(world: IpvsWorld) -> None:
     annotated = WEB.manifests()[0]
     for wish, scheduler, complaint in (
         ("lc", "lc", ""),
-        ("bogus", "rr", "no IPVS scheduler"),
-        ("sed", "rr", "lacks"),
+        ("bogus", "rr", ""),
+        ("sed", "rr", "lacks IPVS schedulers that Services request: sed"),
     ):
         annotated["metadata"]["annotations"] = {"pointsman.dev/ipvs-scheduler": wish}
         manifests = [annotated, *WEB.manifests()[1:]]
         outcome = world.apply_manifests(Family.IPV4, manifests)
         assert f"-A -t 10.96.1.1:80 -s {scheduler}" in world.in_node("ipvsadm", "-Sn")
-        assert complaint in " ".join(outcome.report.notes)
+        assert complaint in " ".join(condition.message for condition in outcome.report.conditions)
         assert not outcome.report.rejected
-    assert not outcomes[Family.IPV4].report.notes
+    assert not outcomes[Family.IPV4].report.conditions
 
 
 def test_a_scheduler_that_is_not_loaded_yet_is_loaded_when_a_service_asks_for_it(world: IpvsWorld) -> None:
@@ -514,7 +516,7 @@ def test_a_scheduler_that_is_not_loaded_yet_is_loaded_when_a_service_asks_for_it
     manifests[0]["metadata"]["annotations"] = {"pointsman.dev/ipvs-scheduler": "nq"}
     outcome = world.apply_manifests(Family.IPV4, manifests)
     assert "-A -t 10.96.1.1:80 -s nq" in world.in_node("ipvsadm", "-Sn")
-    assert not outcome.report.notes
+    assert not outcome.report.conditions
     assert world.answerers("pod3", WEB) == {"pod1", "pod2", "pod4"}
 
 

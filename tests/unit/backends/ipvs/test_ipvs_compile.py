@@ -12,12 +12,12 @@ from pointsman.backends.ipvs.compile import (
     BLOCKED,
     SERVER,
     Compiler,
-    Fragment,
     ServerRow,
     node_addresses,
     node_port_addresses,
 )
 from pointsman.backends.ipvs.schedulers import Schedulers
+from pointsman.backends.ledger import Row
 from pointsman.kernel.ipset_objects import SetEntry
 from pointsman.kernel.ipvs_objects import PERSISTENT, SCHEDULER_2, RealKey, VirtualKey
 from pointsman.model.addresses import Family, cidr_from_text
@@ -34,27 +34,27 @@ LOCAL = endpoint("10.244.1.1", local=True)
 REMOTE = endpoint("10.244.2.1")
 
 
-def compiled(port: ServicePort, *endpoints: Endpoint, node: NodeContext = HERE) -> Fragment:
+def compiled(port: ServicePort, *endpoints: Endpoint, node: NodeContext = HERE) -> tuple[Row, ...]:
     return Compiler(node, Schedulers("rr")).compile(plan(port, *endpoints, node_context=node))
 
 
-def reals(fragment: Fragment) -> dict[str, list[str]]:
+def reals(fragment: tuple[Row, ...]) -> dict[str, list[str]]:
     return {str(row.server.key): [str(real) for real in row.weights] for row in servers(fragment)}
 
 
-def servers(fragment: Fragment) -> list[ServerRow]:
-    return [row.value for row in fragment.rows if row.kind == SERVER]
+def servers(fragment: tuple[Row, ...]) -> list[ServerRow]:
+    return [row.value for row in fragment if row.kind == SERVER]
 
 
-def keys(fragment: Fragment, kind: str) -> tuple[Any, ...]:
-    return tuple(row.key for row in fragment.rows if row.kind == kind)
+def keys(fragment: tuple[Row, ...], kind: str) -> tuple[Any, ...]:
+    return tuple(row.key for row in fragment if row.kind == kind)
 
 
-def members(fragment: Fragment) -> list[tuple[str, SetEntry]]:
-    return [(row.kind, row.key) for row in fragment.rows if isinstance(row.key, SetEntry)]
+def members(fragment: tuple[Row, ...]) -> list[tuple[str, SetEntry]]:
+    return [(row.kind, row.key) for row in fragment if isinstance(row.key, SetEntry)]
 
 
-def entries(fragment: Fragment) -> set[str]:
+def entries(fragment: tuple[Row, ...]) -> set[str]:
     return {f"{name} {entry}" for name, entry in members(fragment)}
 
 
@@ -171,12 +171,6 @@ def test_affinity_and_scheduler_are_the_servers_settings() -> None:
     assert (server.scheduler, server.flags, server.timeout) == ("mh", SCHEDULER_2, 0)
     (server, _, _), *_ = servers(compiled(service_port(ipvs_scheduler="sh"), REMOTE))
     assert server.flags == 0
-
-
-def test_a_scheduler_that_cannot_be_had_is_noted_and_the_default_serves() -> None:
-    fragment = compiled(service_port(ipvs_scheduler="fastest"), REMOTE)
-    assert servers(fragment)[0].server.scheduler == "rr"
-    assert fragment.note.startswith("default/web:http: annotation pointsman.dev/ipvs-scheduler: 'fastest'")
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import pytest
 from tests.factory import packed, plan, service_port
 
 from pointsman.backends.contract import Setup
+from pointsman.backends.ipvs.apply import describe_missing
 from pointsman.backends.ipvs.check import diff_keys, diff_servers
 from pointsman.backends.ipvs.compile import ADDRESS, SERVER, ServerRow
 from pointsman.backends.ipvs.drain import Draining
 from pointsman.backends.ipvs.preflight import preflight, wanted_sysctls
-from pointsman.backends.ipvs.schedulers import Choice, Schedulers, requested_schedulers
+from pointsman.backends.ipvs.schedulers import Choice, Schedulers
 from pointsman.backends.ipvs.steps import KernelState
 from pointsman.backends.ledger import Ledger, Row
 from pointsman.config.types import IPVirtualServer, KubeProxyConfiguration
@@ -52,29 +53,21 @@ def test_an_unknown_scheduler_names_the_known_ones() -> None:
     assert problem.startswith("ipvs.scheduler 'bogus' is unknown; use one of dh, fo, lblc")
 
 
-def choose(word: str) -> Choice:
-    return Schedulers("rr", {"sed"}).choose(plan(service_port(ipvs_scheduler=word)))
+def test_a_service_gets_the_scheduler_it_requests_or_the_default_and_a_condition() -> None:
+    plans = [plan(service_port(ipvs_scheduler=word)) for word in ("", "rr", "lc", "sed", "lc")]
+    asked: list[str] = []
 
+    def has_scheduler(name: str) -> bool:
+        asked.append(name)
+        return name != "sed"
 
-def test_a_service_gets_the_scheduler_it_requests_or_the_default_and_a_reason() -> None:
-    assert choose("") == Choice("rr")
-    assert choose("rr") == Choice("rr")
-    assert choose("lc") == Choice("lc")
-    name, problem, _ = choose("sed")
-    assert name == "rr"
-    assert (
-        "pointsman.dev/ipvs-scheduler: this kernel lacks scheduler sed (module ip_vs_sed); using rr"
-        in problem
-    )
-    name, problem, _ = choose("rr; rm -rf /")
-    assert name == "rr"
-    assert "is no IPVS scheduler" in problem
-
-
-def test_the_kernel_is_asked_for_no_other_name_than_that_of_a_scheduler() -> None:
-    """It would look for a module of that name."""
-    plans = [plan(service_port(ipvs_scheduler=word)) for word in ("", "lc", "sed", "lc", "rr; rm -rf /")]
-    assert requested_schedulers(plans) == {"lc", "sed"}
+    schedulers = Schedulers("rr").probe(plans, has_scheduler)
+    assert sorted(asked) == ["lc", "sed"]
+    assert list(map(schedulers.choose, plans)) == [Choice(name) for name in ("rr", "rr", "lc", "rr", "lc")]
+    (condition,) = describe_missing(schedulers)
+    assert (condition.type, condition.reason) == ("KernelFeatures", "SchedulerMissing")
+    assert condition.text.endswith("that Services request: sed; using rr: modprobe -a ip_vs_sed")
+    assert schedulers.probe(plans, pytest.fail) == schedulers
 
 
 def test_verification_names_every_kind_of_difference() -> None:
