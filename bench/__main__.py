@@ -51,6 +51,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "balancing": Benchmark("balancing"),
     "commands": Benchmark("commands"),
     "fleet": Benchmark("fleet"),
+    "hostile": Benchmark("hostile", in_all=False),
     "reliability": Benchmark("reliability.parts", in_all=False),
 }
 

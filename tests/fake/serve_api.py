@@ -6,15 +6,27 @@ import argparse
 import asyncio
 import contextlib
 import json
+import sys
 from pathlib import Path
 
 from tests.fake.apiserver import FakeApiServer
+from tests.fake.apistore import key_of, objects_in
 
 
-async def _serve(server: FakeApiServer) -> None:
+async def _serve(server: FakeApiServer, *, read_objects: bool) -> None:
     async with server:
         print(server.url, flush=True)
+        while read_objects and (line := await asyncio.to_thread(sys.stdin.readline)):
+            _put(server, Path(line.strip()))
         await asyncio.Event().wait()
+
+
+def _put(server: FakeApiServer, path: Path) -> None:
+    for item in objects_in(json.loads(path.read_bytes())):
+        if key_of(item) in server.store.objects[item["kind"]]:
+            server.update(item)
+        else:
+            server.add(item)
 
 
 def main() -> None:
@@ -27,6 +39,11 @@ def main() -> None:
     parser.add_argument("--token", default="", help="bearer token to demand")
     parser.add_argument("--no-watch-list", action="store_true", help="refuse sendInitialEvents")
     parser.add_argument("--no-protobuf", action="store_true", help="answer in JSON only")
+    parser.add_argument(
+        "--read-objects",
+        action="store_true",
+        help="put the objects of each JSON file named on standard input",
+    )
     options = parser.parse_args()
     server = FakeApiServer(
         port=options.port,
@@ -37,7 +54,7 @@ def main() -> None:
     if options.objects is not None:
         server.load(json.loads(options.objects.read_bytes()))
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(server))
+        asyncio.run(_serve(server, read_objects=options.read_objects))
 
 
 if __name__ == "__main__":

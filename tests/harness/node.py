@@ -22,6 +22,7 @@ from pointsman.lab import HOSTS, Cluster, Outcome, Probe
 from pointsman.lab.probe import LONG_TIMEOUT_SECONDS, Kind, TrafficGenerator, connect
 from pointsman.lab.proxy import ProxyProcess
 from pointsman.lab.proxy import configuration as lab_configuration
+from pointsman.obs.slow_callbacks import MESSAGE, VARIABLE
 
 NODE_IP = HOSTS["n1"].ipv4
 NODE_IP6 = HOSTS["n1"].ipv6
@@ -29,6 +30,8 @@ SECOND_IP = "172.30.0.11"
 HEALTH_PORT = 10256
 METRICS_PORT = 10249
 UNIT_FILE = Path(__file__).parents[2] / "deploy/systemd/pointsman.service"
+MAX_CALLBACK_MS = 100
+"""CPU time that one callback of the event loop may take: probes wait for it."""
 MISSES = 3
 """Timeouts in a row after which an address counts as unreachable. One could be a slow machine."""
 
@@ -171,7 +174,11 @@ class NodeProcess(ProxyProcess):
         if not from_api:
             arguments.append(f"--manifests={self.manifests}")
         arguments += [f"--state-dir={self.state}", "--control-socket=", *flags]
-        self.start_command(arguments, shipped_environment())
+        self.start_command(arguments, {**shipped_environment(), VARIABLE: str(MAX_CALLBACK_MS)})
+
+    def find_slow_callbacks(self) -> list[str]:
+        """Return the lines of the log about callbacks that kept the event loop busy for too long."""
+        return [line for line in self.log_text.splitlines() if MESSAGE in line]
 
     def wait_synced(self, seconds: float = 40.0) -> None:
         """Wait until both families have been programmed once."""

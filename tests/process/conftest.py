@@ -23,6 +23,7 @@ def process(node: LabNode, tmp_path: Path) -> Iterator[NodeProcess]:
     made.configure()
     yield made
     made.stop()
+    assert not made.find_slow_callbacks()
 
 
 @pytest.fixture

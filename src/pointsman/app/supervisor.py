@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from pointsman.errors import ConfigError, PointsmanError
 from pointsman.kernel.path_watch import watch_path
 from pointsman.machine.instance import sole_instance
 from pointsman.obs.log import configure, flush, get_log
+from pointsman.obs.slow_callbacks import watch_callbacks
 from pointsman.waiting import Backoff
 
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
@@ -219,6 +221,7 @@ def serve(argv: Sequence[str], options: RunOptions) -> int:
         return await Supervisor(options, lambda: parse_run(argv, program=options.program)).run()
 
     configure(options.config.logging.to_settings())
+    watch_callbacks(os.environ)
     try:
         _check_manifests(options.manifests)
         with sole_instance(wait=options.wait_for_instance) as alone:

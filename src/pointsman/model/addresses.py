@@ -95,7 +95,7 @@ def address_text(address: bytes) -> str:
     return str(ipaddress.IPv6Address(address))
 
 
-def host_port_text(address: bytes, port: int) -> str:
+def host_port_text(address: bytes, port: int | str) -> str:
     """Return `ip:port`, with brackets around IPv6, as kube-proxy orders and hashes endpoints."""
     return f"{address_text(address)}:{port}" if len(address) == 4 else f"[{address_text(address)}]:{port}"
 

@@ -16,9 +16,10 @@ from pointsman.model.addresses import (
     Family,
     address_and_text,
     find_unusable_reason,
+    host_port_text,
 )
 from pointsman.model.balancing import Weights, find_weight, parse_weights
-from pointsman.model.endpoint import NO_WEIGHT, Endpoint, Identity, shared_state
+from pointsman.model.endpoint import NO_WEIGHT, Endpoint, EndpointState, Identity, shared_state
 from pointsman.model.findings import Code, Finding, Value, clip
 from pointsman.model.objects import EndpointSlice, Hint, SliceEndpoint, SlicePort
 from pointsman.model.service import Protocol
@@ -39,9 +40,10 @@ def parse_slice_endpoints(
     findings: list[Finding] = []
     if endpoint_slice.address_type != family.value:
         return {}, findings
-    usable = sorted(_find_usable_endpoints(endpoint_slice, family, findings), key=_SORT_KEY)
-    unique = len({address for _, address, _ in usable}) == len(usable)
+    located = sorted(_find_usable_endpoints(endpoint_slice, family, findings), key=_SORT_KEY)
     weights = parse_weights(endpoint_slice.metadata, findings)
+    usable = [(address, *_build_state(item, node_name, weights)) for _, address, item in located]
+    unique = len({address for address, *_ in usable}) == len(usable)
     found: SliceEndpoints = {}
     capacity = MAX_ENDPOINT_PORTS
     for port in endpoint_slice.ports or ():
@@ -58,9 +60,7 @@ def parse_slice_endpoints(
             findings.append(Finding(Code.TOO_MANY_ENDPOINT_PORTS, parameters=parameters))
             break
         number = port.port
-        entries = tuple(
-            [_build_endpoint(address, number, item, node_name, weights) for _, address, item in usable]
-        )
+        entries = tuple([Endpoint(address, number, pod, state) for address, pod, state in usable])
         if key in found:
             found[key] = merge_endpoints([found[key], entries])
         else:
@@ -68,8 +68,13 @@ def parse_slice_endpoints(
     return found, findings
 
 
-def merge_endpoints(lists: Iterable[tuple[Endpoint, ...]]) -> tuple[Endpoint, ...]:
-    """Return one entry per address and port, in the better state, ordered by the text `ip:port` as kube-proxy does."""
+def merge_endpoints(
+    lists: Iterable[tuple[Endpoint, ...]], texts: dict[bytes, str] | None = None
+) -> tuple[Endpoint, ...]:
+    """Return one entry per address and port, in the better state, ordered by the text `ip:port` as kube-proxy does.
+
+    `texts` keeps the text of each address for further calls: the ports of a Service have the same addresses.
+    """
     best: dict[Identity, Endpoint] = {}
     for endpoints in lists:
         for endpoint in endpoints:
@@ -77,7 +82,15 @@ def merge_endpoints(lists: Iterable[tuple[Endpoint, ...]]) -> tuple[Endpoint, ..
             known = best.get(key)
             if known is None or _rank(endpoint) > _rank(known):
                 best[key] = endpoint
-    return tuple(sorted(best.values(), key=str))
+    known_texts = {} if texts is None else texts
+    keyed = []
+    for (address, port), endpoint in best.items():
+        text = known_texts.get(address)
+        if text is None:
+            text = known_texts[address] = host_port_text(address, "")
+        keyed.append((f"{text}{port}", endpoint))
+    keyed.sort(key=_SORT_KEY)
+    return tuple([endpoint for _, endpoint in keyed])
 
 
 def _rank(
@@ -147,13 +160,12 @@ def _parse_port_key(port: SlicePort, findings: list[Finding]) -> PortKey | None:
         return None
 
 
-def _build_endpoint(
-    address: bytes, port: int, item: SliceEndpoint, node_name: str, weights: Weights
-) -> Endpoint:
+def _build_state(item: SliceEndpoint, node_name: str, weights: Weights) -> tuple[str, EndpointState]:
+    """Return pod and state of an endpoint, which are the same at all ports."""
     conditions, hints, target = item.conditions, item.hints, item.target_ref
     node, zone = item.node_name or "", item.zone or ""
     pod = target.name if target is not None and target.kind == "Pod" else ""
-    state = shared_state(
+    return pod, shared_state(
         conditions is None or conditions.ready is not False,
         conditions is None or conditions.serving is not False,
         conditions is not None and conditions.terminating is True,
@@ -164,7 +176,6 @@ def _build_endpoint(
         _intern_names(hints.for_nodes) if hints else (),
         find_weight(weights, pod, node, zone) if weights else NO_WEIGHT,
     )
-    return Endpoint(address, port, pod, state)
 
 
 def _intern_names(hints: list[Hint] | None) -> tuple[str, ...]:

@@ -29,6 +29,11 @@ from pointsman.model.service import (
 from pointsman.model.shares import EndpointShares, ShareMode
 from pointsman.model.slices import PortKey, merge_endpoints, parse_slice_endpoints
 
+MAX_MERGED_PER_STEP = 20_000
+"""Endpoints: about 20 ms of CPU time."""
+_PORT_COST = 10
+"""A service port costs as much as this number of endpoints."""
+
 OnFinding = Callable[[Meta, Finding], None]
 """Called with kind, metadata and what was left out of an object."""
 
@@ -82,6 +87,11 @@ class Tracker:
         self._states: dict[ServicePortName, PortState] = {}
         self._dirty: set[str] = set()
         """Keys of the Services whose states are out of date."""
+        self._merging_key = ""
+        """The Service that is being merged, unless it was marked dirty again: then it is merged from the beginning."""
+        self._merging_ports: list[ServicePort] = []
+        self._merging_lists: dict[PortKey, list[tuple[Endpoint, ...]]] = {}
+        self._merging_texts: dict[bytes, str] = {}
         self._before: dict[ServicePortName, PortState | None] = {}
         """States at the last `take`, of service ports whose state was replaced since."""
         self._changed_services: set[str] = set()
@@ -115,7 +125,7 @@ class Tracker:
         self._merge_dirty()
         changed = self._shares.set(name, shares, settled)
         if changed:
-            self._dirty.add(name.key)
+            self._mark_dirty(name.key)
         return changed
 
     @property
@@ -222,7 +232,7 @@ class Tracker:
         for ports in self._services.values():
             for port in ports:
                 self._shares.update_mode(port)
-        self._dirty = set(self._services)
+        self._dirty, self._merging_key = set(self._services), ""
 
     def slice_ports(self, service_key: str) -> dict[str, dict[PortKey, int]]:
         """The slices of a Service, each with the number of endpoints per port, for explanations."""
@@ -260,7 +270,7 @@ class Tracker:
             self._services[key] = found
         else:
             del self._services[key]
-        self._dirty.add(key)
+        self._mark_dirty(key)
         self._changed_services.add(key)
         return True
 
@@ -269,20 +279,48 @@ class Tracker:
         self._changed_endpoints.add(service_key)
         if service_key not in self._services:
             return False
-        self._dirty.add(service_key)
+        self._mark_dirty(service_key)
         return True
 
+    def merge_step(self, limit: int = MAX_MERGED_PER_STEP) -> bool:
+        """Merge dirty Services until about `limit` endpoints are merged; return whether any Service is left.
+
+        For callers on the event loop, which let others run between two steps.
+        """
+        merged = 0
+        while self._dirty and merged < limit:
+            if not self._merging_key:
+                key = next(iter(self._dirty))
+                self._merging_ports = list(reversed(self._services.get(key, ())))
+                self._merging_lists, self._merging_texts = self._endpoint_lists(key), {}
+                self._merging_key = key
+            if self._merging_ports:
+                merged += self._merge_port(self._merging_ports[-1])
+                self._merging_ports.pop()
+            if not self._merging_ports:
+                self._dirty.discard(self._merging_key)
+                self._merging_lists, self._merging_texts = {}, {}
+                self._merging_key = ""
+        return bool(self._dirty)
+
+    def _merge_port(self, port: ServicePort) -> int:
+        """Replace the state of a service port; return the cost."""
+        found = self._merging_lists.get((port.name.port, port.name.protocol), ())
+        if len(found) == 1:
+            endpoints = found[0]
+        else:
+            endpoints = merge_endpoints(found, self._merging_texts) if found else ()
+        self._set_state(port.name, PortState(port, self._apply_shares(port.name, endpoints)))
+        return len(endpoints) + _PORT_COST
+
+    def _mark_dirty(self, key: str) -> None:
+        self._dirty.add(key)
+        if key == self._merging_key:
+            self._merging_key = ""
+
     def _merge_dirty(self) -> None:
-        if not self._dirty:
-            return
-        dirty, self._dirty = self._dirty, set()
-        for key in dirty:
-            ports = self._services.get(key, ())
-            lists = self._endpoint_lists(key)
-            for port in ports:
-                found = lists.get((port.name.port, port.name.protocol), ())
-                endpoints = found[0] if len(found) == 1 else merge_endpoints(found) if found else ()
-                self._set_state(port.name, PortState(port, self._apply_shares(port.name, endpoints)))
+        while self._dirty:
+            self.merge_step(sys.maxsize)
 
     def _endpoint_lists(self, service_key: str) -> dict[PortKey, list[tuple[Endpoint, ...]]]:
         """The endpoints of a Service by port, one list from each slice that has any."""

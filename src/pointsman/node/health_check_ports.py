@@ -14,7 +14,7 @@ from pointsman.model.tracker import Tracker
 from pointsman.node.health import ProxyHealth, join_first
 from pointsman.serve.connections import Connections
 from pointsman.serve.service_health import ServiceHealth, ServiceHealthPorts
-from pointsman.sync.loop import SyncListener
+from pointsman.sync.loop import SyncListener, merge_in_steps
 from pointsman.sync.reconcile import SyncOutcome
 
 
@@ -55,6 +55,7 @@ class HealthCheckPorts(SyncListener):
 
     async def _sync_ports(self, context: NodeContext) -> None:
         family, where = context.family, context.node_port_addresses
+        await merge_in_steps(self._trackers[family])
         wanted = {
             port.name.key: ServiceHealth(
                 namespace=port.name.namespace,

@@ -41,6 +41,9 @@ _log = get_log(__name__)
 
 _ADDRESS_RETRY_SECONDS = 1.0
 
+MAX_HANDLING_SECONDS = 0.02
+"""How long events are handled before others run."""
+
 CONDITION_REFRESH_SECONDS = 3.0
 """The first refresh is not before that, so that a normal start raises nothing."""
 
@@ -173,8 +176,13 @@ class Proxy:
             family.request()
 
     async def _consume(self) -> None:
+        """Handle events; after some time let others run, because a full queue never waits."""
+        started = time.monotonic()
         async for event in self.source.events():
             self.objects.handle(event)
+            if time.monotonic() - started > MAX_HANDLING_SECONDS:
+                await asyncio.sleep(0)
+                started = time.monotonic()
 
     async def _refresh_conditions(self) -> None:
         while True:

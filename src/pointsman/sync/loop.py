@@ -17,6 +17,9 @@ from pointsman.sync.reconcile import Reconciler, SyncFailed, SyncOutcome
 
 T = TypeVar("T")
 
+MAX_MERGE_STEPS = 100
+"""Before a sync: about two seconds of CPU time."""
+
 
 class RunBlocking(Protocol):
     """Runs a call on the worker thread of the family."""
@@ -50,6 +53,17 @@ class SyncListener:
 
     def on_conflict_ended(self, family: Family) -> None:
         """Another proxy has stopped rewriting our rules."""
+
+
+async def merge_in_steps(tracker: Tracker) -> None:
+    """Merge what changed, and let others run meanwhile: an object may have any number of ports and endpoints.
+
+    Changes may arrive continuously, so the number of steps is limited; the next reader of the tracker merges the rest.
+    """
+    for _ in range(MAX_MERGE_STEPS):
+        if not tracker.merge_step():
+            return
+        await asyncio.sleep(0)
 
 
 class SyncLoop:
@@ -170,6 +184,7 @@ class SyncLoop:
         self._requested.clear()
         self.pacer.record_start(loop.time())
         try:
+            await merge_in_steps(self._tracker)
             changes = self._tracker.take()
             self.unsynced |= changes.states.keys()
             context = self._context()

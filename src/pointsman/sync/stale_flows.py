@@ -55,7 +55,7 @@ class PendingCheck(msgspec.Struct, frozen=True, gc=False):
     frontends: frozenset[FrontendKey]
     """Where to look for stale flows."""
     endpoints: frozenset[Identity]
-    """Endpoints that flows may have been translated to."""
+    """Endpoints that UDP flows may have been translated to."""
     listed: frozenset[Identity] = frozenset()
     """Endpoints in any state, where connections to removed ones are reset."""
 
@@ -65,15 +65,19 @@ class PendingCheck(msgspec.Struct, frozen=True, gc=False):
 
 
 def extend_check(earlier: PendingCheck | None, change: PlanChange) -> PendingCheck | None:
-    """Return what to check after a change, given what was still to be checked before; None for nothing."""
-    frontends, endpoints = _affected_frontends(change), _used(change.old)
-    listed = _listed(change.old)
+    """Return what to check after a change, given what was still to be checked before; None for nothing.
+
+    This runs on the event loop: endpoints are collected only where they decide about a flow.
+    """
+    frontends = _affected_frontends(change)
+    endpoints = _used(change.old) if any(protocol == _UDP for protocol, *_ in frontends) else frozenset()
+    resets = change.new is not None and change.new.resets_gone
+    listed = _listed(change.old) if resets else frozenset()
     if earlier is not None:
         frontends, endpoints = frontends | earlier.frontends, endpoints | earlier.endpoints
-        listed |= earlier.listed
-    if change.new is None or not change.new.resets_gone:
-        listed = frozenset()
-    return PendingCheck(frontends, endpoints, listed) if frontends or listed - _listed(change.new) else None
+        listed = listed | earlier.listed if resets else listed
+    removed = listed - _listed(change.new) if listed else listed
+    return PendingCheck(frontends, endpoints, listed) if frontends or removed else None
 
 
 class FlowCheck:
@@ -208,19 +212,21 @@ def _serving(plan: ServicePlan | None) -> frozenset[Identity]:
     """Endpoints whose flows may live on, on any node and whatever the policy prefers."""
     if plan is None:
         return frozenset()
-    return frozenset(entry.identity for entry in plan.endpoints.all if entry.serving)
+    return frozenset([(entry.address, entry.port) for entry in plan.endpoints.all if entry.state.serving])
 
 
 def _listed(plan: ServicePlan | None) -> frozenset[Identity]:
     """Endpoints in any slice, whatever their state."""
-    return frozenset(entry.identity for entry in plan.endpoints.all) if plan is not None else frozenset()
+    if plan is None:
+        return frozenset()
+    return frozenset([(entry.address, entry.port) for entry in plan.endpoints.all])
 
 
 def _used(plan: ServicePlan | None) -> frozenset[Identity]:
     """Endpoints that flows may lead to: those that serve, and those that packets are sent to."""
     if plan is None:
         return frozenset()
-    return _serving(plan) | {entry.identity for entry in plan.endpoints.reachable}
+    return _serving(plan).union([(entry.address, entry.port) for entry in plan.endpoints.reachable])
 
 
 _InService = tuple[FrontendKey, bool, tuple[Cidr, ...]]

@@ -29,6 +29,7 @@ SMALLEST: Mapping[str, str] = {
     "balancing": "",
     "commands": "--services 10 --runs 1",
     "fleet": "--clients 2 --size 10x2 --events 5 --kube-proxies 0",
+    "hostile": "--only node",
     "reliability": "--scale 0.01",
 }
 """Options with which a benchmark takes seconds; `reliability` takes minutes."""

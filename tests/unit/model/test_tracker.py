@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.factory import endpoint_slice, service
 
-from pointsman.model.addresses import Family, address_from_text, cidr_from_text
+from pointsman.model.addresses import Family, address_from_text, cidr_from_text, host_port_text
 from pointsman.model.balancing import WEIGHTS_ANNOTATION
-from pointsman.model.endpoint import Endpoint
+from pointsman.model.endpoint import Endpoint, EndpointState, shared_state
 from pointsman.model.findings import Code, Finding
-from pointsman.model.objects import TRIGGER_TIME_ANNOTATION, Service
+from pointsman.model.objects import TRIGGER_TIME_ANNOTATION, EndpointSlice, Service
 from pointsman.model.service import Protocol, ServicePortName
 from pointsman.model.slices import merge_endpoints
 from pointsman.model.tracker import PortState, Tracker
@@ -242,9 +242,9 @@ def test_slices_of_one_service_are_merged_once_per_take(
     """A rollout changes hundreds of slices of one Service, and each of them has all ports."""
     merges: list[int] = []
 
-    def merge(lists: list[tuple[Endpoint, ...]]) -> tuple[Endpoint, ...]:
+    def merge(lists: list[tuple[Endpoint, ...]], texts: dict[bytes, str]) -> tuple[Endpoint, ...]:
         merges.append(len(lists))
-        return merge_endpoints(lists)
+        return merge_endpoints(lists, texts)
 
     monkeypatch.setattr("pointsman.model.tracker.merge_endpoints", merge)
     names = [f"p{at}" for at in range(5)]
@@ -258,6 +258,83 @@ def test_slices_of_one_service_are_merged_once_per_take(
     assert {len(state.endpoints) for state in changes.states.values() if state is not None} == {40}
     tracker.take()
     assert len(merges) == 5
+
+
+PORTS = [f"p{at}" for at in range(5)]
+
+
+def _service_with_ports(**fields: Any) -> Service:
+    return service(ports=[{"name": name, "port": 80 + at} for at, name in enumerate(PORTS)], **fields)
+
+
+def _slices_with_ports(count: int) -> list[EndpointSlice]:
+    ports = [{"name": name, "port": 8080 + at, "protocol": "TCP"} for at, name in enumerate(PORTS)]
+    return [endpoint_slice(f"10.244.1.{at}", name=f"web-{at}", ports=ports) for at in range(count)]
+
+
+def test_addresses_are_formatted_and_states_built_once_for_all_ports(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    formatted: list[bytes] = []
+    built: list[object] = []
+
+    def count_text(address: bytes, port: int | str) -> str:
+        formatted.append(address)
+        return host_port_text(address, port)
+
+    def count_state(*fields: Any) -> EndpointState:
+        built.append(fields)
+        return shared_state(*fields)
+
+    monkeypatch.setattr("pointsman.model.slices.host_port_text", count_text)
+    monkeypatch.setattr("pointsman.model.slices.shared_state", count_state)
+    tracker.upsert_service(_service_with_ports())
+    for made in _slices_with_ports(40):
+        tracker.upsert_slice(made)
+    tracker.take()
+    assert len(formatted) == len(built) == 40
+
+
+def test_a_step_merges_a_limited_number_of_endpoints(tracker: Tracker) -> None:
+    """One Service may have any number of ports and endpoints, and the event loop must not wait for all of them."""
+    tracker.upsert_service(_service_with_ports())
+    for made in _slices_with_ports(40):
+        tracker.upsert_slice(made)
+    steps = 1
+    while tracker.merge_step(40):
+        steps += 1
+    assert steps == len(PORTS)
+    assert not tracker.merge_step(40)
+    states = tracker.take().states
+    assert {len(state.endpoints) for state in states.values() if state is not None} == {40}
+
+
+def test_a_service_that_changes_between_two_steps_is_merged_again(tracker: Tracker) -> None:
+    tracker.upsert_service(_service_with_ports())
+    first, second = _slices_with_ports(2)
+    tracker.upsert_slice(first)
+    assert tracker.merge_step(1)
+    tracker.upsert_slice(second)
+    assert tracker.merge_step(1)
+    tracker.upsert_service(service())
+    tracker.merge_step()
+    assert [(name.port, state and len(state.endpoints)) for name, state in tracker.take().states.items()] == [
+        ("http", 0)
+    ]
+
+
+def test_an_error_in_the_middle_of_merging_loses_nothing(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker.upsert_service(_service_with_ports())
+    for made in _slices_with_ports(2):
+        tracker.upsert_slice(made)
+    assert tracker.merge_step(1)
+    with monkeypatch.context() as broken:
+        broken.setattr("pointsman.model.tracker.merge_endpoints", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            tracker.merge_step(1)
+    assert len(tracker.take().states) == len(PORTS)
 
 
 def test_ranges_and_addresses_are_parsed_once_per_service_and_not_again_without_a_change(
@@ -342,6 +419,10 @@ class TrackerAgainstRebuild(RuleBasedStateMachine):
     def delete_slice(self, name: str) -> None:
         self.slices.pop(name, None)
         self.tracker.delete_slice(f"default/{name}")
+
+    @rule(limit=st.integers(1, 30))
+    def merge_step(self, limit: int) -> None:
+        self.tracker.merge_step(limit)
 
     @rule()
     def take(self) -> None:

@@ -279,3 +279,18 @@ def test_accumulated_changes_union_what_was_and_take_the_latest_plan() -> None:
     assert second == PendingCheck(
         frozenset({(17, CLUSTER, 53), (17, EXTERNAL, 53)}), frozenset({POD_A, POD_B})
     )
+
+
+def test_endpoints_are_read_only_where_they_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This runs on the event loop after every sync, and a TCP Service may have hundreds of thousands of endpoints."""
+    read: list[ServicePlan | None] = []
+
+    def count(made: ServicePlan | None) -> frozenset[tuple[bytes, int]]:
+        read.append(made)
+        return frozenset()
+
+    monkeypatch.setattr("pointsman.sync.stale_flows._listed", count)
+    monkeypatch.setattr("pointsman.sync.stale_flows._used", count)
+    before, after = (plan(pod(one), name=TCP_NAME) for one in (POD_A, POD_B))
+    assert extend_check(None, PlanChange(before, after)) is None
+    assert read == []
