@@ -67,6 +67,9 @@ class Objects:
     def __init__(self) -> None:
         self.queue: asyncio.Queue[SourceEvent | None] = asyncio.Queue()
 
+    async def list_node_names(self) -> list[str]:
+        return []
+
     async def events(self) -> AsyncIterator[SourceEvent]:
         while (event := await self.queue.get()) is not None:
             yield event

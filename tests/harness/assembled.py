@@ -44,6 +44,9 @@ class ScriptedSource:
     def __init__(self) -> None:
         self.queue: asyncio.Queue[SourceEvent | None] = asyncio.Queue()
 
+    async def list_node_names(self) -> list[str]:
+        return ["n1-other"]
+
     async def events(self) -> AsyncIterator[SourceEvent]:
         while (event := await self.queue.get()) is not None:
             yield event

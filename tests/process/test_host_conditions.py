@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness.kube_objects import node_object, web_service, web_slices
+from tests.harness.api_thread import ApiThread
+from tests.harness.kube_objects import node_object, service_cidr, web_service, web_slices
 from tests.harness.node import HEALTH_PORT, LabNode, NodeProcess, needs_root
 from tests.harness.waiting import wait_until
 
@@ -167,3 +168,48 @@ def test_a_service_that_no_client_reaches_is_down(watched: Watched) -> None:
     watched.node.run("nft", "delete", "table", "ip", "firewall")
     watched.node.run("sysctl", "-w", "net.ipv4.ip_forward=1")
     watched.wait_clear()
+
+
+def test_a_wrong_node_name_is_named_with_similar_ones(watched: Watched, api: ApiThread) -> None:
+    api.load(web_service(), *web_slices(), service_cidr("kubernetes", "10.96.0.0/12"))
+    api.load(node_object(name="n1.example.com"), node_object(name="m2"))
+    watched.process.configure(clientConnection={"kubeconfig": str(api.kubeconfig)})
+    flags = ("--hostname-override=n1", f"--control-socket={watched.control}")
+    watched.process.start(*flags, from_api=True)
+    wait_until(watched.control.exists)
+
+    def eligibility() -> dict[str, Any]:
+        return watched.failing().get("NodeEligible", {})
+
+    found = wait_until(eligibility, lambda one: "did you mean" in one.get("message", ""), seconds=10)
+    assert found["reason"] == "NodeNotFound"
+    assert found["message"] == "there is no Node n1, did you mean n1.example.com?"
+    assert "--hostname-override" in found["remedy"]
+    assert watched.node.get("/readyz", HEALTH_PORT).status == 503
+    assert watched.command("status").returncode == 1
+    api.load(node_object())
+    watched.wait_clear()
+    wait_until(lambda: watched.node.get("/readyz", HEALTH_PORT).status, lambda status: status == 200)
+
+
+def test_a_new_service_does_not_take_an_address_that_is_served(watched: Watched) -> None:
+    served = (web_service(), *web_slices(), node_object())
+    with watched.node.backend():
+        watched.start(objects=served)
+        watched.node.wait_served("10.96.0.10")
+        watched.process.objects(web_service("a-newer-one"), *served)
+        found = watched.wait_raised("UniqueAddressesIPv4")
+        assert found["reason"] == "AddressConflict"
+        assert (
+            "default/a-newer-one:http does not get 10.96.0.10:80, which default/web:http holds"
+            in found["message"]
+        )
+        assert watched.command("status").returncode == 1
+        assert watched.node.metric("pointsman_address_conflicts", ip_family="IPv4") == 1
+        watched.node.assert_served("10.96.0.10")
+        explained = watched.command("explain", "10.96.0.10").stdout
+        assert "default/a-newer-one:http requests 10.96.0.10:80 as well" in explained
+        assert "Recreate" not in explained + watched.command("explain", "a-newer-one").stdout
+        watched.process.objects(*served)
+        watched.wait_clear()
+        assert watched.node.metric("pointsman_address_conflicts", ip_family="IPv4") == 0

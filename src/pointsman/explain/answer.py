@@ -20,9 +20,9 @@ from pointsman.explain.service_port import Explanation, ServicePortReport
 from pointsman.explain.target import Target
 from pointsman.explain.unserved import check_unserved
 from pointsman.explain.view import FamilyView, View
-from pointsman.model.addresses import family_of
+from pointsman.model.addresses import address_text, family_of, host_port_text
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.findings import Code, Finding, Severity
+from pointsman.model.findings import CONFLICTS, Code, Finding, Severity
 from pointsman.model.plan import Frontend, FrontendKind, ServicePlan
 from pointsman.model.service import ServicePortName
 from pointsman.text import find_similar
@@ -31,6 +31,8 @@ from pointsman.wording.outcomes import describe_endpoint
 
 MAX_ADDRESSES = 500
 """Addresses looked up on the host, however many endpoints there are."""
+MAX_OTHER_CLAIMS = 20
+"""Service ports named that request an address and do not get it."""
 
 
 def explain(view: View, target: Target, client: str = "") -> Explanation:
@@ -47,6 +49,7 @@ def explain(view: View, target: Target, client: str = "") -> Explanation:
         found = bool(keys)
     else:
         ports += _explain_address(view, target, client)
+        findings += itertools.islice(_find_other_claims(view, target), MAX_OTHER_CLAIMS)
         found = bool(ports)
     if not found and not _explain_behind(view, target, client, ports, findings):
         if target.address is None:
@@ -178,6 +181,31 @@ def _explain_address(view: View, target: Target, client: str) -> Iterator[Servic
         }
         for name in sorted(found):
             yield explain_plan(view, family, family.plans[name], found[name], client)
+
+
+def _find_other_claims(view: View, target: Target) -> Iterator[Finding]:
+    """Yield service ports that request the address and port of the question and lost them to another one."""
+    for family in view.families:
+        if not target.address or family_of(target.address) is not family.family:
+            continue
+        for name, state in family.states.items():
+            port, plan = state.port, family.plans.get(name)
+            if target.number not in (0, port.port) or target.address not in (
+                port.cluster_ip,
+                *port.external_ips,
+                *port.load_balancer_ips,
+            ):
+                continue
+            if plan is None:
+                lost: Finding | None = find_conflict(family, name)
+            else:
+                text = address_text(target.address)
+                contested = (one for one in plan.findings if one.code in CONFLICTS)
+                lost = next((one for one in contested if one.parameters.get("address") == text), None)
+            if lost is not None and "holder" in lost.parameters:
+                place = host_port_text(target.address, port.port)
+                holder = str(lost.parameters["holder"])
+                yield warning(Code.ALSO_REQUESTED, servicePort=str(name), frontend=place, holder=holder)
 
 
 def _matches_frontend(

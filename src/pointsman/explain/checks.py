@@ -138,7 +138,7 @@ def _check_local_endpoints(plan: ServicePlan, family: FamilyView) -> Iterator[Fi
     if not policies or plan.endpoints.local or not plan.endpoints.has_any:
         return
     node = family.context.node_name
-    lookalikes = sorted({e.node for e in plan.endpoints.all if _is_same_host(e.node, node)})
+    lookalikes = sorted({e.node for e in plan.endpoints.all if is_same_host(e.node, node)})
     if lookalikes:
         yield error(Code.NODE_NAME_MISMATCH, found=lookalikes[0], node=node)
         return
@@ -151,7 +151,7 @@ def _check_local_endpoints(plan: ServicePlan, family: FamilyView) -> Iterator[Fi
     )
 
 
-def _is_same_host(name: str, ours: str) -> bool:
+def is_same_host(name: str, ours: str) -> bool:
     """Whether the names differ in case or domain only."""
     if not name or name == ours:
         return False

@@ -105,6 +105,7 @@ class Code(enum.StrEnum):
     ENDPOINT_NOT_USED = "EndpointNotUsed"
     ENDPOINT_USED = "EndpointUsed"
     FAMILY_NOT_SERVED = "FamilyNotServed"
+    ALSO_REQUESTED = "AlsoRequested"
     NODE_ADDRESS = "NodeAddress"
     NO_SERVICE_AT_ADDRESS = "NoServiceAtAddress"
     NO_SUCH_NODE_PORT = "NoSuchNodePort"
@@ -161,6 +162,17 @@ class Code(enum.StrEnum):
     @classmethod
     def _missing_(cls, _value: object) -> Code:
         return cls.UNKNOWN
+
+
+CONFLICTS = frozenset(
+    (
+        Code.ADDRESS_IS_CLUSTER_IP,
+        Code.CONTESTED_ADDRESS,
+        Code.CONTESTED_CLUSTER_IP,
+        Code.CONTESTED_NODE_PORT,
+    )
+)
+"""Another service port holds what this one requests; the parameter `holder` names it."""
 
 
 class ObjectReference(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from pointsman.backends.contract import Difference
 from pointsman.conditions import NODE_ELIGIBLE, RUNNING, STARTED, Blocks, Condition, sync_progress_type
+from pointsman.explain.checks import is_same_host
 from pointsman.model.addresses import Family
+from pointsman.model.findings import Finding, Value
 from pointsman.model.objects import AUTOSCALER_TAINT, Node
+from pointsman.model.service import ServicePortName
 from pointsman.node.start import StartGate
 from pointsman.sync.loop import SyncListener
 from pointsman.sync.reconcile import SyncFailed, SyncOutcome
+from pointsman.text import find_similar
 
 Nanoseconds = int
 Clock = Callable[[], Nanoseconds]
 
 MAX_NAMED = 20
+MAX_SIMILAR = 3
 _SECOND = 1_000_000_000
 
 
@@ -65,6 +70,8 @@ class ProxyHealth(SyncListener):
         """Unix time of the last successful sync."""
         self.node: Node | None = None
         """The own Node as last seen; None when it is deleted or not known yet."""
+        self.node_names: Sequence[str] = ()
+        """Of Nodes that exist, while the own one does not."""
         self.is_draining = False
         """The process is to end and keeps syncing until load balancers have stopped choosing this node."""
         self.sync_period = sync_period
@@ -107,7 +114,9 @@ class ProxyHealth(SyncListener):
             elif family in self.last_updated:
                 yield Condition.true(type_, Blocks.LIVENESS)
         ineligible = find_ineligibility(self.node)
-        if ineligible:
+        if ineligible == "NodeUnknown" and self._gate.has_listed(Node):
+            yield self._missing_node_condition()
+        elif ineligible:
             message = _INELIGIBILITY_TEXT[ineligible]
             yield Condition.false(NODE_ELIGIBLE, ineligible, message, blocks=Blocks.TRAFFIC)
         else:
@@ -117,6 +126,17 @@ class ProxyHealth(SyncListener):
             yield Condition.false(RUNNING, "Draining", message, blocks=Blocks.TRAFFIC)
         else:
             yield Condition.true(RUNNING, Blocks.TRAFFIC)
+
+    def _missing_node_condition(self) -> Condition:
+        name = self._gate.node_name
+        similar = [one for one in self.node_names if is_same_host(one, name)]
+        similar = similar[:MAX_SIMILAR] or find_similar(name, self.node_names, MAX_SIMILAR)
+        hint = f", did you mean {' or '.join(similar)}?" if similar else ""
+        remedy = (
+            "set --hostname-override (hostnameOverride) to the name of the Node that the kubelet registered"
+        )
+        message = f"there is no Node {name}{hint}"
+        return Condition.false(NODE_ELIGIBLE, "NodeNotFound", message, remedy, blocks=Blocks.TRAFFIC)
 
     def _started_condition(self) -> Condition:
         missing = self._gate.waiting_for
@@ -149,6 +169,7 @@ class _FamilyConditions(msgspec.Struct):
     rules: Condition
     service_ports: Condition
     ownership: Condition
+    addresses: Condition
     from_backend: Sequence[Condition] = ()
 
 
@@ -165,12 +186,13 @@ class SyncConditions(SyncListener):
     def backend_conditions(self) -> Iterator[Condition]:
         """What only the board logs."""
         for found in self._families.values():
-            yield from (found.ownership, *found.from_backend)
+            yield from (found.ownership, found.addresses, *found.from_backend)
 
     def on_synced(self, outcome: SyncOutcome) -> None:
         found = self._families[outcome.family]
         found.sync = Condition.true(found.sync.type, Blocks.READINESS)
         found.from_backend = outcome.report.conditions
+        found.addresses = _addresses_condition(found.addresses.type, outcome.conflicts)
         rejected = outcome.report.rejected
         if rejected:
             texts = (f"{name}: {reason}" for name, reason in rejected.items())
@@ -222,7 +244,33 @@ def _first_conditions(label: str) -> _FamilyConditions:
         rules=Condition.unknown(f"Rules{label}", "NotCheckedYet", "not checked yet", blocks=Blocks.READINESS),
         service_ports=Condition.true(f"ServicePorts{label}", Blocks.SERVICES),
         ownership=Condition.true(f"RuleOwnership{label}"),
+        addresses=Condition.true(f"UniqueAddresses{label}"),
     )
+
+
+def _addresses_condition(type_: str, conflicts: Mapping[ServicePortName, Sequence[Finding]]) -> Condition:
+    """Return whether no two Services claim one address; a lost cluster IP means that a Service is not served."""
+    if not conflicts:
+        return Condition.true(type_)
+    texts = (
+        f"{name} does not get {parameters.get('frontend') or parameters.get('address') or _node_port(parameters)}, "
+        f"which {parameters['holder']} holds"
+        for name, findings in sorted(conflicts.items())
+        for parameters in (finding.parameters for finding in findings)
+    )
+    count = sum(map(len, conflicts.values()))
+    is_unserved = any(one.is_error for findings in conflicts.values() for one in findings)
+    return Condition.false(
+        type_,
+        "AddressConflict",
+        f"Services claim the same addresses: {join_first(texts, count)}",
+        "give one of the Services another address; until then the older one keeps it",
+        blocks=Blocks.SERVICES if is_unserved else Blocks.NOTHING,
+    )
+
+
+def _node_port(parameters: Mapping[str, Value]) -> str:
+    return f"node port {parameters['nodePort']}"
 
 
 def join_first(texts: Iterable[str], total: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from pointsman.kube.status import WatchStatus
@@ -24,6 +24,9 @@ class EventSource(Protocol):
     @property
     def advice(self) -> str:
         """What to do when the API server cannot be reached."""
+
+    async def list_node_names(self) -> Sequence[str]:
+        """Return the names of Nodes, the first of them in a large cluster; none where they cannot be listed."""
 
     def events(self) -> AsyncIterator[SourceEvent]:
         """Yield every object, then changes, until closed."""

@@ -40,6 +40,7 @@ from pointsman.sync.pacing import Pace
 _log = get_log(__name__)
 
 _ADDRESS_RETRY_SECONDS = 1.0
+_NODE_NAMES_SECONDS = 60.0
 
 MAX_HANDLING_SECONDS = 0.02
 """How long events are handled before others run."""
@@ -118,6 +119,7 @@ class Proxy:
             tasks.create_task(self._consume())
             tasks.create_task(self._refresh_conditions())
             tasks.create_task(self._follow_addresses())
+            tasks.create_task(self._follow_node_names())
             period = mode_named(self.config.mode).compare_seconds
             for family in self.families.values():
                 tasks.create_task(family.loop.run())
@@ -188,6 +190,14 @@ class Proxy:
         while True:
             await asyncio.sleep(CONDITION_REFRESH_SECONDS)
             self.board.refresh()
+
+    async def _follow_node_names(self) -> None:
+        """List the names of other Nodes while the own Node does not exist, so that a similar name can be suggested."""
+        while True:
+            await asyncio.sleep(CONDITION_REFRESH_SECONDS / 3)
+            if self.health.node is None and self.start.gate.has_listed(Node):
+                self.health.node_names = await self.source.list_node_names()
+                await asyncio.sleep(_NODE_NAMES_SECONDS)
 
     async def _follow_addresses(self) -> None:
         async for _ in self._machine.address_changes():

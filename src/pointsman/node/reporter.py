@@ -143,6 +143,7 @@ class Reporter(SyncListener):
         for table, count in report.rules_last.items():
             metrics.modes.iptables_rules_written.labels(table=table, ip_family=label).set(count)
         metrics.sync.batch_bytes.labels(ip_family=label).set(report.batch_bytes)
+        metrics.sync.address_conflicts.labels(ip_family=label).set(sum(map(len, outcome.conflicts.values())))
         metrics.sync.services_rejected.labels(ip_family=label).set(len(report.rejected))
         totals = outcome.totals
         metrics.sync.service_ports.labels(ip_family=label).set(totals.service_ports)

@@ -25,7 +25,7 @@ class StartGate:
 
     def __init__(self, node_name: str, *, needs_node: bool) -> None:
         self.is_open = False
-        self._node_name = node_name
+        self.node_name = node_name
         self._unlisted = dict.fromkeys(KINDS)
         self._needs_node = needs_node
         self._node_known = False
@@ -35,7 +35,7 @@ class StartGate:
         """Describe what is missing before the first sync; empty once open."""
         if self._unlisted:
             return f"the first list of {', '.join(kind.__name__ for kind in self._unlisted)}"
-        return "" if self.is_open else f"the Node {self._node_name}"
+        return "" if self.is_open else f"the Node {self.node_name}"
 
     def has_listed(self, kind: type[KubeObject]) -> bool:
         return kind not in self._unlisted

@@ -119,6 +119,11 @@ class SyncMetrics:
         )
         self.service_ports = make.gauge("pointsman_service_ports", "Service ports planned", _FAMILY)
         self.endpoints = make.gauge("pointsman_endpoints", "Endpoints planned", _FAMILY)
+        self.address_conflicts = make.gauge(
+            "pointsman_address_conflicts",
+            "Addresses and node ports that a Service requests and another one holds",
+            _FAMILY,
+        )
         self.services_rejected = make.gauge(
             "pointsman_services_rejected", "Service ports that the kernel rejected in the last sync", _FAMILY
         )

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+import msgspec
+
+from pointsman.errors import KubeError
 from pointsman.kube.client import ApiClient
 from pointsman.kube.formats import PREFER_PROTOBUF
 from pointsman.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, Resource, own_node
@@ -13,9 +16,26 @@ from pointsman.kube.status import OnFinding, WatchStatus
 from pointsman.kube.timing import Timing
 from pointsman.kube.watch import ListWatch
 from pointsman.model.objects import SourceEvent
+from pointsman.obs.log import get_log
 
 _QUEUE_LIMIT = 128
 """Bounds the memory of a burst: a consumer that falls behind makes the watches wait, and TCP the server."""
+_MAX_NODE_NAMES = 5000
+_NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+
+_log = get_log(__name__)
+
+
+class _Name(msgspec.Struct):
+    name: str
+
+
+class _Named(msgspec.Struct):
+    metadata: _Name
+
+
+class _Names(msgspec.Struct):
+    items: list[_Named]
 
 
 class ApiSource:
@@ -70,6 +90,16 @@ class ApiSource:
     def advice(self) -> str:
         """What to do when the API server cannot be reached."""
         return self._client.advice
+
+    async def list_node_names(self) -> list[str]:
+        """Return the names of the first Nodes of the cluster; none where they cannot be listed."""
+        params = {"limit": str(_MAX_NODE_NAMES), "resourceVersion": "0"}
+        try:
+            answer = await self._client.request("GET", "/api/v1/nodes", params=params, accept=_NAMES_ONLY)
+            return [item.metadata.name for item in msgspec.json.decode(answer.body, type=_Names).items]
+        except (KubeError, msgspec.DecodeError) as error:
+            _log.info("Cannot list the names of Nodes", v=2, err=error)
+            return []
 
     async def events(self) -> AsyncGenerator[SourceEvent, None]:
         """Ends only after `close`; raises only what is a fault of ours. To be iterated once."""

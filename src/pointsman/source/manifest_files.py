@@ -10,11 +10,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+
+import msgspec
 
 from pointsman.files import Signature, read_file, signature_from
 from pointsman.model.findings import Code, Finding, ObjectReference
-from pointsman.model.objects import Delete, KubeObject, Node, SourceEvent, Upsert
+from pointsman.model.objects import Delete, KubeObject, Node, Service, SourceEvent, Upsert
 from pointsman.source.documents import MAX_FINDINGS_PER_FILE, Parsed, parse, rejected, unreadable_file
 from pointsman.text import escape
 
@@ -97,6 +100,9 @@ class ManifestFiles:
         self._node_name = node_name
         self._files: dict[Path, _File] = {}
         self._delivered: dict[Identity, KubeObject] = {}
+        self._first_seen: dict[Identity, str] = {}
+        """When a Service without creationTimestamp was added; those of the first reading have none."""
+        self._has_read = False
 
     def read(self) -> ManifestReading:
         """Read what changed since the last time."""
@@ -165,12 +171,29 @@ class ManifestFiles:
             for identity, item in objects.items()
             if not (isinstance(item, Node) and self._node_name and item.metadata.name != self._node_name)
         }
+        wanted = {identity: self._date(identity, item) for identity, item in wanted.items()}
+        self._first_seen = {
+            identity: self._first_seen[identity] for identity in self._first_seen.keys() & wanted
+        }
+        self._has_read = True
         events: list[SourceEvent] = [
             Delete(kind, key) for kind, key in self._delivered if (kind, key) not in wanted
         ]
         events += [Upsert(item) for identity, item in wanted.items() if self._delivered.get(identity) != item]
         self._delivered = wanted
         return events
+
+    def _date(self, identity: Identity, item: KubeObject) -> KubeObject:
+        """Return a Service that was added later with the time of that: one that is already served keeps its addresses."""
+        if not isinstance(item, Service) or item.metadata.creation_timestamp:
+            return item
+        if self._has_read and identity not in self._delivered:
+            self._first_seen[identity] = datetime.now(UTC).isoformat()
+        added = self._first_seen.get(identity)
+        if added is None:
+            return item
+        meta = msgspec.structs.replace(item.metadata, creation_timestamp=added)
+        return msgspec.structs.replace(item, metadata=meta)
 
     def _name(self, path: Path) -> str:
         """For people: a file name may hold anything but a slash, and need not be text."""

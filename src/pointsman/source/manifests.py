@@ -50,6 +50,9 @@ class ManifestSource:
     def statuses(self) -> Mapping[str, WatchStatus]:
         return {"manifests": self._status}
 
+    async def list_node_names(self) -> list[str]:
+        return []
+
     async def events(self) -> AsyncGenerator[SourceEvent, None]:
         """Yield the objects, Synced for every kind, then changes, until `close`. To be iterated once.
 

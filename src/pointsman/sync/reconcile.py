@@ -20,7 +20,7 @@ from pointsman.errors import KernelError
 from pointsman.model.addresses import Family
 from pointsman.model.claims import Claim, ClaimIndex, Winner
 from pointsman.model.endpoint import Endpoint
-from pointsman.model.findings import Code, Finding, ObjectReference, Severity
+from pointsman.model.findings import CONFLICTS, Code, Finding, ObjectReference, Severity
 from pointsman.model.hash_budget import HashBudget
 from pointsman.model.node_context import NodeContext
 from pointsman.model.plan import Outcome, ServicePlan
@@ -78,6 +78,8 @@ class SyncOutcome(msgspec.Struct, frozen=True):
     totals: Totals = Totals()
     findings: tuple[Finding, ...] = ()
     """What is new since the last sync: a finding that persists is reported once."""
+    conflicts: Mapping[ServicePortName, Sequence[Finding]] = {}
+    """Service ports that lost an address or node port to another, as of this sync."""
 
     @property
     def family(self) -> Family:
@@ -188,6 +190,7 @@ class Reconciler:
             first=not self._succeeded_once,
             totals=self._tally.totals(len(self.plans)),
             findings=self._findings.take(),
+            conflicts=dict(self._findings.conflicts),
         )
         self._before = {}
         self._trigger_times = {}
@@ -312,6 +315,8 @@ class _Findings:
 
     def __init__(self) -> None:
         self._by_plan: dict[ServicePortName, tuple[Finding, ...]] = {}
+        self.conflicts: dict[ServicePortName, list[Finding]] = {}
+        """Those about addresses and node ports that other service ports own."""
         self._by_kernel: Mapping[ServicePortName, str] = {}
         self._new: list[Finding] = []
 
@@ -324,6 +329,10 @@ class _Findings:
             self._by_plan[name] = findings
         else:
             del self._by_plan[name]
+        self.conflicts.pop(name, None)
+        conflicts = [finding for finding in findings if finding.code in CONFLICTS]
+        if conflicts:
+            self.conflicts[name] = conflicts
 
     def by_kernel(self, rejected: Mapping[ServicePortName, str]) -> None:
         self._new += [

@@ -77,6 +77,7 @@ def _foreign_drop(values: Values) -> str:
 
 
 MESSAGES: Mapping[Code, Template] = {
+    Code.ALSO_REQUESTED: "{servicePort} requests {frontend} as well and does not get it: {holder} holds it",
     Code.AMBIGUOUS: "{service} exists in several namespaces: {services}",
     Code.ENDPOINT_NOT_USED: "{endpoint} is an endpoint of {servicePort} and gets no connections from this node: {reasons}",
     Code.ENDPOINT_USED: "{endpoint} is an endpoint of {servicePort} and gets connections",
@@ -160,6 +161,7 @@ MESSAGES: Mapping[Code, Template] = {
 }
 
 REMEDIES: Mapping[Code, Template] = {
+    Code.ALSO_REQUESTED: "give one of the two Services another address; until then the older one keeps it",
     Code.AMBIGUOUS: "name one as NAMESPACE/SERVICE",
     Code.ENDPOINT_USED: _DIRECT,
     Code.NODE_ADDRESS: "a process on the node has to listen there itself",

@@ -107,7 +107,10 @@ _MESSAGES: Mapping[Code, Template] = {
 
 _OTHER_ADDRESS = "choose an address outside the service range"
 _OTHER_MODE = "remove the annotation, or use a mode that supports it: docs/balancing.md"
-_ONE_SERVICE = "one address, protocol and port can serve one Service only; the older one keeps it"
+_ONE_SERVICE = (
+    "one address, protocol and port can serve one Service only: the older one keeps it, of two in manifests the one that was "
+    "added first; give one of them another"
+)
 _CORRECT = "correct the object; the rest of it is used"
 
 _REMEDIES: Mapping[Code, Template] = {
@@ -116,7 +119,7 @@ _REMEDIES: Mapping[Code, Template] = {
     Code.ADDRESS_IS_CLUSTER_IP: _OTHER_ADDRESS,
     Code.ADDRESS_NOT_ALLOWED: "add its range to --external-ip-allow-cidrs if Services may use it",
     Code.CONTESTED_ADDRESS: _ONE_SERVICE,
-    Code.CONTESTED_CLUSTER_IP: "two Services have the same cluster IP; the older one keeps it. Recreate this one without clusterIP",
+    Code.CONTESTED_CLUSTER_IP: _ONE_SERVICE,
     Code.CONTESTED_NODE_PORT: _ONE_SERVICE,
     Code.EXTERNAL_NAME: "its name is a DNS alias; connections never pass through this proxy",
     Code.HEADLESS: "clients use the pod addresses that DNS returns for its name; there is no cluster IP",

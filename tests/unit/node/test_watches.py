@@ -35,6 +35,9 @@ class Source:
 
     server, advice = "https://10.96.0.1:443", "give another address"
 
+    async def list_node_names(self) -> list[str]:
+        return []
+
     async def events(self) -> AsyncIterator[SourceEvent]:
         await asyncio.Event().wait()
         yield  # type: ignore[misc]
