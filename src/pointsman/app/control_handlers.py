@@ -18,14 +18,11 @@ T = TypeVar("T", Question, ListQuery)
 def control_routes(inspector: Inspector) -> dict[str, Handler]:
     """What the control socket answers."""
 
-    async def status(_request: Request) -> Response:
-        return _json(await inspector.status())
-
     async def verify(_request: Request) -> Response:
         return _json(await inspector.verify())
 
     return {
-        "/status": status,
+        "/status": status_handler(inspector),
         "/verify": verify,
         "/explain": explain_handler(inspector, kernel=True),
         "/plans": services_handler(inspector),
@@ -35,15 +32,18 @@ def control_routes(inspector: Inspector) -> dict[str, Handler]:
 
 def page_data_routes(inspector: Inspector) -> dict[str, Handler]:
     """What the status page reads; it never makes the proxy read the kernel."""
-
-    async def status(_request: Request) -> Response:
-        return _json(await inspector.status())
-
     return {
-        "/status.json": status,
+        "/status.json": status_handler(inspector),
         "/services.json": services_handler(inspector),
         "/explain.json": explain_handler(inspector, kernel=False),
     }
+
+
+def status_handler(inspector: Inspector) -> Handler:
+    async def answer(_request: Request) -> Response:
+        return _json(await inspector.status())
+
+    return answer
 
 
 def explain_handler(inspector: Inspector, *, kernel: bool) -> Handler:

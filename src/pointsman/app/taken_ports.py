@@ -15,7 +15,6 @@ from pointsman.config.mode_table import MODES
 from pointsman.serve.listeners import BindFailed, parse_bind_address
 
 _ANSWER_TIMEOUT_SECONDS = 2.0
-_MAX_ANSWER_BYTES = 4096
 _ON_LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  where a wildcard can be reached
 
 
@@ -65,17 +64,9 @@ async def find_proxy_mode(address: str) -> str:
             reader, writer = await asyncio.open_connection(_ON_LOOPBACK.get(host, host), port)
             try:
                 writer.write(b"GET /proxyMode HTTP/1.0\r\nHost: localhost\r\n\r\n")
-                answer = await _read_to_end(reader)
+                answer = await reader.read()
             finally:
                 writer.close()
         body = answer.decode("ascii", "replace").partition("\r\n\r\n")[2].strip()
         return body if body in MODES else ""
     return ""
-
-
-async def _read_to_end(reader: asyncio.StreamReader) -> bytes:
-    """Read up to the end of the connection, or as much as a mode may need."""
-    try:
-        return await reader.readexactly(_MAX_ANSWER_BYTES)
-    except asyncio.IncompleteReadError as ended:
-        return ended.partial

@@ -97,7 +97,9 @@ class Proxy:
         board.add_source("families", partial(find_unserved_families, unsupported, self.node))
         board.add_source("syncs", syncs.conditions, logged_elsewhere=True)
         board.add_source("backends", syncs.backend_conditions)
-        board.add_source("watches", WatchConditions(source).conditions)
+        watches = WatchConditions(source)
+        board.add_source("API server", watches.server_conditions)
+        board.add_source("watches", watches.conditions, logged_elsewhere=True)
         board.add_source("health check node ports", self._health_ports.conditions, logged_elsewhere=True)
         _expose(metrics, board, trackers.values())
 

@@ -40,14 +40,15 @@ class WatchConditions:
         self._clock = clock
         self._started = clock()
 
-    def conditions(self) -> Iterator[Condition]:
-        statuses = self._source.statuses
-        is_reachable = True
+    def server_conditions(self) -> Iterator[Condition]:
+        """The API server, where the source has one."""
         if self._source.server:
-            server = self._api_server()
-            is_reachable = server.is_true
-            yield server
-        for kind, status in statuses.items():
+            yield self._api_server()
+
+    def conditions(self) -> Iterator[Condition]:
+        """Each watch and its objects. A watch logs its own failures, and the source each object that cannot be used."""
+        is_reachable = all(server.is_true for server in self.server_conditions())
+        for kind, status in self._source.statuses.items():
             yield _watch_condition(kind, status, is_reachable=is_reachable)
             yield _objects_condition(kind, status)
 

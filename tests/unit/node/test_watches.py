@@ -75,13 +75,16 @@ class Watched(Source):
     def statuses(self) -> Mapping[str, WatchStatus]:
         return self._watches
 
+    def _current(self) -> list[Condition]:
+        return [*self._conditions.server_conditions(), *self._conditions.conditions()]
+
     def condition(self, type_: str) -> Condition:
-        (found,) = [one for one in self._conditions.conditions() if one.type == type_]
+        (found,) = [one for one in self._current() if one.type == type_]
         return found
 
     @property
     def failing(self) -> list[str]:
-        return [one.type for one in self._conditions.conditions() if one.is_failing]
+        return [one.type for one in self._current() if one.is_failing]
 
 
 def test_no_answer_is_reported_long_before_the_attempt_ends() -> None:
@@ -150,7 +153,9 @@ async def test_a_request_without_an_answer_says_nothing_while_a_watch_is_connect
         server.answer_raw(b"", path="events")
         with pytest.raises(KubeError):
             await client.request("POST", "/apis/events.k8s.io/v1/namespaces/default/events", body=b"{}")
-        assert not [one for one in conditions.conditions() if not one.is_true]
+        assert not [
+            one for one in (*conditions.server_conditions(), *conditions.conditions()) if not one.is_true
+        ]
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         await source.close()
