@@ -22,7 +22,7 @@ _MAX_EVENTS_PER_TURN = 200
 
 
 class ManifestSource:
-    """The same interface as ApiSource, fed by files. ManifestReading and parsing happen on a thread of their own."""
+    """The same interface as ApiSource, fed by files. Reading and parsing happen on a thread of their own."""
 
     server = advice = ""
 
