@@ -1,4 +1,4 @@
-"""Pointsman: a kube-proxy that does work in proportion to the change."""
+"""Pointsman: a kube-proxy that programs only what changed, and explains where any packet goes."""
 
 __version__ = "0.1.0"
 

@@ -131,6 +131,8 @@ class ConditionBoard:
         """Those whose function raised when it was last called."""
         self._known: dict[str, Condition] = {}
         """By type, as of the last replacement or refresh."""
+        self._raised: dict[str, str] = {}
+        """The reason by type, from the time when it fails until it is true or gone."""
 
     def replace(self, scope: str, conditions: Iterable[Condition]) -> None:
         """Take the conditions of a scope for all there are in it."""
@@ -188,10 +190,12 @@ class ConditionBoard:
 
     def _note_transitions(self) -> None:
         before, self._known = self._known, self._merge()
-        for type_, condition in before.items():
+        self._raised |= {type_: one.reason for type_, one in self._known.items() if one.is_failing}
+        for type_, reason in tuple(self._raised.items()):
             now = self._known.get(type_)
-            if condition.is_failing and (now is None or now.is_true):
-                _log.info("Condition cleared", type=type_, reason=condition.reason)
+            if now is None or now.is_true:
+                del self._raised[type_]
+                _log.info("Condition cleared", type=type_, reason=reason)
         silent = {one.type for scope in self._logged_elsewhere for one in self._scopes[scope]}
         for type_, condition in self._known.items():
             earlier = before.get(type_)

@@ -107,6 +107,18 @@ def test_a_new_reason_is_a_transition_and_an_unknown_status_is_none(caplog: pyte
     assert [record.getMessage() for record in caplog.records] == ["Condition raised"] * 2
 
 
+def test_a_condition_that_is_unknown_for_a_while_is_cleared_when_it_is_true(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    board = ConditionBoard()
+    with caplog.at_level(logging.INFO):
+        board.replace("sync", [LATE])
+        board.replace("sync", [Condition.unknown("SyncIPv4", "Unreachable", "cannot be determined")])
+        board.replace("sync", [Condition.true("SyncIPv4")])
+        board.replace("sync", [Condition.true("SyncIPv4")])
+    assert [record.getMessage() for record in caplog.records] == ["Condition raised", "Condition cleared"]
+
+
 def test_what_is_logged_where_it_happens_is_not_logged_again_but_its_end_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

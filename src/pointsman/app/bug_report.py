@@ -49,7 +49,7 @@ _VERSIONS = (
     ("ipset", "--version"),
     ("ip", "-Version"),
 )
-_PACKAGES = ("h11", "msgspec", "prometheus-client", "PyYAML")
+_PACKAGES = ("h11", "h2", "msgspec", "prometheus-client", "PyYAML")
 
 
 def machine_parts(commands: Commands, *, rules: bool, root: Path = Path("/")) -> Iterator[Part]:

@@ -15,7 +15,7 @@ from pointsman.cli.surface import Command, Option, commands, kube_proxy, kubectl
 
 SECTION = 8
 _ABOUT = """Pointsman turns Services and EndpointSlices, from an API server or from files, into nftables, iptables or ipvs rules
-of this node, as kube-proxy does, and can say for every packet where it goes and why. Packets never pass through it."""
+of this node, as kube-proxy does, and explains where any packet goes. Packets never pass through it."""
 
 
 def pages() -> dict[str, str]:
@@ -33,7 +33,7 @@ def pages() -> dict[str, str]:
 
 
 def _overview(known: Sequence[Command]) -> str:
-    lines = _heading("pointsman", "a Service proxy that says what it does")
+    lines = _heading("pointsman", "a Service proxy that explains its rules")
     lines += [".SH SYNOPSIS", _bold("pointsman"), _italic("COMMAND"), "[flags]"]
     lines += [".SH DESCRIPTION", _text(_ABOUT), ".SH COMMANDS"]
     for each in known:

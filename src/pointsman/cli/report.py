@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     made = command()
     given = made.parse_args(argv)
     if given.file == _STANDARD_OUTPUT and sys.stdout.isatty():
-        made.error("an archive is nothing for a terminal: send it to a file, as in > report.tar.gz")
+        made.error("refusing to write an archive to a terminal: send it to a file, as in > report.tar.gz")
     return guarded("report", lambda: _report(given))
 
 

@@ -212,7 +212,7 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
     """What to do about it."""
 
     def __hash__(self) -> int:
-        return hash((self.code, self.object))
+        return hash((self.code, self.object, frozenset(self.parameters.items())))
 
     def about(self, reference: ObjectReference) -> Finding:
         return msgspec.structs.replace(self, object=reference)

@@ -35,7 +35,7 @@ _PORT_COST = 10
 """A service port costs as much as this number of endpoints."""
 
 OnFinding = Callable[[Meta, Finding], None]
-"""Called with kind, metadata and what was left out of an object."""
+"""Called with the metadata of an object and one finding about it."""
 
 
 class PortState(msgspec.Struct, frozen=True, gc=False):

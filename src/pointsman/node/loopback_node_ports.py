@@ -184,19 +184,25 @@ class _FamilyPorts:
                 self._wanted[name] = port
         return changed
 
+    def _open(self, port: int) -> socket.socket:
+        sock = socket.socket(self._domain, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((self._address, port))
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
     async def _serve(self, name: ServicePortName, wanted: LoopbackPort) -> bool:
         listener = self._listeners.get(name)
         if listener is not None:
             listener.balancer.follow(wanted)
             return True
-        sock = socket.socket(self._domain, socket.SOCK_STREAM)
+        listener = _Listener(wanted, self._capacity)
         try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((self._address, wanted.port))
-            listener = _Listener(wanted, self._capacity)
-            await listener.serve(sock)
+            await listener.serve(self._open(wanted.port))
         except OSError as error:
-            sock.close()
             _log.warning(
                 "Cannot listen on node port", address=self._address, port=wanted.port, err=error.strerror
             )
@@ -311,7 +317,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
             await writer.drain()
         writer.write_eof()
-    except ConnectionError:
+    except OSError:
         _reset(writer)
 
 

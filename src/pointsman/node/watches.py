@@ -79,7 +79,7 @@ class WatchConditions:
 
 def _watch_condition(kind: str, status: WatchStatus, *, is_reachable: bool) -> Condition:
     type_ = f"Watch{kind[0].upper()}{kind[1:]}"
-    if status.connected or status.absent or status.bad_objects:
+    if status.connected or status.absent or (status.bad_objects and not status.failures):
         return Condition.true(type_, Blocks.SERVICES)
     if not is_reachable:
         message = "the API server cannot be reached"

@@ -151,6 +151,7 @@ class Listener:
                 await self.start(address)
             except BindFailed:
                 await self.start(previous)
+                self._settle(listens=True)
                 raise
         else:
             sock = self._open(address)

@@ -324,7 +324,8 @@ class _Findings:
         known = self._by_plan.get(name, ())
         if findings == known:
             return
-        self._new += [finding.about(_reference(name)) for finding in findings if finding not in known]
+        before = set(known)
+        self._new += [finding.about(_reference(name)) for finding in findings if finding not in before]
         if findings:
             self._by_plan[name] = findings
         else:

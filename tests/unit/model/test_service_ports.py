@@ -272,3 +272,9 @@ def test_a_health_check_port_that_is_none_is_left_out_and_reported(number: int) 
 def test_ports_that_differ_in_their_protocol_only_have_an_order() -> None:
     tcp, udp, sctp = (ServicePortName("ns", "dns", "dns", protocol) for protocol in Protocol)
     assert sorted([sctp, udp, tcp]) == [tcp, udp, sctp]
+
+
+def test_findings_with_different_parameters_have_different_hashes() -> None:
+    made = service(externalIPs=[f"225.0.{n // 256}.{n % 256}" for n in range(512)])
+    findings = parse_service_ports(made, Family.IPV4).findings
+    assert len({hash(finding) for finding in findings}) == len(findings)

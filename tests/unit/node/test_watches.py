@@ -125,6 +125,16 @@ def test_a_kind_that_the_server_does_not_have_is_no_failure() -> None:
     assert source.failing == []
 
 
+def test_a_watch_that_fails_is_a_condition_whatever_objects_it_delivered() -> None:
+    source = Watched()
+    services, node = source.statuses.values()
+    node.opened()
+    services.opened()
+    services.truncated = 1
+    services.failed("forbidden")
+    assert source.failing == ["WatchService", "ObjectsService"]
+
+
 def test_objects_that_cannot_be_used_are_named() -> None:
     source = Watched()
     services, node = source.statuses.values()

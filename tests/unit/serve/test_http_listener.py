@@ -115,6 +115,20 @@ async def test_with_hard_fail_a_taken_port_raises() -> None:
     await listener.stop()
 
 
+async def test_a_rejected_move_at_the_same_port_ends_as_listening() -> None:
+    settled: list[bool] = []
+    listener = Listener("test", HANDLER, hard_fail=True, on_settled=settled.append)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+    await listener.start(f"127.0.0.1:{port}")
+    with pytest.raises(BindFailed):
+        await listener.rebind(f"192.0.2.1:{port}")
+    assert listener.addresses == (("127.0.0.1", port),)
+    assert settled == [True]
+    await listener.stop()
+
+
 async def test_rebinding_moves_and_the_same_address_is_left_alone() -> None:
     listener = Listener("test", HANDLER)
     await listener.start("127.0.0.1:0")

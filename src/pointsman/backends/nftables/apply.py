@@ -271,8 +271,8 @@ class NftablesBackend(Backend):
             )
 
         present = {name: plan for name, plan in request.changed.items() if plan is not None}
-        gone = dict.fromkeys(request.changed.keys() - present.keys())
-        return {**gone, **compile_each(present, compile_one, rejected)}
+        removed = dict.fromkeys(request.changed)
+        return {**removed, **compile_each(present, compile_one, rejected)}
 
     def _compile_all(self, request: SyncRequest, rejected: dict[ServicePortName, str]) -> Fragments:
         context, counters = request.context, self._counters

@@ -172,3 +172,16 @@ def test_a_plan_that_cannot_be_compiled_harms_only_itself(
     assert list(report.rejected) == [broken.name]
     assert report.rejected[broken.name].startswith("cannot be compiled: OverflowError")
     assert report.rules_total["service-ips"] == 2
+
+
+def test_a_changed_plan_that_cannot_be_compiled_loses_its_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = RefusingKernel(0)
+    backend = backend_on(kernel, monkeypatch)
+    broken = impossible()
+    served = plan(service_port("broken", cluster_ip="10.96.0.66"), endpoint())
+    before = {**plans(2), broken.name: served}
+    backend.sync(SyncRequest(context(), before, {}, full=True))
+    after = before | {broken.name: broken}
+    report = backend.sync(SyncRequest(context(), after, {broken.name: broken}, full=False))
+    assert list(report.rejected) == [broken.name]
+    assert report.rules_total["service-ips"] == 2
